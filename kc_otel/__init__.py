@@ -1,0 +1,1 @@
+"""kc-otel: kernel contracts on OpenTelemetry."""

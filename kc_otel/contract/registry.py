@@ -1,0 +1,358 @@
+"""The one registry of names: every quantity, metric and attribute that kc-otel measures, sends or stores.
+
+A contract is refused against it, the recorder names its histograms by it, and dashboards, alerts and documentation
+are checked against it. It lives beside the contract model because a contract's clauses are the first thing that
+names a quantity; every other box may import it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+__all__ = [
+    "ATTRIBUTES",
+    "DERIVED",
+    "METRICS",
+    "QUANTITIES",
+    "Attribute",
+    "Derived",
+    "Instrument",
+    "Metric",
+    "Quantity",
+    "Source",
+    "Unit",
+    "known_metrics",
+]
+
+
+class Source(StrEnum):
+    """What a quantity is computed from."""
+
+    LOGPROBS = "logprobs"
+    LOGITS = "logits"
+    ADVANTAGES = "advantages"
+    RUNTIME = "runtime"
+
+
+class Unit(StrEnum):
+    """What one observation of a quantity stands for."""
+
+    TOKEN = "token"  # noqa: S105 - a unit, not a secret
+    SEQUENCE = "sequence"
+    BATCH = "batch"
+
+
+class Instrument(StrEnum):
+    """OpenTelemetry instrument that carries a metric."""
+
+    EXPONENTIAL_HISTOGRAM = "exponential histogram"
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A drift quantity: one real number per token, sequence or batch, recorded as an exponential histogram.
+
+    Attributes:
+        key: Name in a contract's `metric:`.
+        name: OpenTelemetry metric name.
+        unit: UCUM unit.
+        per: What one observation is.
+        source: What it is computed from.
+        low: Smallest value the quantity can take; -inf when unbounded.
+        high: Largest value the quantity can take; inf when unbounded.
+        cap: For an unbounded quantity, the |value| at which intervals for its mean stop: they then speak of
+            the mean of min(value, cap), and say so. Equal to `high` when the quantity is bounded.
+        statistic: Default statistic of a clause on this quantity.
+        meaning: One sentence for a person who sees it on a dashboard. w = P(y)/Q(y) is the importance ratio of
+            the training kernel P to the inference kernel Q, l = log w, for tokens y sampled from Q.
+        source_text: Where the definition comes from.
+    """
+
+    key: str
+    name: str
+    unit: str
+    per: Unit
+    source: Source
+    low: float
+    high: float
+    cap: float
+    statistic: str
+    meaning: str
+    source_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A metric that is `scale * mean(base) + offset`, with factors from the contract's assumptions.
+
+    Attributes:
+        key: Name in a contract's `metric:`.
+        base: Key of the quantity it is computed from.
+        unit: UCUM unit.
+        needs: Assumptions that the factors are made of.
+        meaning: One sentence.
+        source_text: Where the definition comes from.
+    """
+
+    key: str
+    base: str
+    unit: str
+    needs: tuple[str, ...]
+    meaning: str
+    source_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric that is not a drift quantity: what the exporter and the evaluator say of themselves and of verdicts."""
+
+    name: str
+    unit: str
+    instrument: Instrument
+    attributes: tuple[str, ...]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute of metrics, spans or log records."""
+
+    name: str
+    meaning: str
+    on: tuple[str, ...]
+
+
+_XU_WU = "Xu and Wu 2026, arXiv:2606.07581"
+_SCHULMAN = "Schulman 2020, Approximating KL Divergence"
+
+_QUANTITIES: Final = (
+    Quantity(
+        "log_ratio", "kc.drift.log_ratio", "{nat}", Unit.TOKEN, Source.LOGPROBS, -math.inf, math.inf, 5.0, "p99.9",
+        "Signed log ratio l = log P(y) - log Q(y) of a sampled token.", _XU_WU,
+    ),
+    Quantity(
+        "abs_log_ratio", "kc.drift.abs_log_ratio", "{nat}", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 5.0, "mean",
+        "Absolute log ratio |l| of a sampled token.", _XU_WU,
+    ),
+    Quantity(
+        "ratio", "kc.drift.ratio", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 10.0, "p99.9",
+        "Importance ratio w = P(y)/Q(y) of a sampled token; its mean is 1 minus the support deficit.", _XU_WU,
+    ),
+    Quantity(
+        "tv_token", "kc.drift.tv_token", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, 1.0, 1.0, "mean",
+        "(1-w)+ of a sampled token; its mean is the total variation between the kernels' next-token distributions.",
+        "TV(P,Q) = E_Q[(1-w)+]",
+    ),
+    Quantity(
+        "k3", "kc.drift.k3", "{nat}", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 5.0, "mean",
+        "k3 = w - 1 - l of a sampled token; its mean estimates KL(Q||P) with low variance.", _SCHULMAN,
+    ),
+    Quantity(
+        "chi2_token", "kc.drift.chi2_token", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 10.0, "mean",
+        "(w-1)^2 of a sampled token; its mean is the chi-square divergence that governs token-level variance.",
+        "chi2(P,Q) = E_Q[(w-1)^2]",
+    ),
+    Quantity(
+        "tv_seq", "kc.drift.tv_seq", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, 1.0, 1.0, "mean",
+        "(1-W)+ of a sequence, W the product of its ratios; its mean is the total variation over whole sequences.",
+        "TV(P,Q) = E_Q[(1-W)+]",
+    ),
+    Quantity(
+        "log_ratio_seq", "kc.drift.log_ratio_seq", "{nat}", Unit.SEQUENCE, Source.LOGPROBS, -math.inf, math.inf, 20.0,
+        "p99", "Sum of a sequence's log ratios, L = log W.", _XU_WU,
+    ),
+    Quantity(
+        "geometric_ratio", "kc.drift.geometric_ratio", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, math.inf, 10.0, "p99",
+        "exp(L/T): geometric mean of a sequence's token ratios.", "Zheng et al. 2025, arXiv:2507.18071",
+    ),
+    Quantity(
+        "chi2_seq", "kc.drift.chi2_seq", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, math.inf, 100.0, "mean",
+        "(W-1)^2 of a sequence; its mean governs sequence-level variance: ESS/n = 1/(1+chi2).",
+        "chi2(P,Q) = E_Q[(W-1)^2]",
+    ),
+    Quantity(
+        "advantage_drift_positive", "kc.drift.advantage_drift_positive", "1", Unit.TOKEN, Source.ADVANTAGES,
+        -math.inf, math.inf, 10.0, "mean",
+        "(w-1)A of a token whose advantage A is positive: what the mismatch adds to its push.", _XU_WU,
+    ),
+    Quantity(
+        "advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Source.ADVANTAGES,
+        -math.inf, math.inf, 10.0, "mean",
+        "(w-1)A of a token whose advantage A is negative: what the mismatch adds to its push.", _XU_WU,
+    ),
+    Quantity(
+        "logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0, "p99.9",
+        "Half range of the logit difference, (max d - min d)/2: the part of logit drift that softmax sees.",
+        "Reeb, Kastoryano and Wolf 2011, Hilbert's projective metric",
+    ),
+    Quantity(
+        "tv_exact", "kc.drift.tv_exact", "1", Unit.TOKEN, Source.LOGITS, 0.0, 1.0, 1.0, "mean",
+        "Total variation between the two next-token distributions, from full logits.", _XU_WU,
+    ),
+    Quantity(
+        "kl_train_inference", "kc.drift.kl_train_inference", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0,
+        "mean", "KL(P||Q), training kernel against inference kernel, from full logits.", "Kullback and Leibler 1951",
+    ),
+    Quantity(
+        "kl_inference_train", "kc.drift.kl_inference_train", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0,
+        "mean", "KL(Q||P), inference kernel against training kernel, from full logits.", "Kullback and Leibler 1951",
+    ),
+    Quantity(
+        "js", "kc.drift.js", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.log(2.0), math.log(2.0), "mean",
+        "Jensen-Shannon divergence of the two next-token distributions, from full logits.", "Lin 1991",
+    ),
+    Quantity(
+        "top1_disagreement", "kc.drift.top1_disagreement", "1", Unit.TOKEN, Source.LOGITS, 0.0, 1.0, 1.0, "mean",
+        "1 where the two kernels' most likely tokens differ, else 0.", "llama.cpp --kl-divergence, same top p",
+    ),
+    Quantity(
+        "entropy_difference", "kc.drift.entropy_difference", "{nat}", Unit.TOKEN, Source.LOGITS, -math.inf, math.inf,
+        5.0, "p99", "H(P) - H(Q), from full logits.", "Shannon 1948",
+    ),
+    Quantity(
+        "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Source.RUNTIME, 0.0, math.inf, 1000.0, "max",
+        "Optimizer steps by which the inference kernel's weights are behind the training kernel's.", _XU_WU,
+    ),
+)  # fmt: skip
+
+QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
+
+_DERIVED: Final = (
+    Derived(
+        "k1", "log_ratio", "{nat}", (), "Mean of -l: the plain estimate of KL(Q||P).", _SCHULMAN,
+    ),
+    Derived(
+        "support_deficit", "ratio", "1", (),
+        "1 - E_Q[w]: probability of the training kernel that the inference kernel can never sample.", _XU_WU,
+    ),
+    Derived(
+        "clip_budget_share", "abs_log_ratio", "1", ("clip",),
+        "E|l| / log(1+clip): share of the PPO clip range that the kernels spend before the policy has moved.", _XU_WU,
+    ),
+    Derived(
+        "reward_drift_bound", "tv_seq", "1", ("reward_range",),
+        "(r_max - r_min) * TV_seq: most that the expected reward can differ between the kernels.", _XU_WU,
+    ),
+    Derived(
+        "gradient_bias_bound", "tv_seq", "1", ("advantage_max", "score_norm_max", "horizon"),
+        "2 A_max G_seq TV_seq with G_seq = horizon * score_norm_max: most that sampling from the inference kernel "
+        "can bias the policy gradient.",
+        _XU_WU,
+    ),
+)  # fmt: skip
+
+DERIVED: Final[dict[str, Derived]] = {d.key: d for d in _DERIVED}
+
+_CELL = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
+
+_METRICS: Final = (
+    Metric(
+        "kc.input.invalid", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
+        "Sequences that failed an input check and were therefore not measured.",
+    ),
+    Metric(
+        "kc.recorder.tokens", "{token}", Instrument.COUNTER, ("kc.contract",),
+        "Tokens measured and recorded.",
+    ),
+    Metric(
+        "kc.recorder.dropped", "{batch}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
+        "Batches not measured: the queue was full, or measuring failed.",
+    ),
+    Metric(
+        "kc.recorder.export.failures", "{export}", Instrument.COUNTER, ("kc.contract",),
+        "Exports that the endpoint did not accept.",
+    ),
+    Metric(
+        "kc.recorder.sampling", "1", Instrument.GAUGE, ("kc.contract",),
+        "Share of comparisons that are measured.",
+    ),
+    Metric(
+        "kc.kernel.info", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.role", "kc.kernel.version"),
+        "Always 1; its attributes spell out the kernel version's fingerprint.",
+    ),
+    Metric(
+        "kc.verdict", "1", Instrument.GAUGE, _CELL,
+        "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL.",
+    ),
+    Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
+    Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
+    Metric("kc.bound.upper", "1", Instrument.GAUGE, _CELL, "Upper confidence bound of a clause's statistic."),
+    Metric("kc.bound.limit", "1", Instrument.GAUGE, _CELL, "Limit that the contract sets."),
+    Metric(
+        "kc.bound.margin", "1", Instrument.GAUGE, _CELL,
+        "Limit minus the bound that decided the verdict; negative on FAIL.",
+    ),
+    Metric("kc.bound.samples", "1", Instrument.GAUGE, _CELL, "Observations that the verdict rests on."),
+    Metric(
+        "kc.alert.firing", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.severity"),
+        "1 while a step of the escalation policy fires.",
+    ),
+    Metric(
+        "kc.route", "1", Instrument.GAUGE, ("kc.contract", "kc.slice", "kc.route.kernel"),
+        "1 for the kernel that the decision table sends a slice to.",
+    ),
+    Metric(
+        "kc.evaluator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),
+        "Metric data points received, by what became of them.",
+    ),
+    Metric(
+        "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
+        "OTLP requests received, by transport and outcome.",
+    ),
+    Metric("kc.evaluator.series", "{series}", Instrument.GAUGE, (), "Streams that the evaluator keeps state for."),
+    Metric(
+        "kc.evaluator.tick.duration", "s", Instrument.GAUGE, (),
+        "Time that the last evaluation of every cell took.",
+    ),
+    Metric(
+        "kc.outbox.pending", "{message}", Instrument.GAUGE, ("kc.endpoint",),
+        "Webhook messages that wait to be delivered.",
+    ),
+    Metric(
+        "kc.outbox.attempts", "{attempt}", Instrument.COUNTER, ("kc.endpoint", "kc.outcome"),
+        "Webhook deliveries tried, by outcome.",
+    ),
+)  # fmt: skip
+
+METRICS: Final[dict[str, Metric]] = {m.name: m for m in _METRICS}
+
+_ATTRIBUTES: Final = (
+    Attribute("kc.contract", "metadata.name of the contract.", ("metric", "span", "log")),
+    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log")),
+    Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
+    Attribute("kc.clause", "id of a clause.", ("metric", "log")),
+    Attribute("kc.slice", "Name of a slice; `all` for every token, `other` for slices over the cap.", ("metric",)),
+    Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),
+    Attribute("kc.kernel.inference", "Short fingerprint of the inference kernel's version.", ("metric", "span", "log")),
+    Attribute("kc.kernel.role", "`train` or `inference`.", ("metric",)),
+    Attribute("kc.kernel.version", "Short fingerprint of a kernel version.", ("metric",)),
+    Attribute("kc.severity", "Severity of an escalation step.", ("metric", "log")),
+    Attribute("kc.reason", "Why something was refused or dropped.", ("metric",)),
+    Attribute("kc.outcome", "What became of it.", ("metric",)),
+    Attribute("kc.transport", "`grpc` or `http`.", ("metric",)),
+    Attribute("kc.endpoint", "Name of a webhook endpoint.", ("metric",)),
+    Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`.", ("metric",)),
+    Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE or NO_DATA.", ("log",)),
+    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",)),
+    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",)),
+    Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",)),
+    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",)),
+    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",)),
+    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",)),
+    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",)),
+    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",)),
+    Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
+    Attribute("kc.weights.inference", "Weight version of the inference kernel.", ("span",)),
+)  # fmt: skip
+
+ATTRIBUTES: Final[dict[str, Attribute]] = {a.name: a for a in _ATTRIBUTES}
+
+
+def known_metrics() -> tuple[str, ...]:
+    """Every name that a clause's `metric:` can have, apart from `gen_ai.*` metrics."""
+    return (*QUANTITIES, *DERIVED)

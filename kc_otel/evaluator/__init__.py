@@ -1,0 +1,1 @@
+"""Streams, panes, windows, bounds, verdicts."""

@@ -1,0 +1,81 @@
+"""What the evaluator says: a verdict for every cell, with everything that decided it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Cell", "Status", "Verdict"]
+
+
+class Status(StrEnum):
+    """Three values and silence. Alarms fire on FAIL, promotion asks for PASS, and nothing passes for lack of data."""
+
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NO_DATA = "NO_DATA"
+    FAIL = "FAIL"
+
+    @property
+    def code(self) -> int:
+        """Value of the metric `kc.verdict`: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL."""
+        return list(Status).index(self)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """What a verdict is about: a clause on a slice for one pair of kernel versions.
+
+    Attributes:
+        contract: metadata.name.
+        clause: id of the clause.
+        slice: Name of the slice, or `all`.
+        kernel_train: Short fingerprint; empty when none has reported yet.
+        kernel_inference: Short fingerprint; empty when none has reported yet.
+    """
+
+    contract: str
+    clause: str
+    slice: str
+    kernel_train: str = ""
+    kernel_inference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A clause's statistic on a slice, over a window, against its limit.
+
+    Attributes:
+        cell: What it is about.
+        status: PASS, FAIL, INCONCLUSIVE or NO_DATA.
+        at: Unix time of the evaluation, seconds.
+        limit: Limit in the metric's unit.
+        estimate: Point estimate of the statistic; nan without data.
+        lower: Lower confidence bound; nan without data.
+        upper: Upper confidence bound; nan without data.
+        samples: Observations in the deciding window.
+        window: Name of the deciding window, `short` or `long`; empty without data.
+        method: Interval that decided, such as `empirical Bernstein`.
+        reason: One sentence a person can act on.
+        contract_version: metadata.version.
+        contract_hash: Content hash of the contract.
+    """
+
+    cell: Cell
+    status: Status
+    at: float
+    limit: float
+    estimate: float
+    lower: float
+    upper: float
+    samples: int
+    window: str
+    method: str
+    reason: str
+    contract_version: int
+    contract_hash: str
+
+    @property
+    def margin(self) -> float:
+        """Limit minus the bound that decides: the lower bound on FAIL, else the upper; negative is bad."""
+        return self.limit - (self.lower if self.status is Status.FAIL else self.upper)

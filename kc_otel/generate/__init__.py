@@ -1,0 +1,1 @@
+"""Dashboards, alerts and rules made from contracts."""

@@ -1,0 +1,1 @@
+"""Drift from tensors: sampled log-probabilities and full logits, in NumPy and torch."""

@@ -1,0 +1,1 @@
+"""Receiving OTLP over gRPC and HTTP, and decoding it."""

@@ -1,0 +1,1 @@
+"""Offline CI, shadow, canary, full: gates and their evidence."""

@@ -1,0 +1,1 @@
+"""The decision table, and the client that reads it in the serving process."""

@@ -1,0 +1,1 @@
+"""The evaluator process: every box wired together, its API and its state."""
