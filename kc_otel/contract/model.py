@@ -44,16 +44,21 @@ __all__ = [
 ]
 
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-_STATISTIC: Final = re.compile(r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+0-9.eE]+)")
+_STATISTIC: Final = re.compile(
+    r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+)
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Number = Annotated[float, Field(strict=True)]
+"""A number that is written as one: neither true nor "0.5" in quotes."""
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
+    Field(le=366 * 86400.0),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"type": "string", "pattern": r"^(\d+(\.\d+)?(ns|us|ms|s|m|h|d))+$", "examples": ["5m", "1h30m"]}),
 ]
-RawLimit = Annotated[float | str, WithJsonSchema({"type": ["number", "string"], "examples": [0.004, "800ms", "2%"]})]
+RawLimit = Annotated[Number | str, WithJsonSchema({"type": ["number", "string"], "examples": [0.004, "800ms", "2%"]})]
 
 
 class _Model(BaseModel):
@@ -102,15 +107,15 @@ class Kernels(_Model):
 class Assumptions(_Model):
     """Constants that turn drift into reward and gradient. They are measured, not trusted."""
 
-    reward_range: tuple[float, float] | None = None
+    reward_range: tuple[Number, Number] | None = None
     """Smallest and largest reward of a sequence."""
     horizon: int | None = Field(default=None, ge=1, strict=True)
     """Longest sequence, in generated tokens."""
-    advantage_max: float | None = Field(default=None, gt=0)
+    advantage_max: Number | None = Field(default=None, gt=0)
     """Largest absolute advantage."""
-    score_norm_max: float | None = Field(default=None, gt=0)
+    score_norm_max: Number | None = Field(default=None, gt=0)
     """Largest norm of one token's score, grad log pi."""
-    clip: float | None = Field(default=None, gt=0)
+    clip: Number | None = Field(default=None, gt=0)
     """PPO clip range epsilon: ratios stay in [1-epsilon, 1+epsilon]."""
 
     @field_validator("reward_range")
@@ -201,9 +206,9 @@ class Clause(_Model):
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
-    slices: dict[Name, RawLimit] = Field(default_factory=dict)
+    slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
     """Limits of single slices, where they differ."""
-    cap: float | None = Field(default=None, gt=0)
+    cap: Number | None = Field(default=None, gt=0)
     """For the mean of an unbounded metric: intervals are for the mean of min(value, cap)."""
     description: str = Field(default="", max_length=1000)
     """Why the limit has its value, and what breaks beyond it."""
@@ -220,15 +225,25 @@ class Clause(_Model):
             raise ValueError(msg)
         return value
 
+    @field_validator("statistic")
+    @classmethod
+    def _reads(cls, value: str | None) -> str | None:
+        if value is not None:
+            Statistic.parse(value)
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Clause:
-        statistic = self.parsed_statistic
-        if self.metric in DERIVED and statistic.kind != "mean":
+        # A message that starts with the path of a field is shown at that field's line.
+        if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
             msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
             raise ValueError(msg)
-        self.limit_for(ALL)
-        for name in self.slices:
-            self.limit_for(name)
+        for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
+            try:
+                parse_limit(raw, self.unit)
+            except ValueError as error:
+                msg = f"{path}: {error}"
+                raise ValueError(msg) from None
         return self
 
     @property
@@ -251,9 +266,17 @@ class Clause(_Model):
             return Statistic.parse(QUANTITIES[self.metric].statistic)
         return Statistic.parse("mean" if self.metric in DERIVED else "p99")
 
+    @property
+    def statistic_text(self) -> str:
+        """The statistic as a contract writes it."""
+        parsed = self.parsed_statistic
+        if parsed.kind == "quantile":
+            return f"p{100 * parsed.argument:.10g}"
+        return f"fraction > {parsed.argument:g}" if parsed.kind == "fraction" else parsed.kind
+
     def limit_for(self, slice: str) -> float:
         """Limit on a slice, in the metric's unit."""
-        return parse_limit(self.slices.get(slice, self.limit), self.unit)
+        return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.unit)
 
 
 class Observability(_Model):
@@ -263,11 +286,11 @@ class Observability(_Model):
     """Rolling window that alarms look at."""
     long_window: Duration = 3600.0
     """Rolling window that decides where the short one cannot."""
-    confidence: float = Field(default=0.99, gt=0.5, lt=1.0)
+    confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
     """Chance that no PASS cell fails is at least this; the rest is split over cells for FAIL."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
     """Below this many observations a cell is INCONCLUSIVE."""
-    sampling: float = Field(default=1.0, gt=0.0, le=1.0)
+    sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
     """Silence after which a kernel pair is NO_DATA."""
@@ -334,9 +357,9 @@ class Step(_Model):
     """How long it must be gone before the step resolves."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
-    do: tuple[Action, ...] = Field(min_length=1)
+    do: tuple[Action, ...] = Field(min_length=1, max_length=20)
     """What happens when the step fires; routes and holds last until it resolves."""
-    clauses: tuple[Name, ...] = ()
+    clauses: tuple[Name, ...] = Field(default=(), max_length=200)
     """Only these clauses; all when empty."""
 
 
@@ -348,17 +371,17 @@ class Contract(_Model):
     metadata: Metadata
     kernels: Kernels
     assumptions: Assumptions = Assumptions()
-    slices: dict[Name, SliceSpec] = Field(default_factory=dict)
+    slices: dict[Name, SliceSpec] = Field(default_factory=dict, max_length=500)
     """Parts of the traffic that are judged on their own; they may overlap. `all` is always there."""
-    numerical: tuple[Clause, ...] = ()
+    numerical: tuple[Clause, ...] = Field(default=(), max_length=200)
     """N: what the operators may do to the logits."""
-    statistical: tuple[Clause, ...] = ()
+    statistical: tuple[Clause, ...] = Field(default=(), max_length=200)
     """S: what may happen to the distributions, rewards and gradients."""
-    runtime: tuple[Clause, ...] = ()
+    runtime: tuple[Clause, ...] = Field(default=(), max_length=200)
     """R: what may happen to freshness and latency."""
     observability: Observability = Observability()
     """O: what is measured, how often, how surely."""
-    escalation: tuple[Step, ...] = ()
+    escalation: tuple[Step, ...] = Field(default=(), max_length=50)
     """Pi: what happens on a breach."""
 
     @field_validator("slices")
@@ -383,9 +406,28 @@ class Contract(_Model):
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
-        canonical = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        content = self.model_dump(mode="json", by_alias=True)
+        for section in ("numerical", "statistical", "runtime"):
+            content[section] = [_meaning(clause) for clause in getattr(self, section)]
+        for name, spec in self.slices.items():
+            content["slices"][name]["where"] = {
+                attribute: [[condition.comparison, *condition.values] for condition in conditions]
+                for attribute, conditions in spec.conditions.items()
+            }
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def slices_of(self, attributes: Mapping[str, Scalar]) -> tuple[str, ...]:
         """Names of the slices that a sequence with these attributes belongs to, `all` first."""
         return (ALL, *(name for name, spec in self.slices.items() if spec.matches(attributes)))
+
+
+def _meaning(clause: Clause) -> dict[str, Any]:
+    """A clause's content with its limits in the metric's unit and its statistic spelled out."""
+    statistic = clause.parsed_statistic
+    return {
+        **clause.model_dump(mode="json"),
+        "statistic": [statistic.kind, statistic.argument],
+        "limit": parse_limit(clause.limit, clause.unit),
+        "slices": {name: clause.limit_for(name) for name in clause.slices},
+    }

@@ -6,6 +6,7 @@ A condition is a plain value (equality), a list of values (any of them), or text
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -103,9 +104,11 @@ def _comparison(text: str) -> Condition:
 def _number_or_text(text: str) -> Scalar:
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
+        if math.isfinite(number):
+            return number
     return text
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import Final
 
 __all__ = ["format_duration", "parse_duration", "parse_limit"]
 
-_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Decimal, so that 35ms is 0.035 and 0.7% is 0.007 to the last bit: the content hash and `diff` compare limits exactly.
+_SECONDS: Final = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+    "d": Decimal(86400),
+}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
@@ -25,20 +36,23 @@ def parse_duration(text: object) -> float:
     if "".join(number + unit for number, unit in parts) != text:
         msg = f"{text!r} is not a duration; write numbers with units ns, us, ms, s, m, h or d, such as 30s, 5m or 1h30m"
         raise ValueError(msg)
-    return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+    seconds = float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
+    if not math.isfinite(seconds):
+        msg = "a duration this long has no end; write a number with a unit, such as 30s, 5m or 1h30m"
+        raise ValueError(msg)
+    return seconds
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact way to write `seconds` with whole numbers of d, h, m, s or ms."""
-    milliseconds = round(seconds * 1000)
-    if milliseconds <= 0:
-        return "0s"
+    """The shortest way to write `seconds` with whole numbers of d, h, m, s, ms, us and ns."""
+    rest = Decimal(repr(float(seconds)))
     parts = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, milliseconds = divmod(milliseconds, size)
-        if count:
+    for unit in ("d", "h", "m", "s", "ms", "us", "ns"):
+        count = int(rest // _SECONDS[unit])
+        if count > 0:
+            rest -= count * _SECONDS[unit]
             parts.append(f"{count}{unit}")
-    return "".join(parts)
+    return "".join(parts) or "0s"
 
 
 def parse_limit(value: object, unit: str) -> float:
@@ -63,7 +77,7 @@ def parse_limit(value: object, unit: str) -> float:
         if unit != "1":
             msg = f"{value!r} is a share, but the metric's unit is {unit}; write a number in {unit}"
             raise ValueError(msg)
-        return float(text[:-1]) / 100.0
+        return float(Decimal(text[:-1].strip()) / 100)
     try:
         seconds = parse_duration(text)
     except ValueError:

@@ -1,0 +1,32 @@
+# The evaluator: receives OTLP, judges it against the contracts, carries out their escalation policy.
+#   docker build -t kc-otel . && docker run -p 127.0.0.1:4320:4320 -v ./contracts:/contracts:ro kc-otel
+
+FROM python:3.12-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY kc_otel ./kc_otel
+RUN python -m pip wheel --no-deps --wheel-dir /wheels .
+# A virtual environment is one folder, so the image below needs nothing else of this stage.
+RUN python -m venv /opt/kc-otel \
+ && /opt/kc-otel/bin/pip install --only-binary=:all: /wheels/*.whl \
+ && /opt/kc-otel/bin/python -m compileall -q /opt/kc-otel/lib \
+ && /opt/kc-otel/bin/pip uninstall --yes pip
+
+FROM python:3.12-slim-bookworm
+LABEL org.opencontainers.image.title="kc-otel evaluator" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --system --uid 10001 --home-dir /var/lib/kc-otel --create-home --shell /usr/sbin/nologin kc-otel
+COPY --from=build /opt/kc-otel /opt/kc-otel
+ENV PATH=/opt/kc-otel/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /var/lib/kc-otel
+# What must survive a restart; a named volume takes over the folder's owner.
+VOLUME /var/lib/kc-otel
+# OTLP over gRPC, OTLP over HTTP, API with /metrics and /healthz.
+EXPOSE 4317 4318 4320
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:4320/healthz', timeout=2)"]
+ENTRYPOINT ["kc-otel"]
+# Inside a container loopback reaches nobody; publish the ports to loopback instead, there is no authentication.
+CMD ["serve", "/contracts", "--host", "0.0.0.0", "--state", "/var/lib/kc-otel/state.sqlite"]

@@ -1,0 +1,69 @@
+# make demo, make test: each makes its own .venv and installs what it needs. No other set-up.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  ?= 2.13.0
+# PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.PHONY: help demo test test-fast lint types bench generate clean
+
+help: ## what there is to run
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: without the roll-out)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+test: $(VENV)/.test ## everything that CI runs
+	@$(MAKE) --no-print-directory lint types
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+test-fast: $(VENV)/.test ## the part for everyday work: under a minute
+	$(BIN)/python -m pytest -m "not slow" -q $(ARGS)
+
+lint: $(VENV)/.test ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test ## mypy --strict
+	$(BIN)/mypy
+
+bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternative in the same run
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file; done
+
+generate: $(VENV)/.test ## dashboards, alerts and rules of the example contracts, as checked in
+	$(BIN)/kc-otel generate grafana contracts --out dashboards
+	$(BIN)/kc-otel generate prometheus contracts --out dashboards
+
+clean: ## remove what make made
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kc-otel needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@echo "making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is missing; on Debian: apt-get install python3-venv"; exit 2; }
+	@$(PIP) install --upgrade 'pip>=25.1'
+
+# torch is installed by itself and first, so that nothing else's dependency can choose a build with CUDA in it.
+$(VENV)/.torch: | $(VENV)/bin/python
+	@echo "installing torch ..."
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
+	elif [ "$$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install 'torch>=2.4'; \
+	else $(PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX); fi
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	@echo "installing kc-otel ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.demo
+	@echo "installing the tests' tools ..."
+	@$(PIP) install --group dev
+	@touch $@

@@ -1,0 +1,209 @@
+"""Train a model, serve it with another kernel, break that kernel, and watch the contract catch it.
+
+python -m examples.demo [--no-fault] [--quick] [--stay]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.demo.corpus import SLICES, Text, load_corpus
+from examples.demo.evaluator import evaluating, receiving
+from examples.demo.model import Model
+from examples.demo.sampler import Sampler
+from examples.demo.serving import BATCH, Server
+from examples.demo.story import Story, StoryError
+from examples.demo.terminal import Terminal
+from examples.demo.train import held_out_bits, train, windows
+from kc_otel import Kernel, load
+from kc_otel.routing.client import Router
+from kc_otel.webhooks import new_secret
+
+CONTRACT = Path(__file__).with_name("contract.yaml")
+STEPS, QUICK_STEPS = 450, 200
+CALIBRATION_ROWS = 64
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--no-fault", action="store_true", help="calibrate the int8 kernel well: nothing should fire")
+    parser.add_argument("--quick", action="store_true", help="train for less than half as long")
+    parser.add_argument("--stay", action="store_true", help="go on serving at the end, until Ctrl-C")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    terminal = Terminal()
+    try:
+        tell(terminal, fault=not options.no_fault, steps=QUICK_STEPS if options.quick else STEPS, stay=options.stay)
+    except KeyboardInterrupt:
+        terminal.say("stopped")
+        return 130
+    except (StoryError, RuntimeError) as error:
+        terminal.say(f"FAILED: {error}", "bold red")
+        return 1
+    return 0
+
+
+def tell(terminal: Terminal, *, fault: bool, steps: int, stay: bool) -> None:
+    """The demo from beginning to end."""
+    corpus, model = trained(terminal, steps)
+    contract, secret = load(CONTRACT), new_secret()
+    webhooks: queue.Queue[dict[str, Any]] = queue.Queue()
+    with ExitStack() as stack:
+        terminal.heading("2. An evaluator, a webhook receiver, a router, a recorder")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kc-otel-demo-")))
+        webhook = stack.enter_context(receiving(secret, webhooks.put))
+        evaluator = stack.enter_context(evaluating(CONTRACT, folder, webhook, secret))
+        terminal.say(f"$ {' '.join(evaluator.command)}")
+        terminal.say(
+            f"webhooks go to {webhook}; `kc-otel watch --url {evaluator.api}` in another terminal shows it live"
+        )
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = evaluator.otlp
+        router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
+        training_kernel = Kernel("torch", version=torch.__version__, dtype="float32", attention="sdpa")
+        server = Server(contract, model, training_kernel, router)
+        stack.callback(server.close)
+        story = Story(terminal, corpus, server, evaluator, router, webhooks)
+        story.names[training_kernel.fingerprint] = "training kernel"
+
+        terminal.heading("3. The contract holds")
+        story.roll_out("bf16 sampler", kernel("1", "none"), Sampler(model))
+        story.serve(story.all_pass, 120, "not every cell of the contract passes")
+        terminal.moment("every cell of the contract passes", "bold green")
+        terminal.verdicts(story.verdicts, story.names)
+
+        if fault:
+            broken(terminal, story, model, corpus)
+        else:
+            healthy(terminal, story, model, corpus)
+        terminal.heading("What happened")
+        terminal.timeline()
+        what_next(terminal, evaluator.api, fault=fault, stay=stay)
+        while stay:
+            story.serve(lambda: False, float("inf"), "")
+
+
+def trained(terminal: Terminal, steps: int) -> tuple[dict[str, Text], Model]:
+    """Act 1: the model, and how well it predicts text that it has not seen."""
+    terminal.heading("1. A language model, from the text that this Python carries")
+    corpus = load_corpus()
+    sizes = ", ".join(f"{name} {len(text.train) / 1e6:.1f} MB" for name, text in corpus.items())
+    terminal.say(f"corpus: {sizes}; a tenth of each is held out")
+    began = time.monotonic()
+
+    def progress(step: int, bits: float) -> None:
+        if step % 50 == 0:
+            left = (time.monotonic() - began) / step * (steps - step)
+            terminal.say(f"step {step} of {steps}: {bits:.2f} bits per byte, about {left:.0f} s left")
+
+    model = train(corpus, steps, progress)
+    seconds = time.monotonic() - began
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    terminal.moment(f"trained a transformer of {parameters:.2f}M parameters in {seconds:.0f} s")
+    bits = {name: held_out_bits(model, text) for name, text in corpus.items()}
+    terminal.rows(
+        ("held-out bits per byte", "model", "byte frequencies", "chance"),
+        ((name, f"{own:.2f}", f"{unigram:.2f}", "8.00") for name, (own, unigram) in bits.items()),
+    )
+    if any(own > unigram - 0.5 for own, unigram in bits.values()):
+        raise StoryError("the model does not predict clearly better than byte frequencies do")
+    return corpus, model
+
+
+def kernel(version: str, quantization: str, calibration: str = "none") -> Kernel:
+    """A version of the sampler, as it is recorded."""
+    return Kernel(
+        "demo-sampler",
+        version=version,
+        dtype="bfloat16",
+        quantization=quantization,
+        kv_cache_dtype="bfloat16",
+        attention="sdpa",
+        extra={"calibration": calibration},
+    )
+
+
+def int8(model: Model, corpus: dict[str, Text], *, slices: tuple[str, ...]) -> Sampler:
+    """The int8 sampler, calibrated on text of these slices in the shares that they have in the traffic."""
+    total = sum(BATCH[name] for name in slices)
+    rows = [corpus[name].train for name in slices for _ in range(round(CALIBRATION_ROWS * BATCH[name] / total))]
+    return Sampler(model, calibration=windows(rows, model.config.context))
+
+
+def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text]) -> None:
+    """Acts 4 and 5: int8 with scales that do not fit one slice; alert, webhook, route, recovery."""
+    terminal.heading("4. int8 is rolled out, its scales calibrated on code and prose: nobody thought of the tables")
+    rolled_out = terminal.elapsed
+    seen = ("code", "prose")
+    story.roll_out("int8 sampler", kernel("2", "w8a8", "code+prose"), int8(model, corpus, slices=seen))
+    story.serve(lambda: bool(story.firing), 90, "no webhook arrived")
+    failure = story.first_failure
+    assert failure is not None, "an alert fires on a failure"
+    if failure["slice"] == "all":
+        raise StoryError("the average failed before any slice did")
+    overall = sorted(story.status("all", failure["clause"]))
+    terminal.say(
+        f"{failure['clause']} failed on {failure['slice']}; on all traffic together it is {' and '.join(overall)}",
+        "bold",
+    )
+    terminal.verdicts(story.verdicts, story.names)
+    story.serve(lambda: story.route_reason(failure["slice"]) is not None, 30, "the route did not change")
+
+    terminal.heading("5. The slice is back on the training kernel, and the contract recovers")
+    story.serve(lambda: not story.firing and story.all_pass(), 150, "the alert did not resolve")
+    terminal.moment(
+        f"recovered: every alert is resolved and every cell passes, {terminal.elapsed - rolled_out:.0f} s after the roll-out",
+        "bold green",
+    )
+    terminal.verdicts(story.verdicts, story.names)
+
+
+def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text]) -> None:
+    """Act 4 without the fault: the same int8, calibrated on every slice."""
+    terminal.heading("4. int8 is rolled out, its scales calibrated on all traffic")
+    story.roll_out("int8 sampler", kernel("2", "w8a8", "+".join(SLICES)), int8(model, corpus, slices=SLICES))
+    began = terminal.elapsed
+    story.serve(lambda: terminal.elapsed - began > 45, 60, "")
+    terminal.verdicts(story.verdicts, story.names)
+    if story.alerts or story.first_failure:
+        raise StoryError(f"{story.alerts} alerts fired although nothing was wrong")
+    terminal.moment("no alert fired", "bold green")
+
+
+def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
+    """Commands that lead on from here."""
+    terminal.heading("What to do next")
+    contract = os.path.relpath(CONTRACT)
+    other = ("make demo ARGS=--no-fault", "the same with well-calibrated scales: no alert fires")
+    lines = [
+        other if fault else ("make demo", "the same with scales that fit only part of the traffic"),
+        (f"kc-otel check {contract}", "what the contract promises, with file and line for what is wrong in it"),
+        (f"kc-otel serve {contract} --no-webhooks", "the evaluator by itself, for your own recorder"),
+        ("kc-otel check contracts/", "contracts to start from"),
+    ]
+    if stay:
+        resume = "kc-otel resume demo-bytes --slice tables --why 'recalibrated'"
+        lines = [
+            (f"kc-otel watch --url {api}", "this, live; Ctrl-C here ends it"),
+            (f"{resume} --url {api}", "give the slice back to the inference kernel"),
+            *lines,
+        ]
+    else:
+        lines.insert(
+            1, ("make demo ARGS=--stay", "go on serving at the end, to look around with kc-otel status and watch")
+        )
+    terminal.rows(("command", ""), lines, left=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

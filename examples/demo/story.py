@@ -1,0 +1,149 @@
+"""The acts of the demo. Traffic flows; whatever is said about it comes from the evaluator's API and its webhooks.
+
+No act knows what the evaluator will find. Each has a condition that the evaluator must report and a time limit, and an
+act whose condition does not come ends the demo with an error.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from examples.demo.corpus import Text
+from examples.demo.evaluator import Evaluator
+from examples.demo.serving import InferenceKernel, Server
+from examples.demo.terminal import Terminal, number
+from kc_otel import Kernel
+from kc_otel.routing.client import Router
+
+Verdict = dict[str, Any]
+
+_LOOK = 1.0
+_REPORT = 5.0
+
+
+class StoryError(Exception):
+    """Something that should have happened did not, or the other way round."""
+
+
+class Story:
+    """Serves traffic and tells what the evaluator makes of it.
+
+    Args:
+        terminal: Where it is told.
+        corpus: Where prompts come from.
+        server: Serves them.
+        evaluator: Its API is asked once a second.
+        router: Its table says where slices are served.
+        webhooks: Verified bodies, as they arrive.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        corpus: Mapping[str, Text],
+        server: Server,
+        evaluator: Evaluator,
+        router: Router,
+        webhooks: queue.Queue[dict[str, Any]],
+    ) -> None:
+        self.terminal, self.evaluator = terminal, evaluator
+        self.verdicts: list[Verdict] = []
+        self.firing: set[tuple[str, str]] = set()
+        """(clause, slice) of critical alerts that the receiver was told of and not yet told the end of."""
+        self.alerts = 0
+        self.first_failure: Verdict | None = None
+        self.names: dict[str, str] = {}
+        self._corpus, self._server, self._router, self._webhooks = corpus, server, router, webhooks
+        self._routed: frozenset[str] = frozenset()
+
+    def roll_out(self, name: str, kernel: Kernel, sampler: InferenceKernel) -> None:
+        """Serve with another kernel version from now on."""
+        self.names[kernel.fingerprint] = name
+        self._server.roll_out(kernel, sampler)
+        self.terminal.moment(f"rolled out: {name} (kernel version {kernel.fingerprint})", "bold cyan")
+
+    def serve(self, until: Callable[[], bool], limit: float, otherwise: str) -> None:
+        """Traffic until a condition holds, which is looked at after the evaluator was.
+
+        Raises:
+            StoryError: With `otherwise`, if it does not hold within `limit` seconds.
+        """
+        began = looked = reported = time.monotonic()
+        tokens: Counter[str] = Counter()
+        while True:
+            by_inference, by_train = self._server.serve(self._corpus)
+            tokens.update(inference=by_inference, train=by_train)
+            now = time.monotonic()
+            if now - looked >= _LOOK:
+                looked = now
+                self._look()
+                if until():
+                    return
+            if now - reported >= _REPORT:
+                self._report(tokens, now - reported)
+                reported = now
+                tokens.clear()
+            if now - began > limit:
+                raise StoryError(f"{otherwise} (waited {limit:.0f} s)")
+
+    def all_pass(self) -> bool:
+        """Whether the evaluator says PASS of every cell."""
+        return bool(self.verdicts) and all(v["status"] == "PASS" for v in self.verdicts)
+
+    def status(self, slice: str, clause: str | None = None) -> set[str]:
+        """What the evaluator says of a slice."""
+        return {v["status"] for v in self.verdicts if v["slice"] == slice and clause in {None, v["clause"]}}
+
+    def route_reason(self, slice: str) -> str | None:
+        """Why the decision table keeps a slice away from the inference kernel; None where it does not."""
+        return next((route.reason for route in self._router.table.routes if route.slice == slice), None)
+
+    def _look(self) -> None:
+        self.verdicts = self.evaluator.verdicts()
+        for event in self.evaluator.events():
+            self._tell(event)
+        while not self._webhooks.empty():
+            self._take(self._webhooks.get())
+        routed = frozenset(route.slice for route in self._router.table.routes)
+        for slice in sorted(routed - self._routed):
+            self.terminal.moment(
+                f"route: slice {slice} is served by the training kernel: {self.route_reason(slice)}", "bold cyan"
+            )
+        self._routed = routed
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        data = event["data"]
+        if event["kind"] == "verdict" and data["status"] == "FAIL":
+            if self.first_failure is None:
+                self.first_failure = data
+            kernel = self.names.get(data["kernel_inference"], "?")
+            self.terminal.moment(f"verdict: {data['message']} ({kernel})", "bold red")
+        elif event["kind"] == "firing":
+            self.alerts += 1
+            self.terminal.say(f"alert fires: {data['severity']}, {data['clause']} on {data['slice']}", "yellow")
+        elif event["kind"] == "resolved":
+            self.terminal.say(f"alert resolves: {data['severity']}, {data['clause']} on {data['slice']}", "yellow")
+
+    def _take(self, body: dict[str, Any]) -> None:
+        for alert in body["alerts"]:
+            labels = alert["labels"]
+            cell = labels["clause"], labels["slice"]
+            (self.firing.add if alert["status"] == "firing" else self.firing.discard)(cell)
+        said = "; ".join(alert["annotations"]["summary"] for alert in body["alerts"])
+        self.terminal.moment(f"webhook, signature verified: {body['status']}: {said}", "bold magenta")
+        for cell in body["kernelContract"]["cells"]:
+            self.terminal.say(f"    {cell['clause']} on {cell['slice']}: {cell['reason']}")
+
+    def _report(self, tokens: Counter[str], seconds: float) -> None:
+        status = Counter(v["status"] for v in self.verdicts)
+        drift = ", ".join(
+            f"{v['slice']} {number(v['estimate'])}" for v in self.verdicts if v["clause"] == "token-tv" and v["samples"]
+        )
+        self.terminal.say(
+            f"{sum(tokens.values()) / seconds:,.0f} tokens/s; "
+            f"cells: {', '.join(f'{count} {name}' for name, count in sorted(status.items()))}; token-tv: {drift}"
+        )

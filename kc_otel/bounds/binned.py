@@ -1,0 +1,109 @@
+"""The view of a sample that bounds are computed from: what is known of it once it went through a histogram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Binned", "clipped"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binned:
+    """A sample known through bins: each of `count[i]` observations lies in [lower[i], upper[i]], ascending.
+
+    Attributes:
+        lower: Lower edges, float64 [k], ascending.
+        upper: Upper edges, float64 [k], ascending, clipped to the extremes.
+        count: Observations per bin, int64 [k], all positive.
+        total: Number of observations.
+        sum: Exact sum of the observations; nan when unknown.
+        minimum: No observation is smaller; nan when unknown or empty.
+        maximum: No observation is larger; nan when unknown or empty.
+        maximum_observed: Whether `maximum` is itself an observation, and not only a bound on them.
+    """
+
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    count: NDArray[np.int64]
+    total: int
+    sum: float
+    minimum: float
+    maximum: float
+    maximum_observed: bool = True
+
+    @classmethod
+    def of_samples(cls, values: NDArray[np.floating]) -> Binned:
+        """The exact view of a sample of any shape: one bin of no width per distinct value.
+
+        Raises:
+            ValueError: If a value is NaN.
+        """
+        flat = np.asarray(values, dtype=np.float64).ravel()
+        distinct, count = np.unique(flat, return_counts=True)
+        if distinct.size and math.isnan(distinct[-1]):
+            msg = f"values: {int(np.isnan(flat).sum())} of {flat.size} are nan; drop them or find out why"
+            raise ValueError(msg)
+        return cls(
+            lower=distinct,
+            upper=distinct,
+            count=count.astype(np.int64),
+            total=flat.size,
+            sum=float(flat.sum()),
+            minimum=float(distinct[0]) if distinct.size else math.nan,
+            maximum=float(distinct[-1]) if distinct.size else math.nan,
+        )
+
+    @classmethod
+    def of_explicit(
+        cls,
+        edges: Sequence[float],
+        counts: Sequence[int],
+        sum: float,
+        minimum: float,
+        maximum: float,
+        *,
+        maximum_observed: bool = True,
+    ) -> Binned:
+        """From an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]].
+
+        Raises:
+            ValueError: If the edges do not ascend or there is not one count more than edges.
+        """
+        if len(counts) != len(edges) + 1:
+            msg = f"counts: {len(counts)} counts for {len(edges)} edges; there is one count more than edges"
+            raise ValueError(msg)
+        bounds = np.array([-math.inf, *edges, math.inf], dtype=np.float64)
+        if not (bounds[1:-1] < bounds[2:]).all():
+            msg = f"edges: {list(edges)!r} do not ascend"
+            raise ValueError(msg)
+        return clipped(
+            bounds[:-1], bounds[1:], np.asarray(counts, dtype=np.int64), sum, minimum, maximum, maximum_observed
+        )
+
+
+def clipped(
+    lower: NDArray[np.float64],
+    upper: NDArray[np.float64],
+    count: NDArray[np.int64],
+    sum: float,
+    minimum: float,
+    maximum: float,
+    maximum_observed: bool,
+) -> Binned:
+    """The non-empty bins, their edges drawn in to the extremes where those are known."""
+    used = count > 0
+    if not used.all():
+        lower, upper, count = lower[used], upper[used], count[used]
+    if count.size:
+        # Extremes that contradict the buckets, as rounding or a careless sender may make them, move no edge past them.
+        if minimum > lower[0]:
+            lower = np.maximum(lower, min(minimum, float(upper[0])))
+        if maximum < upper[-1]:
+            upper = np.minimum(upper, max(maximum, float(lower[-1])))
+        upper = np.maximum(upper, lower)
+    return Binned(lower, upper, count, int(count.sum()), float(sum), minimum, maximum, maximum_observed)

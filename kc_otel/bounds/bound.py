@@ -1,0 +1,30 @@
+"""A bound and the name of the statement it comes from, so that a report can say which of several was the sharpest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Bound", "largest", "smallest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number that something does not exceed, or that is enough to keep it so.
+
+    Attributes:
+        value: The number.
+        name: The statement that gave it, such as `Pinsker`.
+    """
+
+    value: float
+    name: str
+
+
+def smallest(*candidates: Bound) -> Bound:
+    """The sharpest of several upper bounds; the first of equals."""
+    return min(candidates, key=lambda bound: bound.value)
+
+
+def largest(*candidates: Bound) -> Bound:
+    """The most generous of several limits that are each enough; the first of equals."""
+    return max(candidates, key=lambda bound: bound.value)

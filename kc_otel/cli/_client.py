@@ -1,0 +1,48 @@
+"""Reading the evaluator's API from a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+__all__ = ["Url", "get", "post"]
+
+DEFAULT_URL = "http://127.0.0.1:4320"
+
+Url = Annotated[
+    str, typer.Option("--url", envvar="KC_OTEL_URL", help="API of the evaluator.", show_default=DEFAULT_URL)
+]
+
+
+def get(url: str, path: str, **parameters: str | int) -> Any:
+    """A JSON answer; ends the program with a remedy where there is none."""
+    return _call("GET", url, path, params=parameters)
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    """A JSON answer to a JSON request; ends the program with a remedy where there is none."""
+    return _call("POST", url, path, json=body)
+
+
+def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
+    try:
+        response = httpx.request(method, url.rstrip("/") + path, timeout=10.0, **arguments)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        print(
+            f"no evaluator answers at {url} ({error}); start one with `kc-otel serve CONTRACT...`, "
+            f"or say where it is with --url or KC_OTEL_URL",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2) from None
+    if response.is_error:
+        try:
+            detail = response.json().get("detail", response.text)
+        except ValueError:
+            detail = response.text
+        print(f"{url}{path}: {response.status_code}: {detail}", file=sys.stderr)
+        raise typer.Exit(os.EX_USAGE if response.status_code == httpx.codes.NOT_FOUND else 2)
+    return response.json()

@@ -1,0 +1,79 @@
+"""`kc-otel generate`: dashboards, alerts and rules from contracts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kc_otel.contract import Contract
+    from kc_otel.generate.files import GeneratedFile
+
+__all__ = ["register"]
+
+_Contracts = Annotated[
+    list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...", show_default=False)
+]
+_Out = Annotated[Path, typer.Option("--out", help="Folder to write below.", metavar="DIR", show_default=False)]
+_Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a file is missing or would change.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    commands = typer.Typer(
+        help="Dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
+        no_args_is_help=True,
+    )
+    commands.command("grafana")(grafana)
+    commands.command("prometheus")(prometheus)
+    app.add_typer(commands, name="generate")
+
+
+def grafana(
+    contracts: _Contracts,
+    out: _Out,
+    check: _Check = False,
+    datasource_uid: Annotated[
+        str, typer.Option(help="UID of the Prometheus data source that the alerts query.")
+    ] = "prometheus",
+) -> None:
+    """The overview dashboard, and alerts for Grafana's folder provisioning/alerting."""
+    from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415 - a quick --help
+
+    _generate(contracts, out, lambda loaded: grafana_files(loaded, datasource_uid), check=check)
+
+
+def prometheus(contracts: _Contracts, out: _Out, check: _Check = False) -> None:
+    """Alerting rules on the evaluator's metrics, and tests of them for `promtool test rules`."""
+    from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
+
+    _generate(contracts, out, prometheus_files, check=check)
+
+
+def _generate(
+    paths: Sequence[Path],
+    out: Path,
+    make: Callable[[Sequence[Contract]], Sequence[GeneratedFile]],
+    *,
+    check: bool,
+) -> None:
+    """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
+    from kc_otel.contract import ContractError, load_all  # noqa: PLC0415
+    from kc_otel.generate.files import stale, write  # noqa: PLC0415
+
+    try:
+        files = make(load_all(paths))
+        changed = stale(files, out) if check else write(files, out)
+    except (ContractError, ValueError, ModuleNotFoundError, OSError) as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    for file in files:
+        state = "unchanged" if file not in changed else "stale" if check else "written"
+        typer.echo(f"{state:9} {out / file.path}")
+    if check and changed:
+        typer.echo("run the same command without --check to write what is stale", err=True)
+        raise typer.Exit(1)

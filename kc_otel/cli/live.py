@@ -1,0 +1,187 @@
+"""`kc-otel status`, `watch` and `resume`: the evaluator, seen and told from a terminal."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kc_otel.cli._client import DEFAULT_URL, Url, get, post
+
+__all__ = ["register"]
+
+_STYLE = {"PASS": "green", "INCONCLUSIVE": "yellow", "NO_DATA": "magenta", "FAIL": "bold red"}
+_WORST_FIRST = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 110
+_REASONS = 12
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (status, watch, resume):
+        app.command(command.__name__)(command)
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+) -> None:
+    """Every cell's verdict. Exits with 1 when any cell is FAIL, 3 when any has no data, else 0."""
+    cells = _cells(url, contract)
+    if as_json:
+        typer.echo(json.dumps(cells, indent=2))
+    else:
+        console = Console()
+        routes = _routes(get(url, "/api/v1/decisions"))
+        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, sep="\n")
+    found = {cell["verdict"]["status"] for cell in cells}
+    raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
+
+
+def watch(
+    url: Url = DEFAULT_URL,
+    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
+    count: Annotated[int, typer.Option(help="Stop after so many looks; 0: until Ctrl-C.", min=0)] = 0,
+) -> None:
+    """The same, live, with the newest events below."""
+    console = Console()
+    looks = 0
+    with Live(console=console, refresh_per_second=4, screen=console.is_terminal) as live:
+        try:
+            while True:
+                cells = _cells(url, contract)
+                events = get(url, "/api/v1/events", newest=8)["events"]
+                recent = [_event_line(event) for event in events]
+                live.update(Group(*_tables(cells, time.time(), console.width), Text(), *recent))
+                looks += 1
+                if looks == count:
+                    break
+                time.sleep(interval)
+        except KeyboardInterrupt:
+            pass
+
+
+def resume(
+    contract: Annotated[str, typer.Argument(help="Contract whose routes are lifted.")],
+    why: Annotated[str, typer.Option(help="Why it is safe again; kept with the event.")],
+    slice: Annotated[str | None, typer.Option(help="Only this slice.")] = None,
+    by: Annotated[str | None, typer.Option(help="Who; the login name by default.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Send a slice's traffic back to the kernel versions it was routed away from."""
+    body = {"contract": contract, "slice": slice, "by": by or getpass.getuser(), "why": why}
+    answer = post(url, "/api/v1/decisions/resume", body)
+    typer.echo(f"{answer['lifted']} route(s) lifted; the decision table is now version {answer['version']}")
+
+
+def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = get(url, "/api/v1/cells", **({"contract": contract} if contract else {}))["cells"]
+    return sorted(found, key=lambda cell: (_WORST_FIRST.index(cell["verdict"]["status"]), _name(cell["verdict"])))
+
+
+def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
+    return verdict["contract"], verdict["clause"], verdict["slice"]
+
+
+def _tables(cells: list[dict[str, Any]], now: float, width: int) -> list[Table | Text]:
+    """A table per contract, with as many columns as the terminal has room for."""
+    blocks: list[Table | Text] = []
+    for contract in sorted({cell["verdict"]["contract"] for cell in cells}):
+        own = [cell for cell in cells if cell["verdict"]["contract"] == contract]
+        kernels = sorted({cell["verdict"]["kernel_inference"] for cell in own} - {""})
+        blocks.append(Text(f"{contract}   inference kernel {', '.join(kernels) or 'not seen yet'}", style="bold"))
+        blocks.append(_table(own, now, width, several_kernels=len(kernels) > 1))
+    return blocks or [Text("no cells yet: the first evaluation is still to come")]
+
+
+def _table(cells: list[dict[str, Any]], now: float, width: int, *, several_kernels: bool) -> Table:
+    wide = width >= _WIDE
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for header in ("verdict", "for", "clause", "slice", *(["kernel"] if several_kernels else [])):
+        table.add_column(header, no_wrap=True)
+    for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("trend", no_wrap=True)
+    table.add_column("fires", no_wrap=True)
+    for cell in cells:
+        verdict = cell["verdict"]
+        interval = f"[{_number(verdict['lower'])}, {_number(verdict['upper'])}]" if verdict["samples"] else "-"
+        table.add_row(
+            Text(verdict["status"], style=_STYLE[verdict["status"]]),
+            _ago(now - cell["since"]),
+            verdict["clause"],
+            verdict["slice"],
+            *([verdict["kernel_inference"]] if several_kernels else []),
+            _number(verdict["estimate"]),
+            *([Text(interval)] if wide else []),
+            _number(verdict["limit"]),
+            *([f"{verdict['samples']:,}"] if wide else []),
+            _spark([point[1] for point in cell["history"]], verdict["limit"], 20 if wide else 8),
+            Text(", ".join(cell["firing"]) or "-", style="bold red" if cell["firing"] else ""),
+        )
+    return table
+
+
+def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
+    """Why the cells that are not PASS are not, each reason once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        verdict = cell["verdict"]
+        if verdict["status"] != "PASS":
+            where = f"{verdict['clause']} on {verdict['slice']}"
+            found.setdefault((verdict["status"], verdict["reason"]), []).append(where)
+    lines = []
+    for (state, reason), places in list(found.items())[:_REASONS]:
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        lines.append(Text.assemble((state, _STYLE[state]), f"  {places[0]}{more}: {reason}"))
+    return lines
+
+
+def _routes(decisions: dict[str, Any]) -> list[Text]:
+    return [
+        Text.assemble(
+            ("route", "bold"),
+            f"  {route['contract']}/{route['slice']} avoids {route['avoid']}, uses {route['kernel']}: "
+            f"{route['reason']}; lift it with kc-otel resume {route['contract']} --slice {route['slice']} --why ...",
+        )
+        for route in decisions["routes"]
+    ]
+
+
+def _event_line(event: dict[str, Any]) -> Text:
+    moment = datetime.fromtimestamp(event["at"], tz=UTC).astimezone().strftime("%H:%M:%S")
+    return Text(f"{moment}  {event['contract']}  {event['message']}", overflow="ellipsis", no_wrap=True)
+
+
+def _spark(estimates: list[float | None], limit: float, width: int) -> Text:
+    """The last estimates as bars whose full height is twice the limit; above the limit they are red."""
+    text = Text()
+    for value in estimates[-width:]:
+        if value is None:
+            text.append("·")
+            continue
+        share = min(max(value / (2 * limit), 0.0), 1.0) if limit > 0 else float(value > 0)
+        text.append(_BARS[round(share * (len(_BARS) - 1))], style="red" if value > limit else "green")
+    return text
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"

@@ -1,0 +1,248 @@
+"""What a new version of a contract promises more, less, or differently than the old one.
+
+The question is what a reviewer must look at, so whatever can let more drift through counts as loosening, even when
+something else is tightened in the same change. Clauses are told apart by their id, slices by their name, steps of the
+ladder by what they wait for.
+
+- A promise whose metric or statistic changed so that the two cannot be compared is dropped, and another one added.
+- Less evidence for a PASS (confidence, min_samples, sampling down) loosens; a longer silence before NO_DATA does too.
+- An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
+- A slice loosens when some traffic that was in it no longer is; more traffic in it is a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kc_otel.contract.ladder import diff_escalation
+from kc_otel.contract.limits import scale_of
+from kc_otel.contract.model import Clause, Contract, Statistic
+from kc_otel.contract.regions import covers
+from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+
+__all__ = ["Change", "Kind", "diff"]
+
+Kind = Literal["tightens", "loosens", "adds", "drops", "changes"]
+
+_MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "sampling", "max_series")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two versions of a contract.
+
+    Attributes:
+        kind: What it does to the promise.
+        field: Where: clauses, slices and steps by name, such as `statistical[token-tv].limit`.
+        old: Old value; None where there was none.
+        new: New value; None where there is none.
+        sentence: What it means, for the person who reviews it.
+    """
+
+    kind: Kind
+    field: str
+    old: Any
+    new: Any
+    sentence: str
+
+    @property
+    def loosening(self) -> bool:
+        """Whether the new version can let something pass that the old one would not."""
+        return self.kind in {"loosens", "drops"}
+
+
+def diff(old: Contract, new: Contract) -> list[Change]:
+    """Every difference, in the order of a contract's sections; empty when nothing but spelling differs."""
+    return [
+        *_metadata(old, new),
+        *_plain("kernels.train", old.kernels.train, new.kernels.train),
+        *_plain("kernels.inference", old.kernels.inference, new.kernels.inference),
+        *_assumptions(old, new),
+        *_slices(old, new),
+        *_clauses(old, new),
+        *_observability(old, new),
+        *(Change(*found) for found in diff_escalation(old.escalation, new.escalation)),
+    ]
+
+
+def _metadata(old: Contract, new: Contract) -> Iterator[Change]:
+    yield from _plain("metadata", old.metadata, new.metadata)
+    if old.metadata.version == new.metadata.version and old.hash != new.hash:
+        version = old.metadata.version
+        yield Change(
+            "changes", "metadata.version", version, version, f"the content differs, but version is still {version}"
+        )
+
+
+def _plain(path: str, old: Any, new: Any) -> Iterator[Change]:
+    for name in type(old).model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            yield Change("changes", f"{path}.{name}", before, after, f"{_shown(before)} becomes {_shown(after)}")
+
+
+def _assumptions(old: Contract, new: Contract) -> Iterator[Change]:
+    kept = {clause.metric for clause in old.clauses} & {clause.metric for clause in new.clauses} & set(DERIVED)
+    for name in type(old.assumptions).model_fields:
+        before, after = getattr(old.assumptions, name), getattr(new.assumptions, name)
+        if before == after:
+            continue
+        path = f"assumptions.{name}"
+        users = sorted(metric for metric in kept if name in DERIVED[metric].needs)
+        if not users or before is None or after is None:
+            yield Change("changes", path, before, after, "no bound of both versions is made of it")
+            continue
+        metric = users[0]
+        # Only this assumption is changed, so that each one is judged on its own.
+        scale = scale_of(metric, old.assumptions) or 0.0
+        scale_after = scale_of(metric, old.assumptions.model_copy(update={name: after})) or 0.0
+        factor = scale_after / scale
+        if factor == 1.0:
+            yield Change("changes", path, before, after, "shifts the range, which leaves every bound as it is")
+            continue
+        kind: Kind = "tightens" if factor > 1.0 else "loosens"
+        yield Change(
+            kind, path, before, after, f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
+        )
+
+
+def _slices(old: Contract, new: Contract) -> Iterator[Change]:
+    for name, spec in old.slices.items():
+        path = f"slices.{name}"
+        if name not in new.slices:
+            yield Change("drops", path, spec.where, None, f"{name} is no longer judged on its own")
+            continue
+        after = new.slices[name]
+        if spec.conditions != after.conditions:
+            narrower, wider = (
+                not covers(after.conditions, spec.conditions),
+                not covers(spec.conditions, after.conditions),
+            )
+            if narrower:
+                yield Change("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
+            elif wider:
+                yield Change("changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}")
+        if spec.description != after.description:
+            yield Change("changes", f"{path}.description", spec.description, after.description, "described differently")
+    for name, spec in new.slices.items():
+        if name not in old.slices:
+            yield Change("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
+
+
+def _clauses(old: Contract, new: Contract) -> Iterator[Change]:
+    before, after = _by_id(old), _by_id(new)
+    for name, (section, clause) in before.items():
+        path = f"{section}[{name}]"
+        if name not in after:
+            yield Change("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
+            continue
+        other_section, other = after[name]
+        kind = _compare(clause, other)
+        if kind == "other":
+            yield Change("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
+            path = f"{other_section}[{name}]"
+            yield Change("adds", path, None, _promise(other), f"{_promise(other)} is promised instead")
+            continue
+        if kind != "same":
+            wording = "a statistic that is never smaller" if kind == "tightens" else "a statistic that is never larger"
+            yield Change(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
+        yield from _limits(path, clause, other, {ALL, *(set(old.slices) & set(new.slices))})
+        if clause.description != other.description:
+            yield Change(
+                "changes", f"{path}.description", clause.description, other.description, "described differently"
+            )
+    for name, (section, clause) in after.items():
+        if name not in before:
+            yield Change("adds", f"{section}[{name}]", None, _promise(clause), f"{_promise(clause)} is promised")
+
+
+def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
+    sections = ("numerical", "statistical", "runtime")
+    return {clause.id: (section, clause) for section in sections for clause in getattr(contract, section)}
+
+
+def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[Change]:
+    """Of slices that have the clause's own limit in both versions nothing is said: `limit` says it."""
+    own = {name for name in slices if name in old.slices or name in new.slices}
+    for name in (ALL, *sorted(own - {ALL})):
+        before, after = old.limit_for(name), new.limit_for(name)
+        if before == after:
+            continue
+        field = f"{path}.limit" if name == ALL else f"{path}.slices.{name}"
+        kind: Kind = "loosens" if after > before else "tightens"
+        where = "everywhere else" if name == ALL and own else "everywhere" if name == ALL else f"on {name}"
+        yield Change(kind, field, before, after, f"{old.metric} may be {after:g} instead of {before:g} {where}")
+
+
+def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
+    """How the new clause's statistic compares with the old one's on the same data."""
+    if old.metric != new.metric:
+        return "other"
+    before, after = _rank(old), _rank(new)
+    if before == after:
+        return "same"
+    if before[0] != after[0]:
+        return "other"
+    return "tightens" if after[1] > before[1] else "loosens"
+
+
+def _rank(clause: Clause) -> tuple[str, float]:
+    """A family of statistics that order themselves, and the place in it: a larger one is never smaller on any data."""
+    statistic: Statistic = clause.parsed_statistic
+    if statistic.kind == "fraction":
+        return "fraction", -statistic.argument
+    if statistic.kind == "mean":
+        base = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
+        cap = QUANTITIES[base].cap if base in QUANTITIES else 0.0
+        return "mean", clause.cap or cap
+    return "quantile", 1.0 if statistic.kind == "max" else statistic.argument
+
+
+def _named(clause: Clause) -> str:
+    statistic = clause.parsed_statistic
+    if statistic.kind == "quantile":
+        return f"p{100 * statistic.argument:g}"
+    if statistic.kind == "fraction":
+        return f"fraction > {statistic.argument:g}"
+    return f"mean of min(value, {_rank(clause)[1]:g})" if clause.cap else statistic.kind
+
+
+def _promise(clause: Clause) -> str:
+    return f"{_named(clause)} of {clause.metric} <= {clause.limit_for(ALL):g}"
+
+
+def _observability(old: Contract, new: Contract) -> Iterator[Change]:
+    for name in type(old.observability).model_fields:
+        before, after = getattr(old.observability, name), getattr(new.observability, name)
+        if before == after:
+            continue
+        kind: Kind = "changes"
+        shown: Callable[[Any], str] = _shown
+        if name in _MORE_IS_TIGHTER:
+            kind = "tightens" if after > before else "loosens"
+        elif name == "heartbeat":
+            kind = "loosens" if after > before else "tightens"
+        if name not in _MORE_IS_TIGHTER:
+            before, after, shown = format_duration(before), format_duration(after), str
+        yield Change(
+            kind, f"observability.{name}", before, after, f"{shown(before)} becomes {shown(after)}: {_WHY[name]}"
+        )
+
+
+_WHY: Final = {
+    "window": "alarms look at another span of time",
+    "long_window": "verdicts look at another span of time",
+    "confidence": "a PASS needs this much certainty",
+    "min_samples": "a PASS needs this many observations",
+    "sampling": "this share of batches is measured",
+    "heartbeat": "silence is noticed after this long",
+    "max_series": "slices beyond this many streams are lost to 'other'",
+}
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None or value == "" else repr(value)

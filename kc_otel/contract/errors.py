@@ -1,0 +1,64 @@
+"""What is wrong with a contract, and where.
+
+ContractError        a contract cannot be used; carries every Problem that was found, not only the first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ContractError", "Level", "Loc", "Problem", "field_path"]
+
+Loc = tuple[str | int, ...]
+"""Place in a contract: keys of mappings and indices of lists, from the top."""
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing to correct in a contract.
+
+    Attributes:
+        file: Path as it was given, or another name of the source.
+        line: Line in the file, from 1; 0 when the file as a whole is meant.
+        field: Path of the field, such as `statistical[0].limit`; empty when no field is meant.
+        message: What is wrong and what to write instead.
+        level: An error refuses the contract; a warning does not.
+    """
+
+    file: str
+    line: int
+    field: str
+    message: str
+    level: Level = "error"
+
+    def __str__(self) -> str:
+        parts = (
+            f"{self.file}:{self.line}" if self.line else self.file,
+            "warning" if self.level == "warning" else "",
+            self.field,
+            self.message,
+        )
+        return ": ".join(part for part in parts if part)
+
+
+class ContractError(ValueError):
+    """A contract cannot be used.
+
+    Attributes:
+        problems: Everything that was found, by file and line; at least one is an error.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def field_path(loc: Loc) -> str:
+    """`statistical[0].slices.code` from ("statistical", 0, "slices", "code")."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,88 @@
+"""What values a clause's statistic can take at all: between which limits a clause means something."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kc_otel.contract.model import Assumptions, Clause
+from kc_otel.contract.registry import DERIVED, QUANTITIES
+
+__all__ = ["Range", "range_of", "scale_of"]
+
+_NOUN: Final = {
+    "tv_token": "a total variation",
+    "tv_seq": "a total variation",
+    "tv_exact": "a total variation",
+    "reward_drift_bound": "a reward drift over this reward_range",
+    "gradient_bias_bound": "a gradient bias under these assumptions",
+    "support_deficit": "a probability",
+    "js": "a Jensen-Shannon divergence",
+    "top1_disagreement": "a share of tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values that a clause's statistic can take.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        noun: What has these values, for messages.
+        cap: Set when `high` comes from the cap on the mean of an unbounded quantity, not from the quantity.
+    """
+
+    low: float
+    high: float
+    noun: str
+    cap: float | None = None
+
+
+def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
+    """Values that the clause's statistic can take; None when an assumption that it needs is missing."""
+    statistic, metric = clause.parsed_statistic, clause.metric
+    if statistic.kind == "fraction":
+        return Range(0.0, 1.0, "a fraction")
+    if metric in DERIVED:
+        return _derived(clause, assumptions)
+    if metric not in QUANTITIES:
+        return Range(0.0, math.inf, metric)
+    quantity, noun = QUANTITIES[metric], _NOUN.get(metric, metric)
+    if statistic.kind != "mean" or math.isfinite(quantity.high):
+        return Range(quantity.low, quantity.high, noun)
+    cap = clause.cap or quantity.cap
+    return Range(max(quantity.low, -cap), cap, noun, cap)
+
+
+def scale_of(metric: str, assumptions: Assumptions) -> float | None:
+    """What the mean of a derived metric's base quantity is multiplied by; None when an assumption is missing.
+
+    The statements are those of the registry: `E|l| / log(1+clip)`, `(r_max - r_min) TV_seq`,
+    `2 A_max G_seq TV_seq` with `G_seq = horizon * score_norm_max`.
+    """
+    if any(getattr(assumptions, name) is None for name in DERIVED[metric].needs):
+        return None
+    if metric == "clip_budget_share" and assumptions.clip is not None:
+        return 1.0 / math.log1p(assumptions.clip)
+    if metric == "reward_drift_bound" and assumptions.reward_range is not None:
+        return assumptions.reward_range[1] - assumptions.reward_range[0]
+    if metric == "gradient_bias_bound":
+        return (
+            2.0 * (assumptions.advantage_max or 0.0) * (assumptions.horizon or 0) * (assumptions.score_norm_max or 0.0)
+        )
+    return 1.0
+
+
+def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
+    scale = scale_of(clause.metric, assumptions)
+    if scale is None:
+        return None
+    base, noun = QUANTITIES[DERIVED[clause.metric].base], _NOUN.get(clause.metric, clause.metric)
+    if clause.metric == "support_deficit":
+        return Range(0.0, 1.0, noun)
+    if math.isfinite(base.high):
+        return Range(0.0, scale * base.high, noun)
+    cap = clause.cap or base.cap
+    return Range(0.0, scale * cap, noun, cap)

@@ -1,0 +1,252 @@
+"""What takes two places of a contract to see: limits that cannot be, names that lead nowhere, steps that never fire.
+
+Every rule is a pure function of the contract that yields findings with the place they are about. An error is a
+contract that cannot do what it says; a warning is one that can, but probably not what was meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from kc_otel.contract.errors import Level, Loc
+from kc_otel.contract.limits import Range, range_of
+from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.regions import satisfiable
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.steps import lint_escalation
+from kc_otel.contract.units import format_duration
+
+__all__ = ["Finding", "lint"]
+
+_SECTIONS: Final = ("numerical", "statistical", "runtime")
+_HOME: Final = {
+    Source.LOGITS: "numerical",
+    Source.LOGPROBS: "statistical",
+    Source.ADVANTAGES: "statistical",
+    Source.RUNTIME: "runtime",
+}
+_EXAMPLE: Final = {
+    "reward_range": "[0, 1]",
+    "horizon": "4096",
+    "advantage_max": "5",
+    "score_norm_max": "40",
+    "clip": "0.2",
+}
+_SMALLEST_ALPHA: Final = 1e-9
+_SEARCHED: Final = 100
+"""Names that a hint is looked for in; comparing all with all would take minutes on a hostile file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to correct.
+
+    Attributes:
+        loc: Place in the contract.
+        message: What is wrong and what to write instead.
+        level: Error or warning.
+    """
+
+    loc: Loc
+    message: str
+    level: Level = "error"
+
+
+def lint(contract: Contract) -> list[Finding]:
+    """Everything about a contract that no field can say on its own, in the order of its sections."""
+    return [
+        *_slices(contract),
+        *_clauses(contract),
+        *_observability(contract),
+        *(Finding(*found) for found in lint_escalation(contract)),
+    ]
+
+
+def _slices(contract: Contract) -> Iterator[Finding]:
+    seen: dict[object, str] = {}
+    for name, spec in contract.slices.items():
+        for attribute, conditions in spec.conditions.items():
+            if not satisfiable(conditions):
+                yield Finding(
+                    ("slices", name, "where", attribute),
+                    f"{spec.where[attribute]!r} can never match: no value satisfies all of it",
+                )
+        region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
+        if region in seen:
+            yield Finding(("slices", name), f"matches exactly what {seen[region]!r} matches; keep one of them")
+        seen.setdefault(region, name)
+
+
+def _clauses(contract: Contract) -> Iterator[Finding]:
+    if not contract.clauses:
+        yield Finding((), "promises nothing; add a clause under numerical, statistical or runtime")
+    ids: dict[str, str] = {}
+    promises: dict[object, str] = {}
+    for section in _SECTIONS:
+        for index, clause in enumerate(getattr(contract, section)):
+            here: Loc = (section, index)
+            if clause.id in ids:
+                yield Finding((*here, "id"), f"{clause.id!r} is already the id of {ids[clause.id]}; choose another")
+            ids.setdefault(clause.id, f"{section}[{index}]")
+            yield from _section(clause, section, here)
+            yield from _references(contract, clause, here)
+            yield from _limits(contract, clause, here)
+            yield from _samples(contract, clause, here)
+            promise = (clause.metric, clause.parsed_statistic, clause.limit, tuple(sorted(clause.slices.items())))
+            if promise in promises and promises[promise] != clause.id:
+                yield Finding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
+            promises.setdefault(promise, clause.id)
+
+
+def _section(clause: Clause, section: str, here: Loc) -> Iterator[Finding]:
+    source = QUANTITIES[clause.metric].source if clause.metric in QUANTITIES else None
+    home = _HOME[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
+    if home != section:
+        why = (
+            f"is measured from {source}"
+            if source
+            else "is a bound"
+            if clause.metric in DERIVED
+            else "is a runtime metric"
+        )
+        yield Finding((*here, "metric"), f"{clause.metric} {why}; move the clause to {home}")
+
+
+def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+    for name in clause.slices:
+        if name == ALL:
+            yield Finding((*here, "slices", name), "'all' has the clause's own limit; change limit instead")
+        elif name not in contract.slices:
+            yield Finding(
+                (*here, "slices", name), f"no slice is named {name!r}; {_did_you_mean(name, contract.slices)}"
+            )
+    if clause.metric in DERIVED:
+        for name in DERIVED[clause.metric].needs:
+            if getattr(contract.assumptions, name) is None:
+                yield Finding(
+                    (*here, "metric"),
+                    f"{clause.metric} needs assumptions.{name}; write `assumptions: {{{name}: {_EXAMPLE[name]}}}` "
+                    "with your own value",
+                )
+    if clause.cap is not None and clause.parsed_statistic.kind != "mean":
+        yield Finding((*here, "cap"), "a cap only bounds a mean; leave it out")
+
+
+def _limits(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+    quantity, statistic = QUANTITIES.get(clause.metric), clause.parsed_statistic
+    if quantity and statistic.kind == "fraction" and not quantity.low <= statistic.argument < quantity.high:
+        never = "always" if statistic.argument < quantity.low else "never"
+        yield Finding(
+            (*here, "statistic"),
+            f"{clause.metric} is {never} above {statistic.argument:g}; "
+            f"write a threshold within {quantity.low:g}..{quantity.high:g}",
+        )
+        return
+    possible = range_of(clause, contract.assumptions)
+    if possible is None:
+        return
+    places: list[tuple[Loc, str]] = [((*here, "limit"), ALL)]
+    places += [((*here, "slices", name), name) for name in clause.slices if name != ALL]
+    for loc, name in places:
+        yield from _limit(clause, clause.limit_for(name), possible, loc)
+
+
+def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[Finding]:
+    shown = f"{limit:g}"
+    if not math.isfinite(limit):
+        yield Finding(loc, f"{shown} is not a limit; write a finite number")
+    elif limit < possible.low:
+        yield Finding(
+            loc, f"{shown} can never be kept: {possible.noun} is at least {possible.low:g}; write a larger limit"
+        )
+    elif possible.cap is not None and limit >= possible.high:
+        yield Finding(
+            loc,
+            f"{shown} can never be exceeded: the interval is for the mean of min(value, {possible.cap:g}), "
+            f"at most {possible.high:g}; write a smaller limit or a larger cap",
+        )
+    elif limit > possible.high:
+        yield Finding(
+            loc,
+            f"{shown} is more than {possible.noun} can be ({possible.low:g}..{possible.high:g}); "
+            f"did you mean {_in_range(limit, possible.high):g}?",
+        )
+    elif limit == possible.high:
+        yield Finding(loc, f"{shown} can never be exceeded: {possible.noun} is at most {shown}; write a smaller limit")
+    elif limit == possible.low and clause.parsed_statistic.kind in {"mean", "fraction"}:
+        yield Finding(
+            loc,
+            f"{shown} can never be shown to be kept: from samples, {clause.metric} is only known to be below "
+            "something larger; write the smallest value that matters",
+            "warning",
+        )
+
+
+def _in_range(limit: float, high: float) -> float:
+    """What was probably meant: most limits out of range were written in thousandths."""
+    meant = limit / 1000.0
+    while meant >= high:
+        meant /= 10.0
+    return meant
+
+
+def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+    statistic, observability = clause.parsed_statistic, contract.observability
+    if statistic.kind != "quantile":
+        return
+    # n observations, all at or below the limit, leave a chance of rank**n that the quantile is above it.
+    needed = math.ceil(math.log(1.0 - observability.confidence) / math.log(statistic.argument))
+    if observability.min_samples < needed:
+        where: Loc = (*here, "statistic") if clause.statistic else (*here, "metric")
+        yield Finding(
+            where,
+            f"a p{100 * statistic.argument:g} cannot PASS at confidence {observability.confidence:g} below {needed} "
+            f"observations, but min_samples is {observability.min_samples}; raise it, or write a lower rank",
+            "warning",
+        )
+
+
+def _observability(contract: Contract) -> Iterator[Finding]:
+    seen = contract.observability
+    for name in ("window", "long_window", "heartbeat"):
+        if getattr(seen, name) == 0:
+            yield Finding(("observability", name), "0s holds no data; write a duration such as 5m")
+    if seen.window > seen.long_window:
+        yield Finding(
+            ("observability", "window"),
+            f"{format_duration(seen.window)} is longer than long_window ({format_duration(seen.long_window)}); "
+            "make long_window the longer one",
+        )
+    if seen.heartbeat > seen.window > 0:
+        yield Finding(
+            ("observability", "heartbeat"),
+            f"{format_duration(seen.heartbeat)} is longer than window ({format_duration(seen.window)}): "
+            "the window would be empty before silence is noticed; write a shorter heartbeat",
+        )
+    if 1.0 - seen.confidence < _SMALLEST_ALPHA:
+        yield Finding(
+            ("observability", "confidence"),
+            f"{seen.confidence!r} leaves no room for error, so no number of samples decides; write 0.99 or 0.999",
+        )
+    bases = {DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric for clause in contract.clauses}
+    needed = len(bases) * (len(contract.slices) + 1)
+    if seen.max_series < needed:
+        yield Finding(
+            ("observability", "max_series"),
+            f"{len(bases)} quantities on {len(contract.slices) + 1} slices are {needed} streams for one kernel pair, "
+            f"more than {seen.max_series}: slices would be lost to 'other'; write {2 * needed} or more",
+            "warning",
+        )
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = get_close_matches(name, names[:_SEARCHED], n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"declared are {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"

@@ -1,0 +1,87 @@
+"""JSON Schema of a contract, for editors and for other languages. It is made from the model, never written by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kc_otel.contract.model import NAME_PATTERN, Action, Contract
+from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.slices import ALL, OTHER
+
+__all__ = ["SCHEMA_ID", "json_schema"]
+
+SCHEMA_ID: Final = "urn:kc-otel:kernel-contract:v1"
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_STATISTIC: Final = (
+    r"^\s*(mean|max|p[0-9]{1,2}(\.[0-9]{1,4})?"
+    r"|fraction\s*>\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?)\s*$"
+)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema (draft 2020-12) of `kernel-contract/v1`.
+
+    It accepts what the loader accepts, apart from what takes two places of a contract to see (`kc-otel check` does
+    that), and refuses unknown keys, unknown metrics and actions, and values of the wrong type or range.
+    """
+    schema = Contract.model_json_schema(by_alias=True)
+    definitions = schema["$defs"]
+    clause = definitions["Clause"]["properties"]
+    clause["metric"] = {**clause["metric"], "anyOf": _metrics()}
+    del clause["metric"]["type"]
+    clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC
+    clause["slices"]["additionalProperties"] = False
+    schema["properties"]["slices"]["additionalProperties"] = False
+    schema["properties"]["slices"]["propertyNames"] = {"not": {"enum": [ALL, OTHER]}}
+    definitions["Action"] = _action(definitions["Action"]["description"])
+    definitions["Contract"] = {
+        key: schema.pop(key) for key in ("type", "properties", "required", "additionalProperties", "description")
+    }
+    return {
+        "$schema": _DIALECT,
+        "$id": SCHEMA_ID,
+        "title": "Kernel contract",
+        "description": definitions["Contract"].pop("description"),
+        **definitions.pop("Contract"),
+        "$defs": definitions,
+    }
+
+
+def _metrics() -> list[dict[str, Any]]:
+    known = [(key, quantity.meaning) for key, quantity in QUANTITIES.items()]
+    known += [(key, derived.meaning) for key, derived in DERIVED.items()]
+    return [
+        *({"const": key, "description": meaning} for key, meaning in known),
+        {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
+    ]
+
+
+def _action(description: str) -> dict[str, Any]:
+    kinds = Action.model_json_schema()["properties"]["kind"]["enum"]
+    bare = [kind for kind in kinds if kind not in {"route", "webhook"}]
+    targets = {
+        "route": {"enum": ["train-kernel", "inference-kernel"], "description": "Kernel that the slice is sent to."},
+        "webhook": {"type": "string", "pattern": NAME_PATTERN, "description": "Name of an endpoint."},
+    }
+    short = [
+        {"type": "object", "properties": {kind: target}, "required": [kind], "additionalProperties": False}
+        for kind, target in targets.items()
+    ]
+    long = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "target": target},
+            "required": ["kind", "target"],
+            "additionalProperties": False,
+        }
+        for kind, target in targets.items()
+    ]
+    long.append(
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": bare}, "target": {"type": "null"}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+    )
+    return {"description": description, "anyOf": [{"enum": bare}, *short, *long]}

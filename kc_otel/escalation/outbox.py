@@ -1,0 +1,309 @@
+"""A durable outbox of webhooks: at least once, in order per contract and endpoint, visible when stuck.
+
+A message is written in the transaction that caused it and leaves only when its endpoint has answered 2xx, so a crash at
+any point can send it twice, under the same id, but never lose it. A lane is one contract's messages to one endpoint:
+only the oldest waiting message of a lane is ever due, and lanes do not wait for each other.
+
+What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
+
+| answer              | outcome                                                                                       |
+| ------------------- | --------------------------------------------------------------------------------------------- |
+| 2xx                 | delivered                                                                                     |
+| 410                 | the endpoint is disabled until a person enables it; its messages wait, and expire             |
+| 400, 413, 415, 422  | parked: the receiver judged this message, not the moment, and it must not block the lane      |
+| 429, 503            | retried; a `Retry-After` holds every lane of the endpoint                                     |
+| anything else       | retried: 3xx, 401, 403 and 404 are often a deployment or a rotation under way                 |
+
+The fourth line is ours: the specification retries every failure, but with messages in order one that can never be
+accepted would hold back every later page. Retries wait a random time up to `base * 2^attempts`, at most `cap` (full
+jitter). What is not delivered within `expire_after` is parked too. Parked messages stay visible and can be sent again.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["EndpointStatus", "Message", "Outbox", "State"]
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS outbox (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        endpoint TEXT NOT NULL,
+        contract TEXT NOT NULL,
+        body BLOB NOT NULL,
+        created REAL NOT NULL,
+        state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'parked')),
+        attempts INTEGER NOT NULL DEFAULT 0,
+        tried REAL NOT NULL,
+        pause REAL NOT NULL DEFAULT 0,
+        error TEXT NOT NULL DEFAULT ''
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
+    "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
+    """CREATE TABLE IF NOT EXISTS outbox_endpoints (
+        endpoint TEXT PRIMARY KEY,
+        disabled INTEGER NOT NULL DEFAULT 0,
+        reason TEXT NOT NULL DEFAULT '',
+        held REAL NOT NULL DEFAULT 0,
+        pause REAL NOT NULL DEFAULT 0
+    ) STRICT""",
+)
+_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error"
+_REFUSED: Final = frozenset({400, 413, 415, 422})
+_GONE: Final = 410
+_THROTTLED: Final = frozenset({429, 503})
+
+
+class State(StrEnum):
+    """Where a message is."""
+
+    WAITING = "waiting"
+    DELIVERED = "delivered"
+    PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A webhook on its way.
+
+    Attributes:
+        seq: Order of enqueueing.
+        id: `webhook-id`, the same at every attempt.
+        endpoint: Name of the endpoint.
+        contract: metadata.name; with the endpoint, the lane in which order is kept.
+        body: The bytes that are sent.
+        created: Unix time of enqueueing, seconds.
+        state: waiting, delivered or parked.
+        attempts: Failed attempts so far.
+        error: What the last failed attempt said.
+    """
+
+    seq: int
+    id: str
+    endpoint: str
+    contract: str
+    body: bytes
+    created: float
+    state: State
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """What a person asks of an endpoint.
+
+    Attributes:
+        endpoint: Its name.
+        waiting: Messages that wait.
+        parked: Messages that were given up.
+        oldest: Unix time at which the oldest waiting message was enqueued, seconds; None when none waits.
+        disabled: Why nothing is sent any more; empty while it is.
+        error: What the last failed attempt of a waiting message said; empty when there was none.
+    """
+
+    endpoint: str
+    waiting: int
+    parked: int
+    oldest: float | None
+    disabled: str
+    error: str
+
+
+class Outbox:
+    """Messages that wait for their endpoints.
+
+    It never commits: enqueue inside the transaction of what caused the message. The rest runs outside of one, where
+    each call is its own transaction.
+
+    Args:
+        connection: The evaluator's connection (`isolation_level=None`).
+        base: Longest first pause between attempts, seconds.
+        cap: Longest pause of all, and the longest `Retry-After` that is believed, seconds.
+        expire_after: Age at which a message that cannot be delivered is parked, seconds.
+        keep: Delivered and parked messages kept for people to look at; the oldest are dropped beyond.
+        rng: Source of the jitter.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        base: float = 1.0,
+        cap: float = 300.0,
+        expire_after: float = 86_400.0,
+        keep: int = 10_000,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._connection = connection
+        self._base, self._cap, self._expire_after, self._keep = base, cap, expire_after, keep
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        for statement in _TABLES:
+            connection.execute(statement)
+
+    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float, *, id: str | None = None) -> str:
+        """Write a message; it is due at once.
+
+        Args:
+            endpoint: Name of the endpoint.
+            contract: metadata.name.
+            body: The bytes to send.
+            now: Unix time, seconds.
+            id: `webhook-id`; a random one when None. A message whose id is already there is not written again, so an
+                id made from what happened makes enqueueing idempotent.
+
+        Returns:
+            The id.
+        """
+        message_id = id or f"msg_{secrets.token_hex(16)}"
+        self._connection.execute(
+            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO NOTHING",
+            (message_id, endpoint, contract, body, now, now),
+        )
+        return message_id
+
+    def due(self, now: float) -> tuple[Message, ...]:
+        """The oldest waiting message of every lane that may be tried now, oldest first.
+
+        A clock that has jumped back before the last attempt makes its message due: better early than hours late.
+        """
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM outbox WHERE seq IN"  # noqa: S608 - a constant
+            " (SELECT min(seq) FROM outbox WHERE state = 'waiting' GROUP BY endpoint, contract)"
+            " AND (?1 >= tried + pause OR ?1 < tried)"
+            " AND endpoint NOT IN (SELECT endpoint FROM outbox_endpoints"
+            " WHERE disabled OR (?1 < held + pause AND ?1 >= held))"
+            " ORDER BY seq",
+            (now,),
+        )
+        return tuple(_message(row) for row in rows)
+
+    def delivered(self, message_id: str) -> None:
+        """The endpoint has accepted the message."""
+        with self._together():
+            self._connection.execute("UPDATE outbox SET state = 'delivered', error = '' WHERE id = ?", (message_id,))
+            self._trim(State.DELIVERED)
+
+    def failed(
+        self, message_id: str, now: float, error: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> State:
+        """An attempt did not succeed.
+
+        Args:
+            message_id: Which message.
+            now: Unix time, seconds.
+            error: What happened, for people; it must hold no secret.
+            status: HTTP status of the answer; None when there was none.
+            retry_after: What the answer's `Retry-After` asks for, seconds.
+
+        Returns:
+            What became of the message: it waits, or is parked.
+        """
+        asked = min(max(0.0, retry_after or 0.0), self._cap)
+        with self._together():
+            row = self._connection.execute(
+                "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
+            ).fetchone()
+            if row is None:  # it expired while the attempt was under way
+                return State.PARKED
+            endpoint, attempts = row
+            pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
+            state = State.PARKED if status in _REFUSED else State.WAITING
+            self._connection.execute(
+                "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
+                (state.value, now, pause, error, message_id),
+            )
+            if status == _GONE:
+                self._connection.execute(
+                    "INSERT INTO outbox_endpoints (endpoint, disabled, reason) VALUES (?, 1, ?)"
+                    " ON CONFLICT (endpoint) DO UPDATE SET disabled = 1, reason = excluded.reason",
+                    (endpoint, error),
+                )
+            elif status in _THROTTLED and asked:
+                self._connection.execute(
+                    "INSERT INTO outbox_endpoints (endpoint, held, pause) VALUES (?, ?, ?)"
+                    " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause",
+                    (endpoint, now, asked),
+                )
+            self._trim(State.PARKED)
+        return state
+
+    def expire(self, now: float) -> int:
+        """Park every message that has waited too long; returns how many."""
+        with self._together():
+            expired = self._connection.execute(
+                "UPDATE outbox SET state = 'parked',"
+                " error = 'expired undelivered' || CASE error WHEN '' THEN '' ELSE '; last: ' || error END"
+                " WHERE state = 'waiting' AND created <= ?",
+                (now - self._expire_after,),
+            ).rowcount
+            if expired:
+                self._trim(State.PARKED)
+        return expired
+
+    def enable(self, endpoint: str) -> None:
+        """Send to an endpoint again after it answered 410."""
+        self._connection.execute("DELETE FROM outbox_endpoints WHERE endpoint = ?", (endpoint,))
+
+    def resend(self, message_id: str, now: float) -> bool:
+        """Let a parked message wait again, in its old place; returns whether there was one."""
+        cursor = self._connection.execute(
+            "UPDATE outbox SET state = 'waiting', created = ?, tried = ?, pause = 0 WHERE id = ? AND state = 'parked'",
+            (now, now, message_id),
+        )
+        return cursor.rowcount > 0
+
+    def messages(self, state: State | None = None, limit: int = 100) -> tuple[Message, ...]:
+        """The latest messages, newest first; in one state, or in all when None."""
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM outbox WHERE ?1 IS NULL OR state = ?1"  # noqa: S608 - a constant
+            " ORDER BY seq DESC LIMIT ?2",
+            (state, limit),
+        )
+        return tuple(_message(row) for row in rows)
+
+    def status(self) -> tuple[EndpointStatus, ...]:
+        """How every endpoint that ever had a message is doing, by name."""
+        rows = self._connection.execute(
+            "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
+            " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
+            " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''),"
+            " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
+            " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), '')"
+            " FROM outbox o LEFT JOIN outbox_endpoints e ON e.endpoint = o.endpoint"
+            " GROUP BY o.endpoint ORDER BY o.endpoint"
+        )
+        return tuple(EndpointStatus(*row) for row in rows)
+
+    def _trim(self, state: State) -> None:
+        self._connection.execute(
+            "DELETE FROM outbox WHERE state = ?1 AND seq <="
+            " (SELECT seq FROM outbox WHERE state = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+            (state.value, self._keep),
+        )
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        # A savepoint is a transaction of its own outside of one, and a part of the caller's inside.
+        self._connection.execute("SAVEPOINT outbox")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK TO outbox")
+            self._connection.execute("RELEASE outbox")
+            raise
+        self._connection.execute("RELEASE outbox")
+
+
+def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> Message:
+    seq, id, endpoint, contract, body, created, state, attempts, error = row
+    return Message(seq, id, endpoint, contract, body, created, State(state), attempts, error)

@@ -1,0 +1,132 @@
+"""What is kept beside the numbers: which kernels reported themselves, and the worst batches as examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kc_otel.contract.slices import Scalar
+
+__all__ = ["Example", "Examples", "KernelInfo", "Kernels", "examples_in"]
+
+COMPARE: Final = "kc.compare"
+_WORST: Final = "kc.compare.worst.abs_log_ratio"
+_PREFIX: Final = "kc.kernel."
+_MOST_KERNELS: Final = 256
+_MOST_EXAMPLES: Final = 20
+_MOST_FIELDS: Final = 32
+_LONGEST: Final = 200
+_IDENTITY: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """A kernel version and what its fingerprint is made of.
+
+    Attributes:
+        role: `train` or `inference`.
+        version: Short fingerprint.
+        fields: Engine, dtype, quantisation and so on, by name.
+        last_seen: Unix time in seconds.
+    """
+
+    role: str
+    version: str
+    fields: dict[str, str]
+    last_seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A measured batch with a large log ratio in it.
+
+    Attributes:
+        at: Unix time in seconds of the batch's end.
+        trace_id: Hex.
+        span_id: Hex.
+        worst: Largest |l| of the batch, nats.
+        links: (trace id, span id), hex, of the requests or steps that it compares.
+        attributes: The span's attributes.
+    """
+
+    at: float
+    trace_id: str
+    span_id: str
+    worst: float
+    links: tuple[tuple[str, str], ...]
+    attributes: dict[str, Scalar | list[Scalar]]
+
+
+class Kernels:
+    """Kernel versions of one contract, at most _MOST_KERNELS: the ones seen last."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], KernelInfo] = {}
+
+    def see(self, attributes: dict[str, Scalar], now: float) -> bool:
+        """Take the attributes of a kc.kernel.info point. Returns whether they name a kernel."""
+        role, version = attributes.get("kc.kernel.role"), attributes.get("kc.kernel.version")
+        if not (isinstance(role, str) and isinstance(version, str) and role and version):
+            return False
+        given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY][:_MOST_FIELDS]
+        fields = {name.removeprefix(_PREFIX)[:_LONGEST]: str(value)[:_LONGEST] for name, value in given}
+        key = (role[:_LONGEST], version[:_LONGEST])
+        self.known[key] = KernelInfo(*key, fields, now)
+        if len(self.known) > _MOST_KERNELS:
+            del self.known[min(self.known, key=lambda name: self.known[name].last_seen)]
+        return True
+
+
+class Examples:
+    """The worst batches of one contract within the long window, at most _MOST_EXAMPLES, worst first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.kept: list[Example] = []
+
+    def offer(self, example: Example, now: float) -> None:
+        """Keep an example if it is among the worst."""
+        fresh = [kept for kept in self.recent(now) if kept.span_id != example.span_id]
+        fresh.append(example)
+        fresh.sort(key=lambda kept: -kept.worst)
+        self.kept = fresh[:_MOST_EXAMPLES]
+
+    def recent(self, now: float) -> list[Example]:
+        """The kept ones that are not too old."""
+        return [example for example in self.kept if example.at > now - self._seconds]
+
+
+def examples_in(request: Any) -> list[tuple[str, Example]]:
+    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both."""
+    found = []
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                if span.name != COMPARE:
+                    continue
+                attributes = {pair.key: value for pair in span.attributes if (value := _value(pair.value)) is not None}
+                contract, worst = attributes.get("kc.contract"), attributes.get(_WORST)
+                if isinstance(contract, str) and isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
+                    example = Example(
+                        at=span.end_time_unix_nano / 1e9,
+                        trace_id=span.trace_id.hex(),
+                        span_id=span.span_id.hex(),
+                        worst=float(worst),
+                        links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links[:8]),
+                        attributes=attributes,
+                    )
+                    found.append((contract, example))
+    return found
+
+
+def _value(value: Any) -> Scalar | list[Scalar] | None:
+    field = value.WhichOneof("value")
+    if field == "string_value":
+        return str(value.string_value)[:_LONGEST]
+    if field in {"int_value", "double_value", "bool_value"}:
+        scalar: Scalar = getattr(value, field)
+        return scalar
+    if field == "array_value":
+        items = [_value(item) for item in value.array_value.values[:_MOST_FIELDS]]
+        return [item for item in items if item is not None and not isinstance(item, list)]
+    return None

@@ -1,0 +1,55 @@
+"""Clauses in words: the sentences that panels, alerts and rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kc_otel.contract.model import Clause
+from kc_otel.contract.registry import DERIVED, QUANTITIES
+
+__all__ = ["literal", "meaning", "number", "promise", "statistic"]
+
+
+def literal(text: str) -> str:
+    """Text that comes out of a template of Prometheus or Grafana as it is, whatever it contains."""
+    return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")
+
+
+def number(value: float, unit: str) -> str:
+    """A value with its unit, four digits: `0.004`, `0.15 nat`, `0.8 s`."""
+    return f"{value:.4g}" if unit == "1" else f"{value:.4g} {unit.strip('{}')}"
+
+
+def statistic(clause: Clause) -> str:
+    """What is limited, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
+    parsed = clause.parsed_statistic
+    return {
+        "mean": "Mean of",
+        "max": "Largest",
+        "quantile": f"{parsed.argument * 100:.6g}th percentile of",
+        "fraction": f"Share above {parsed.argument:g} of",
+    }[parsed.kind]
+
+
+def meaning(clause: Clause) -> str:
+    """What the clause's metric is, from the registry."""
+    known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
+    return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."
+
+
+def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
+    """The clause as sentences: what must stay at or below which limit, where it differs, what the metric is, and why.
+
+    Args:
+        clause: The clause.
+        slices: Slices of the contract, in their order; those with a limit of their own are named.
+    """
+    limit = number(clause.limit_for("all"), clause.unit)
+    own = [f"{number(clause.limit_for(name), clause.unit)} on {name}" for name in slices if name in clause.slices]
+    except_on = f" ({', '.join(own)})" if own else ""
+    sentences = [
+        f"{statistic(clause)} {clause.metric} must not be above {limit}{except_on}.",
+        meaning(clause),
+        clause.description.strip(),
+    ]
+    return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)

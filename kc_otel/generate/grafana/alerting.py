@@ -1,0 +1,136 @@
+"""Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
+
+What happens without data or with an error is chosen, not left to defaults:
+
+| rule waits for | the query finds no series         | the query fails                       |
+| -------------- | --------------------------------- | ------------------------------------- |
+| no-data        | fires: the evaluator is silent    | fires: nobody watches the contract    |
+| anything else  | OK where a no-data step covers it | keeps its state: no page, no all-clear |
+|                | else NoData, an alert of its own  |                                       |
+
+Source: Grafana documentation, alerting file provisioning.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.units import format_duration
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.describe import literal
+from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs, static_labels
+from kc_otel.generate.links import FOLDER, OVERVIEW_UID, panel_id
+
+__all__ = ["DATASOURCE_UID", "alert_rule", "alerting_file"]
+
+DATASOURCE_UID: Final = "prometheus"
+"""UID of the data source that the rules query, unless told otherwise."""
+
+_INTERVAL: Final = "30s"
+_LOOKBACK: Final = 600
+_SLICE, _TRAIN, _INFERENCE = CELL_LABELS
+
+
+def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID) -> GeneratedFile:
+    """The rule group of a contract, for Grafana's folder `provisioning/alerting`.
+
+    Args:
+        contract: The contract.
+        datasource_uid: UID of the Prometheus data source that scrapes the evaluator.
+    """
+    group = {
+        "orgId": 1,
+        "name": contract.name,
+        "folder": FOLDER,
+        "interval": _INTERVAL,
+        "rules": [alert_rule(rung, datasource_uid) for rung in rungs(contract)],
+    }
+    content: dict[str, Any] = {"apiVersion": 1, "groups": [group] if group["rules"] else []}
+    path = PurePosixPath("grafana", "alerting", f"{contract.name}.yaml")
+    return GeneratedFile(path, as_yaml(content, f"Grafana-managed alerts of {contract.name}."))
+
+
+def alert_rule(rung: Rung, datasource_uid: str) -> dict[str, Any]:
+    """One rule: query A takes the value now, expression B compares it, and B is the condition."""
+    name, panel = rung.contract.name, panel_id(rung.contract.name, rung.clause_id)
+    no_data, error = _states(rung)
+    return {
+        "uid": f"kc-{rung.key}",
+        "title": f"{name}: {rung.clause_id} {rung.step.on}, step {rung.number}",
+        "condition": "B",
+        "data": [_query(rung, datasource_uid), _condition(rung)],
+        "dashboardUid": OVERVIEW_UID,
+        "panelId": panel,
+        "noDataState": no_data,
+        "execErrState": error,
+        "for": format_duration(rung.step.after),
+        "keepFiringFor": format_duration(rung.step.clear_for),
+        "annotations": {
+            **_texts(rung),
+            "__dashboardUid__": OVERVIEW_UID,
+            "__panelId__": str(panel),
+        },
+        "labels": {**static_labels(rung), **_cell_labels(rung)},
+        "isPaused": False,
+    }
+
+
+def _query(rung: Rung, datasource_uid: str) -> dict[str, Any]:
+    return {
+        "refId": "A",
+        "relativeTimeRange": {"from": _LOOKBACK, "to": 0},
+        "datasourceUid": datasource_uid,
+        "model": {"refId": "A", "expr": rung.value, "instant": True, "range": False, "editorMode": "code"},
+    }
+
+
+def _condition(rung: Rung) -> dict[str, Any]:
+    """A threshold between the codes of the verdicts: only the one that the step waits for lies inside."""
+    code = 0.5 if rung.status is None else float(rung.status.code)
+    if rung.status in {None, Status.FAIL}:
+        evaluator = {"type": "gt", "params": [0 if rung.status is None else code - 0.5]}
+    else:
+        evaluator = {"type": "within_range", "params": [code - 0.5, code + 0.5]}
+    return {
+        "refId": "B",
+        "relativeTimeRange": {"from": 0, "to": 0},
+        "datasourceUid": "__expr__",
+        "model": {"refId": "B", "type": "threshold", "expression": "A", "conditions": [{"evaluator": evaluator}]},
+    }
+
+
+def _states(rung: Rung) -> tuple[str, str]:
+    if rung.status is Status.NO_DATA:
+        return "Alerting", "Alerting"
+    covered = rung.status is None or any(
+        other.clause is rung.clause and other.status is Status.NO_DATA for other in rungs(rung.contract)
+    )
+    return ("OK" if covered else "NoData"), "KeepLast"
+
+
+def _cell_labels(rung: Rung) -> dict[str, str]:
+    if rung.clause is None:
+        return {"slice": "all"}
+    names = {"slice": _SLICE, "kernel_train": _TRAIN, "kernel_inference": _INFERENCE}
+    return {name: f"{{{{ index $labels `{label}` }}}}" for name, label in names.items()}
+
+
+def _texts(rung: Rung) -> dict[str, str]:
+    where = f"{{{{ with index $labels `{_SLICE}` }}}}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
+    said = {
+        "fail": f"{rung.clause_id} is broken on {where}",
+        "no-data": f"no data for {rung.clause_id} on {where}",
+        "inconclusive": f"{rung.clause_id} cannot be decided on {where}",
+        "invalid-input": "sequences fail the input checks",
+    }[rung.step.on]
+    texts = {
+        "summary": f"{rung.contract.name}: {said}",
+        "description": f"{literal(rung.promise)} {rung.actions}",
+        "owner": literal(rung.contract.metadata.owner),
+    }
+    if rung.contract.metadata.runbook:
+        texts["runbook_url"] = literal(rung.contract.metadata.runbook)
+    return texts

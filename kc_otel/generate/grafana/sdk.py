@@ -1,0 +1,42 @@
+"""The parts of grafana-foundation-sdk that the dashboards are built with, imported in one place.
+
+The SDK is an extra: only generating dashboards needs it. Its module of classic dashboards warns on import that newer
+ones exist; classic ones are what every Grafana in use can read, so the warning is not passed on.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from grafana_foundation_sdk.builders import (
+            common,
+            dashboard,
+            prometheus,
+            stat,
+            statetimeline,
+            table,
+            timeseries,
+        )
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
+        from grafana_foundation_sdk.models import common as common_models
+        from grafana_foundation_sdk.models import dashboard as models
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "dashboards need the Grafana SDK; install it with: pip install 'kc-otel[grafana]'", name=error.name
+    ) from error
+
+__all__ = [
+    "JSONEncoder",
+    "common",
+    "common_models",
+    "dashboard",
+    "models",
+    "prometheus",
+    "stat",
+    "statetimeline",
+    "table",
+    "timeseries",
+]

@@ -1,0 +1,141 @@
+"""The escalation policy as rungs: one per step and clause, in words and labels that every alerting system shares.
+
+Prometheus rules and Grafana alerts are both made of rungs, so that they carry the same names, labels, severities and
+durations as the evaluator's own webhooks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kc_otel.contract.model import Clause, Contract, Step
+from kc_otel.contract.units import format_duration
+from kc_otel.escalation.body import ALERT_NAMES
+from kc_otel.escalation.policy import INPUT_CLAUSE
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.describe import promise
+from kc_otel.generate.names import label, metric, selector
+
+__all__ = ["CELL_LABELS", "HELD_BY", "Rung", "rungs", "static_labels", "unique_names"]
+
+CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
+"""Labels that tell the cells of one clause apart."""
+
+HELD_BY: Final = {
+    Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA),
+    Status.INCONCLUSIVE: (Status.NO_DATA,),
+    Status.NO_DATA: (),
+}
+"""Verdicts that neither feed nor clear an alert on a verdict: doubt and silence do not prove that a breach is over."""
+
+_STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive": Status.INCONCLUSIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step of the policy for one clause.
+
+    Attributes:
+        contract: The contract.
+        clause: The clause; None for steps that wait for invalid input, which no clause owns.
+        number: Place of the step in the policy, from 1.
+        step: The step.
+    """
+
+    contract: Contract
+    clause: Clause | None
+    number: int
+    step: Step
+
+    @property
+    def alert(self) -> str:
+        """Name of the alert, as in the evaluator's webhooks."""
+        return ALERT_NAMES[self.step.on]
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that identify the rung; they change when contract, clause or place do."""
+        identity = f"{self.contract.name}/{self.clause_id}/{self.number}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+    @property
+    def clause_id(self) -> str:
+        """Identity of the clause, or the name under which the policy files invalid input."""
+        return INPUT_CLAUSE if self.clause is None else self.clause.id
+
+    @property
+    def status(self) -> Status | None:
+        """Verdict that the step waits for; None when it waits for invalid input."""
+        return _STATUS.get(self.step.on)
+
+    @property
+    def value(self) -> str:
+        """PromQL: the verdict of every cell of the clause, or the sequences that failed an input check.
+
+        Evaluators that run side by side count once.
+        """
+        matchers = {"kc.contract": self.contract.name}
+        if self.clause is None:
+            window = format_duration(self.contract.observability.window)
+            return f"sum(increase({selector('kc.input.invalid', matchers)}[{window}]))"
+        return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
+
+    @property
+    def verdicts(self) -> str:
+        """PromQL: the series of `kc.verdict` that the rung looks at."""
+        return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
+
+    @property
+    def promise(self) -> str:
+        """What the clause promises, as a sentence."""
+        if self.clause is None:
+            return (
+                "Sequences have to pass the input checks before they are measured: same token ids, no one-token "
+                f"shift, no NaN, same sampling. {metric('kc.input.invalid')} counts those that do not, by reason."
+            )
+        return promise(self.clause, tuple(self.contract.slices))
+
+    @property
+    def actions(self) -> str:
+        """What the evaluator does when the step fires, as a sentence."""
+        return f"Actions: {', '.join(map(str, self.step.do))}."
+
+
+def rungs(contract: Contract) -> tuple[Rung, ...]:
+    """Every rung of a contract: clauses in their order, and for each the steps in theirs; invalid input last."""
+    steps = tuple(enumerate(contract.escalation, start=1))
+    of_clauses = (
+        Rung(contract, clause, number, step)
+        for clause in contract.clauses
+        for number, step in steps
+        if step.on in _STATUS and (not step.clauses or clause.id in step.clauses)
+    )
+    of_input = (Rung(contract, None, number, step) for number, step in steps if step.on not in _STATUS)
+    return (*of_clauses, *of_input)
+
+
+def static_labels(rung: Rung) -> dict[str, str]:
+    """Labels that do not depend on the cell, named as in the evaluator's webhooks, and the step's place."""
+    return {
+        "contract": rung.contract.name,
+        "clause": rung.clause_id,
+        "severity": rung.step.severity,
+        "step": str(rung.number),
+    }
+
+
+def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:
+    """The contracts, sorted by name.
+
+    Raises:
+        ValueError: If two have the same name: their series, rules and files could not be told apart.
+    """
+    ordered = tuple(sorted(contracts, key=lambda contract: contract.name))
+    for first, second in itertools.pairwise(ordered):
+        if first.name == second.name:
+            raise ValueError(f"two contracts are named {first.name!r}; give one of them another metadata.name")
+    return ordered

@@ -1,0 +1,69 @@
+"""Prometheus names of what the registry calls by OpenTelemetry names.
+
+The service writes its `/metrics` page with these functions and dashboards and rules read it with them, so the two
+agree by construction. The translation is OpenTelemetry's for Prometheus, except that unit `1` adds no suffix: the
+`_ratio` that some translators append to gauges says nothing about a verdict or a count of samples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from kc_otel.contract.registry import ATTRIBUTES, METRICS, Instrument, Metric, Quantity
+
+__all__ = ["label", "label_name", "metric", "prometheus_name", "selector"]
+
+_SUFFIXES: Final[dict[str, str]] = {"s": "_seconds", "ms": "_milliseconds", "By": "_bytes", "%": "_percent"}
+_OUTSIDE: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def prometheus_name(metric: Metric | Quantity) -> str:
+    """Prometheus name of a metric: dots to underscores, the unit's suffix, `_total` for counters.
+
+    Units in braces (`{token}`) are annotations and add nothing; neither does `1`. A quantity's name is that of its
+    histogram; `_bucket`, `_sum` and `_count` exist only where it is stored as a classic histogram.
+    """
+    name = _OUTSIDE.sub("_", metric.name)
+    suffix = _SUFFIXES.get(metric.unit, "")
+    if suffix and not name.endswith(suffix):
+        name += suffix
+    if isinstance(metric, Metric) and metric.instrument is Instrument.COUNTER:
+        name += "_total"
+    return name
+
+
+def label_name(attribute: str) -> str:
+    """Prometheus label of an attribute: `kc.kernel.train` becomes `kc_kernel_train`."""
+    return _OUTSIDE.sub("_", attribute)
+
+
+def metric(name: str) -> str:
+    """Prometheus name of the registry's metric of this OpenTelemetry name.
+
+    Raises:
+        KeyError: If the registry has no such metric: it has to be declared there before anything can show it.
+    """
+    return prometheus_name(METRICS[name])
+
+
+def label(name: str) -> str:
+    """Prometheus label of the registry's attribute of this name.
+
+    Raises:
+        KeyError: If the registry has no such attribute.
+    """
+    return label_name(ATTRIBUTES[name].name)
+
+
+def selector(name: str, matchers: Mapping[str, str] | None = None, *more: str) -> str:
+    """A PromQL selector of a registry metric.
+
+    Args:
+        name: OpenTelemetry name of the metric.
+        matchers: Attribute to the value it must equal.
+        more: Further matchers, already in PromQL.
+    """
+    parts = [f'{label(attribute)}="{value}"' for attribute, value in (matchers or {}).items()]
+    return f"{metric(name)}{{{', '.join((*parts, *more))}}}"

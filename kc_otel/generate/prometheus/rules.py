@@ -1,0 +1,169 @@
+"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy.
+
+A chain of small steps: contract -> rungs (ladder.py) -> one rule each -> one group per contract -> YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.units import format_duration
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.describe import literal
+from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.ladder import CELL_LABELS, HELD_BY, Rung, rungs, static_labels
+from kc_otel.generate.links import overview_link
+from kc_otel.generate.names import label, selector
+
+__all__ = [
+    "BOUNDS",
+    "INTERVAL",
+    "Shown",
+    "alert_rule",
+    "annotation_texts",
+    "expression",
+    "rule_file",
+    "rule_group",
+    "rules_path",
+]
+
+INTERVAL: Final = 15.0
+"""Seconds between evaluations of a group."""
+
+BOUNDS: Final = {
+    "estimate": "kc.bound.estimate",
+    "lower bound": "kc.bound.lower",
+    "upper bound": "kc.bound.upper",
+    "limit": "kc.bound.limit",
+}
+"""Numbers that an alert tells, and the metrics they come from."""
+
+_SLICE, _TRAIN, _INFERENCE = CELL_LABELS
+_WHERE: Final = (
+    f'{{{{ if $labels.{_SLICE} }}}}{{{{ if eq $labels.{_SLICE} "all" }}}}all traffic'
+    f"{{{{ else }}}}slice {{{{ $labels.{_SLICE} }}}}{{{{ end }}}}{{{{ else }}}}every slice{{{{ end }}}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an alert says of its cell, as values or as templates.
+
+    Attributes:
+        slice: Name of the slice, for a link.
+        where: The slice in words.
+        bounds: Value by the keys of BOUNDS.
+    """
+
+    slice: str
+    where: str
+    bounds: Mapping[str, str]
+
+
+def rules_path(contract: Contract) -> PurePosixPath:
+    """Place of a contract's rules below the output folder."""
+    return PurePosixPath("prometheus", "rules", f"{contract.name}.yaml")
+
+
+def rule_file(contract: Contract) -> GeneratedFile:
+    """The rule file of a contract."""
+    content = {"groups": [rule_group(contract)] if rungs(contract) else []}
+    return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
+
+
+def rule_group(contract: Contract) -> dict[str, Any]:
+    """One group, so that a contract's rules are evaluated at one time."""
+    return {
+        "name": f"kernel-contract-{contract.name}",
+        "interval": format_duration(INTERVAL),
+        "rules": [alert_rule(rung) for rung in rungs(contract)],
+    }
+
+
+def alert_rule(rung: Rung) -> dict[str, Any]:
+    """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
+    rule: dict[str, Any] = {"alert": rung.alert, "expr": expression(rung)}
+    if rung.step.after > 0:
+        rule["for"] = format_duration(rung.step.after)
+    if rung.step.clear_for > 0:
+        rule["keep_firing_for"] = format_duration(rung.step.clear_for)
+    return {**rule, "labels": _labels(rung), "annotations": annotation_texts(rung)}
+
+
+def expression(rung: Rung) -> str:
+    """PromQL that is true while the step's verdict holds.
+
+    A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. Silence of the
+    evaluator itself counts as no data.
+    """
+    status = rung.status
+    if status is None:
+        return f"{rung.value} > 0"
+    matches = f"{rung.value} == {status.code}"
+    if status is Status.NO_DATA:
+        return f"{matches}\nor\nabsent({rung.verdicts})"
+    own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": rung.alert, **static_labels(rung)}.items())
+    firing = f'ALERTS{{alertstate="firing", {own}}}'
+    held = HELD_BY[status]
+    still = f"{rung.value} >= {held[0].code}" if len(held) > 1 else f"{rung.value} == {held[0].code}"
+    return f"{matches}\nor\n{still} and on ({', '.join(CELL_LABELS)}) {firing}"
+
+
+def annotation_texts(rung: Rung, shown: Shown | None = None) -> dict[str, str]:
+    """What the person who is woken reads.
+
+    Args:
+        rung: What fires.
+        shown: What is known of the cell; templates, filled in when the alert fires, by default.
+    """
+    text = literal if shown is None else str
+    shown = shown or _templates(rung)
+    said = {
+        "fail": f"{rung.clause_id} is broken on {shown.where}",
+        "no-data": f"no data for {rung.clause_id} on {shown.where}",
+        "inconclusive": f"{rung.clause_id} cannot be decided on {shown.where}",
+        "invalid-input": "sequences fail the input checks",
+    }[rung.step.on]
+    with_numbers = rung.status in {Status.FAIL, Status.INCONCLUSIVE}
+    numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
+    description = (text(rung.promise), f"Now: {numbers}." if with_numbers else "", rung.actions)
+    texts = {
+        "summary": f"{rung.contract.name}: {said}",
+        "description": " ".join(filter(None, description)),
+        "owner": text(rung.contract.metadata.owner),
+        "dashboard": overview_link(rung.contract.name, "$__all" if rung.clause is None else shown.slice),
+    }
+    if rung.contract.metadata.runbook:
+        texts["runbook_url"] = text(rung.contract.metadata.runbook)
+    return texts
+
+
+def _labels(rung: Rung) -> dict[str, str]:
+    if rung.clause is None:
+        return {**static_labels(rung), "slice": "all"}
+    of_cell = {
+        "slice": f"{{{{ $labels.{_SLICE} }}}}",
+        "kernel_train": f"{{{{ $labels.{_TRAIN} }}}}",
+        "kernel_inference": f"{{{{ $labels.{_INFERENCE} }}}}",
+    }
+    return {**static_labels(rung), **of_cell}
+
+
+def _templates(rung: Rung) -> Shown:
+    return Shown(
+        slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
+        where=_WHERE,
+        bounds={name: _lookup(rung, source) for name, source in BOUNDS.items()},
+    )
+
+
+def _lookup(rung: Rung, name: str) -> str:
+    """A template that prints a bound of the alert's own cell, or a question mark where it is gone."""
+    matchers = {"kc.contract": rung.contract.name, "kc.clause": rung.clause_id}
+    cell = (f"{label(attribute)}=%q" for attribute in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
+    query = f"printf `{selector(name, matchers, *cell)}` $labels.{_SLICE} $labels.{_TRAIN} $labels.{_INFERENCE} | query"
+    return f'{{{{ with {query} }}}}{{{{ . | first | value | printf "%.4g" }}}}{{{{ else }}}}?{{{{ end }}}}'

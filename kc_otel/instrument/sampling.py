@@ -1,0 +1,57 @@
+"""Which comparisons are measured: a share of them, the same ones on both sides of a pair."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Hashable
+from typing import Final
+
+__all__ = ["Sampler", "position_of"]
+
+_RANGE: Final = float(1 << 64)
+
+
+def position_of(key: Hashable) -> float:
+    """Where a key falls in [0, 1): the same in every process and at every time, uniform over keys."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / _RANGE
+
+
+class Sampler:
+    """Takes a share of comparisons: by hash where a comparison has a key, else at random.
+
+    Args:
+        rate: The share in [0, 1], or what returns it; a function is asked anew for every comparison, so that the
+            share can follow what the evaluator asks for.
+
+    Raises:
+        ValueError: If a plain share is outside [0, 1].
+    """
+
+    def __init__(self, rate: float | Callable[[], float]) -> None:
+        if not callable(rate) and not 0.0 <= rate <= 1.0:
+            raise ValueError(f"sampling: {rate!r} is not a share; write a number from 0 to 1")
+        self._rate = rate
+        # Its own generator: drawing from the global one would change what the caller's program draws next.
+        self._random = random.Random()  # noqa: S311 - a share, not a secret
+
+    def share(self) -> float:
+        """The share now.
+
+        Raises:
+            ValueError: If the function returned something that is not a share.
+        """
+        if not callable(self._rate):
+            return self._rate
+        rate = float(self._rate())
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"sampling: the function returned {rate!r}; it must return a number from 0 to 1")
+        return rate
+
+    def takes(self, key: Hashable | None = None) -> bool:
+        """Whether a comparison is measured."""
+        share = self.share()
+        if share >= 1.0:
+            return True
+        return (self._random.random() if key is None else position_of(key)) < share

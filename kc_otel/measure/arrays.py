@@ -1,0 +1,93 @@
+"""Arrays as they come: NumPy or torch, any floating dtype, any device, read without copying more than a block.
+
+Half precision becomes float32, which holds it exactly, only for the rows that are being worked on; float64 stays.
+torch is imported only where somebody passed a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HostRows", "as_bool", "as_host", "host_rows", "is_tensor", "on_gpu"]
+
+Floats = NDArray[np.floating[Any]]
+
+
+def is_tensor(data: Any) -> bool:
+    """Whether `data` is a torch tensor."""
+    return type(data).__module__.partition(".")[0] == "torch" or hasattr(data, "__torch_function__")
+
+
+def on_gpu(data: Any) -> bool:
+    """Whether `data` is a tensor that is measured where it is: on CUDA (or ROCm, which torch calls CUDA too)."""
+    return is_tensor(data) and data.device.type == "cuda"
+
+
+def as_host(data: Any) -> NDArray[Any]:
+    """A NumPy view of an array of numbers that NumPy has a dtype for; a copy only from another device.
+
+    Args:
+        data: Anything but a bfloat16 tensor; see `host_rows` for those.
+    """
+    if is_tensor(data):
+        return data.detach().cpu().numpy()  # type: ignore[no-any-return]
+    return np.asarray(data)
+
+
+def as_bool(data: Any) -> NDArray[np.bool_]:
+    """A mask as bool: whatever is not zero counts."""
+    mask = as_host(data)
+    return mask if mask.dtype == np.bool_ else mask != 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRows:
+    """A floating array in host memory whose rows are read as float32, or float64 where they are float64.
+
+    Attributes:
+        data: The array, [rows, ...]; bfloat16 as its bits, uint16.
+        bfloat16: Whether `data` holds bits of bfloat16.
+    """
+
+    data: NDArray[Any]
+    bfloat16: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.data.shape
+
+    def read(self, rows: Any) -> Floats:
+        """What an index selects, as float32 or float64; may be a view, so never write into it."""
+        part = self.data[rows]
+        if self.bfloat16:
+            bits: NDArray[np.uint32] = part.astype(np.uint32) << np.uint32(16)
+            return bits.view(np.float32)
+        floats: Floats = part if part.dtype == np.float64 else part.astype(np.float32, copy=False)
+        return floats
+
+
+def host_rows(data: Any) -> HostRows:
+    """Rows of a NumPy array, a tensor on any device or nested lists, without a copy where there is one on the host.
+
+    Raises:
+        ValueError: If it does not hold real numbers.
+    """
+    if is_tensor(data):
+        data = data.detach().cpu()
+        if str(data.dtype) == "torch.bfloat16":
+            import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+            return HostRows(data.view(torch.int16).numpy().view(np.uint16), bfloat16=True)
+        data = data.numpy()
+    array = np.asarray(data)
+    if array.dtype.name == "bfloat16":
+        return HostRows(array.view(np.uint16), bfloat16=True)
+    if array.dtype.kind not in "fiu":
+        msg = f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
+        raise ValueError(msg)
+    return HostRows(array, bfloat16=False)

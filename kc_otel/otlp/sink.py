@@ -1,0 +1,57 @@
+"""Where received telemetry goes, and the count of what was received."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Outcome", "RequestCounts", "Sink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request that could be read.
+
+    Attributes:
+        rejected: Data points, spans or log records that were not taken; the sender must not send them again.
+        message: Why, for the person who reads the sender's log; empty when there is nothing to say.
+    """
+
+    rejected: int = 0
+    message: str = ""
+
+
+class Sink(Protocol):
+    """Takes decoded requests. The methods run on the servers' event loop: synchronous, and quick.
+
+    A method may raise `ThrottledError` to make the sender wait and send again.
+    """
+
+    def metrics(self, request: Any) -> Outcome:
+        """Take an ExportMetricsServiceRequest."""
+        ...
+
+    def traces(self, request: Any) -> Outcome:
+        """Take an ExportTraceServiceRequest."""
+        ...
+
+    def logs(self, request: Any) -> Outcome:
+        """Take an ExportLogsServiceRequest."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Requests by transport (`grpc`, `http`) and outcome, for the metric kc.evaluator.requests."""
+
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, transport: str, outcome: str) -> None:
+        """Count one request."""
+        self._counts[transport, outcome] += 1
+
+    def snapshot(self) -> Mapping[tuple[str, str], int]:
+        """Counts so far, by (transport, outcome)."""
+        return dict(self._counts)

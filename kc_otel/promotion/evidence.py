@@ -1,0 +1,136 @@
+"""Evidence of a promotion step: what was promised, what was measured, on which kernels, and a checksum over it all.
+
+The checksum shows that a record has not been damaged or edited by accident. It is not a signature: whoever can rewrite
+the record can rewrite the checksum, so keep records where the people they bind cannot write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version as installed_version
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.escalation.body import rfc3339
+from kc_otel.escalation.codec import finite_or_none
+from kc_otel.evaluator.verdict import Status, Verdict
+from kc_otel.promotion.stages import Decision, Outcome, Stage
+
+__all__ = ["EvidenceError", "make_evidence", "verify_evidence"]
+
+_FORMAT: Final = "kernel-contract-evidence/v1"
+_FIELDS: Final = frozenset(
+    {"format", "time", "tool", "contract", "kernel", "stage", "decision", "verdicts", "checksum"}
+)
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class EvidenceError(ValueError):
+    """A record is not what a gate wrote; the message lists everything that is wrong with it."""
+
+
+def make_evidence(
+    contract: Contract, stage: Stage, version: str, decision: Decision, verdicts: Sequence[Verdict], now: float
+) -> dict[str, Any]:
+    """The record of one step.
+
+    Args:
+        contract: The contract in force.
+        stage: Stage that the kernel version was in.
+        version: Short fingerprint of the inference kernel version.
+        decision: What the gate said.
+        verdicts: The verdicts it rests on.
+        now: Unix time, seconds.
+
+    Returns:
+        A JSON object that `verify_evidence` accepts; numbers that are not finite are null.
+
+    Raises:
+        ValueError: If there is no verdict, or one was made under another contract.
+    """
+    if not verdicts:
+        raise ValueError("evidence without verdicts proves nothing; pass those that the decision rests on")
+    if {verdict.contract_hash for verdict in verdicts} != {contract.hash}:
+        raise ValueError(f"a verdict was made under another contract than {contract.name!r} {contract.hash[:12]}")
+    record = {
+        "format": _FORMAT,
+        "time": rfc3339(now),
+        "tool": {"name": "kc-otel", "version": installed_version("kc-otel")},
+        "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
+        "kernel": version,
+        "stage": stage.value,
+        "decision": decision.to_json(),
+        "verdicts": [_verdict(verdict) for verdict in sorted(verdicts, key=lambda verdict: (verdict.cell, verdict.at))],
+    }
+    return record | {"checksum": _checksum(record)}
+
+
+def verify_evidence(record: Mapping[str, Any]) -> None:
+    """Accept a record, or say what is wrong with it.
+
+    Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
+    limit; that the decision does not contradict the verdicts.
+
+    Raises:
+        EvidenceError: If anything does not hold.
+    """
+    if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
+        raise EvidenceError(f"this is not a record of the format {_FORMAT}")
+    problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
+    problems += [f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS)]
+    if not problems:
+        try:
+            problems = _problems(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problems = [f"a field has another shape than kc-otel writes ({error!r})"]
+    if problems:
+        raise EvidenceError("; ".join(problems))
+
+
+def _problems(record: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if record["checksum"] != _checksum({name: value for name, value in record.items() if name != "checksum"}):
+        problems.append("the checksum does not match: the record was changed after it was written")
+    if not _HASH.fullmatch(record["contract"]["hash"]):
+        problems.append("contract.hash is not 64 hex digits")
+    statuses = set()
+    for verdict in record["verdicts"]:
+        status, limit = Status(verdict["status"]), verdict["limit"]
+        statuses.add(status)
+        where = f"{verdict['clause']} on {verdict['slice']}"
+        if status is Status.PASS and not (verdict["upper"] is not None and verdict["upper"] <= limit):
+            problems.append(f"{where} is PASS, but its upper bound is not at or below the limit")
+        if status is Status.FAIL and not (verdict["lower"] is not None and verdict["lower"] > limit):
+            problems.append(f"{where} is FAIL, but its lower bound is not above the limit")
+    outcome = Outcome(record["decision"]["outcome"])
+    if outcome is Outcome.ADVANCE and statuses != {Status.PASS}:
+        problems.append("the decision is to advance, but not every verdict is PASS")
+    if outcome is Outcome.ROLLBACK and Status.FAIL not in statuses:
+        problems.append("the decision is to roll back, but no verdict is FAIL")
+    return problems
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    cell = verdict.cell
+    return {
+        "clause": cell.clause,
+        "slice": cell.slice,
+        "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
+        "status": verdict.status.value,
+        "time": rfc3339(verdict.at),
+        "limit": finite_or_none(verdict.limit),
+        "estimate": finite_or_none(verdict.estimate),
+        "lower": finite_or_none(verdict.lower),
+        "upper": finite_or_none(verdict.upper),
+        "samples": verdict.samples,
+        "window": verdict.window,
+        "method": verdict.method,
+    }
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

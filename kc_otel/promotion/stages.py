@@ -1,0 +1,210 @@
+"""The four stages of a kernel version, and the gate between two of them as a pure function of verdicts.
+
+    offline CI  ->  shadow  ->  canary  ->  full
+
+A gate opens when every cell it asks for has been PASS over a number of consecutive windows that share no data. A FAIL
+rolls back to the start. INCONCLUSIVE and NO_DATA wait, and the decision says what is missing: nothing passes for lack
+of data. Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.evaluator.verdict import Status, Verdict
+
+__all__ = ["Decision", "GateSpec", "Outcome", "Round", "Stage", "decide"]
+
+
+class Stage(StrEnum):
+    """How much a kernel version is trusted with."""
+
+    OFFLINE_CI = "offline-ci"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    FULL = "full"
+
+    @property
+    def next(self) -> Stage | None:
+        """The stage behind the gate; None after the last."""
+        stages = list(Stage)
+        place = stages.index(self) + 1
+        return stages[place] if place < len(stages) else None
+
+
+class Outcome(StrEnum):
+    """What a gate says."""
+
+    ADVANCE = "advance"
+    WAIT = "wait"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """What a kernel version has to show before it leaves a stage.
+
+    Attributes:
+        stage: The stage it is in.
+        windows: Consecutive windows without shared data in which every cell is PASS.
+        window: Length of the short window, seconds; 0 for offline stages, where every round is a window of its own.
+        long_window: Length of the long window, seconds, for rounds with a verdict that the long window decided.
+        cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
+        min_samples: Observations below which no cell can pass, for the explanation of what is missing.
+    """
+
+    stage: Stage
+    windows: int
+    window: float
+    long_window: float
+    cells: tuple[tuple[str, str], ...]
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        if self.windows < 1 or not 0 <= self.window <= self.long_window < math.inf:
+            raise ValueError("a gate needs at least one window, of zero or more seconds, and no shorter long window")
+        if not self.cells:
+            raise ValueError("a gate without cells would open for anything; name at least one (clause, slice)")
+
+    @classmethod
+    def of(cls, contract: Contract, stage: Stage, windows: int) -> GateSpec:
+        """The gate that asks for every clause of a contract on all traffic and on every declared slice."""
+        slices = (ALL, *contract.slices)
+        offline, watched = stage is Stage.OFFLINE_CI, contract.observability
+        return cls(
+            stage=stage,
+            windows=windows,
+            window=0.0 if offline else watched.window,
+            long_window=0.0 if offline else max(watched.window, watched.long_window),
+            cells=tuple((clause.id, slice) for clause in contract.clauses for slice in slices),
+            min_samples=watched.min_samples,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The verdicts of one evaluation.
+
+    Attributes:
+        at: Unix time, seconds.
+        verdicts: Of any kernel versions; a gate looks at its own.
+    """
+
+    at: float
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a gate says, and why.
+
+    Attributes:
+        outcome: advance, wait or rollback.
+        stage: The stage that the kernel version is in from now on.
+        windows: Windows that have passed so far, at most as many as are needed.
+        missing: For wait, what has to happen; for rollback, what failed; one sentence each.
+    """
+
+    outcome: Outcome
+    stage: Stage
+    windows: int
+    missing: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision as a JSON object."""
+        return {
+            "outcome": self.outcome.value,
+            "stage": self.stage.value,
+            "windows": self.windows,
+            "missing": list(self.missing),
+        }
+
+
+def decide(gate: GateSpec, version: str, history: Sequence[Round], holds: Iterable[str], now: float) -> Decision:
+    """Whether a kernel version leaves its stage.
+
+    Args:
+        gate: What it has to show.
+        version: Short fingerprint of the inference kernel version.
+        history: Evaluations since the version entered the stage, oldest first.
+        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
+        now: Unix time, seconds.
+
+    Returns:
+        Rollback if any of the version's verdicts in the stage is FAIL, held or not. Else wait while anything is
+        missing. Else advance; a version in the last stage stays there.
+    """
+    rounds = [Round(one.at, _of(version, one.verdicts)) for one in history]
+    failed = {verdict.cell: verdict for one in rounds for verdict in one.verdicts if verdict.status is Status.FAIL}
+    if failed:
+        return Decision(Outcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(_said(v) for _, v in sorted(failed.items())))
+    windows = _windows(gate, rounds)
+    missing = [f"held: {reason}" for reason in holds]
+    if not rounds or now - rounds[-1].at > gate.window > 0:
+        missing.append(f"no evaluation of {version} in the last {format_duration(gate.window)}" if gate.window else
+                       f"no evaluation of {version}")  # fmt: skip
+    else:
+        missing += _missing(gate, rounds[-1])
+    if windows < gate.windows:
+        missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
+    following = gate.stage.next
+    if missing or following is None:
+        return Decision(Outcome.WAIT, gate.stage, windows, tuple(missing) or (f"{gate.stage} is the last stage",))
+    return Decision(Outcome.ADVANCE, following, windows)
+
+
+def _of(version: str, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    return tuple(verdict for verdict in verdicts if verdict.cell.kernel_inference == version)
+
+
+def _windows(gate: GateSpec, rounds: Sequence[Round]) -> int:
+    # Backwards from the latest round: a round counts when it lies before the data of the last one counted, so that no
+    # observation is counted twice. Anything but PASS, or a gap in which nobody looked, ends the streak.
+    counted = 0
+    data_from = seen = math.inf
+    for one in reversed(rounds):
+        if _missing(gate, one) or (gate.window and math.isfinite(seen) and seen - one.at > gate.window):
+            break
+        if one.at <= data_from:
+            counted += 1
+            data_from = one.at - (gate.long_window if _used_long(gate, one) else gate.window)
+        seen = one.at
+        if counted == gate.windows:
+            break
+    return counted
+
+
+def _used_long(gate: GateSpec, one: Round) -> bool:
+    return any(v.window == "long" and (v.cell.clause, v.cell.slice) in gate.cells for v in one.verdicts)
+
+
+def _missing(gate: GateSpec, one: Round) -> list[str]:
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in one.verdicts:
+        found.setdefault((verdict.cell.clause, verdict.cell.slice), []).append(verdict)
+    missing = []
+    for clause, slice in gate.cells:
+        verdicts = found.get((clause, slice))
+        if not verdicts:
+            missing.append(f"{clause} on {slice}: no verdict yet")
+            continue
+        missing += [_said(verdict, gate.min_samples) for verdict in verdicts if verdict.status is not Status.PASS]
+    return missing
+
+
+def _said(verdict: Verdict, min_samples: int = 0) -> str:
+    cell = verdict.cell
+    said = f"{cell.clause} on {cell.slice}: {verdict.status}"
+    if verdict.status is Status.NO_DATA:
+        return f"{said}, no samples arrive"
+    said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
+    if verdict.samples < min_samples:
+        return f"{said}, {min_samples - verdict.samples:,} more samples are needed before it can pass"
+    return f"{said}, from {verdict.samples:,} samples"

@@ -1,0 +1,50 @@
+"""The evaluator's API: read what it knows, watch the decision table, lift a route.
+
+It is served without authentication and therefore on loopback by default. `/openapi.json` describes it; there is no page
+of documentation, because the usual one loads its scripts from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.models import Problem
+from kc_otel.service.otel import Readings
+from kc_otel.service.routes_decisions import decision_routes
+from kc_otel.service.routes_health import health_routes
+from kc_otel.service.routes_verdicts import verdict_routes
+
+__all__ = ["make_api"]
+
+
+def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, version: str) -> FastAPI:
+    """The application.
+
+    Args:
+        core: What is asked.
+        readings: The evaluator's own metrics.
+        decided: Notified when the decision table may have changed.
+        version: Version of kc-otel.
+    """
+    api = FastAPI(
+        title="kc-otel evaluator",
+        version=version,
+        summary="Verdicts, events and decisions of kernel contracts.",
+        docs_url=None,
+        redoc_url=None,
+        responses={404: {"model": Problem}, 422: {"model": Problem}},
+    )
+
+    @api.exception_handler(HTTPException)
+    async def problem(_: Request, error: HTTPException) -> Response:
+        body = Problem(title="request refused", detail=str(error.detail), status=error.status_code)
+        return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
+
+    for router in (health_routes(core, readings), verdict_routes(core), decision_routes(core, decided)):
+        api.include_router(router)
+    return api

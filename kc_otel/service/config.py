@@ -1,0 +1,35 @@
+"""What `kc-otel serve` can be told, and the defaults a careful engineer would choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ServeConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where the evaluator listens, keeps its state and finds itself.
+
+    Attributes:
+        host: Address that every port binds to; loopback unless told otherwise, for there is no authentication.
+        grpc_port: OTLP over gRPC; 0 lets the system choose.
+        http_port: OTLP over HTTP; 0 lets the system choose.
+        api_port: API, `/metrics`, health; 0 lets the system choose.
+        state: SQLite file; None keeps nothing across restarts.
+        tick: Seconds between two evaluations.
+        external_url: How a person reaches the API, for links in webhooks; None for the bound address.
+        webhooks: False lets webhooks whose endpoint is not configured wait in the outbox instead of refusing to start.
+        max_request_bytes: Largest OTLP request, also after decompression.
+    """
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 4317
+    http_port: int = 4318
+    api_port: int = 4320
+    state: Path | None = None
+    tick: float = 1.0
+    external_url: str | None = None
+    webhooks: bool = True
+    max_request_bytes: int = 16 * 1024 * 1024

@@ -1,0 +1,56 @@
+"""The one SQLite file that everything the evaluator must not forget lives in."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["StateError", "open_state", "transaction"]
+
+
+class StateError(Exception):
+    """The state file cannot be used; the message says what to do."""
+
+
+def open_state(path: Path | None) -> sqlite3.Connection:
+    """Open or create the state file; None gives a database in memory.
+
+    Write-ahead logging makes a commit survive the process being killed at any instant.
+
+    Raises:
+        StateError: If the file is not a database, cannot be written, or another evaluator holds it.
+    """
+    target = ":memory:" if path is None else str(path)
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(target, isolation_level=None, timeout=2.0, check_same_thread=False)
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            msg = f"{target}: another evaluator is using this state file; stop it, or give --state another file"
+        else:
+            msg = f"{target}: cannot open the state file ({error}); give --state a file in a folder that can be written"
+        raise StateError(msg) from None
+    except (sqlite3.DatabaseError, OSError) as error:
+        msg = f"{target}: not a usable state file ({error}); move it away, or give --state another file"
+        raise StateError(msg) from None
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside is written, or nothing is."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

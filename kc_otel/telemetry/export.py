@@ -1,0 +1,153 @@
+"""The export loop: a daemon thread that turns what was accumulated into OTLP, through the SDK's exporters.
+
+The SDK's own metric pipeline aggregates one call per value, which is a hundred times too slow for tokens, and has no
+way in for histograms that are already made. Its exporters and data classes are public, so the loop replaces only the
+part between: it collects, wraps one resource around the metrics (the encoder merges two that are equal, so one export
+owns one), and calls `MetricExporter.export`. Nothing here runs on a caller's thread except waiting with a deadline.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from opentelemetry import context
+from opentelemetry.sdk.metrics.export import (
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    ResourceMetrics,
+    ScopeMetrics,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+__all__ = ["SCOPE", "VERSION", "ExportLoop", "Source"]
+
+VERSION: Final = importlib.metadata.version("kc-otel")
+SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
+
+
+class Source(Protocol):
+    """What the loop exports. Both methods are called on the loop's thread."""
+
+    def collect(self, now: int) -> Sequence[Metric]:
+        """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
+
+    def exported(self, error: object | None) -> None:
+        """How the export of what was last collected went; None when every exporter accepted it."""
+
+
+class ExportLoop:
+    """Exports a source every `interval` seconds, on request, and once more when it is shut down.
+
+    Args:
+        source: What is exported.
+        exporters: Makes the exporters, on the loop's thread; called again after it raised.
+        resource: The one resource of every export.
+        interval: Seconds between exports; inf for exports on request only.
+        timeout: Seconds given to the exporter for one export.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        exporters: Callable[[], Sequence[MetricExporter]],
+        resource: Resource,
+        interval: float,
+        timeout: float,
+    ) -> None:
+        self._source = source
+        self._make = exporters
+        self._exporters: Sequence[MetricExporter] | None = None
+        self._resource = resource
+        self._interval = interval
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._accepted = True
+        self._stopping = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kc-otel-export", daemon=True)
+        self._thread.start()
+
+    def request(self) -> int:
+        """Ask for an export now, without waiting for it; the ticket is answered when it is done."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+            return self._asked
+
+    def force_flush(self, timeout: float) -> bool:
+        """Export now and wait at most `timeout` seconds; whether every exporter accepted in that time."""
+        ticket = self.request()
+        with self._changed:
+            answered = self._changed.wait_for(
+                lambda: self._answered >= ticket or not self._thread.is_alive(), max(timeout, 0.0)
+            )
+            return answered and self._answered >= ticket and self._accepted
+
+    def shutdown(self, timeout: float) -> bool:
+        """Export once more, close the exporters and stop, within `timeout` seconds; False if that was too short."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(max(timeout, 0.0))
+        if not self._thread.is_alive():
+            return self._accepted
+        # The thread hangs in an export. Closing the exporter interrupts its retries; it may hang as well, so it
+        # gets a thread of its own, and at interpreter exit, when none can be started, it is left alone.
+        with suppress(RuntimeError):
+            threading.Thread(target=self._close, name="kc-otel-close", daemon=True).start()
+        return False
+
+    def _run(self) -> None:
+        # Exporters that are instrumented themselves must not make telemetry of telemetry.
+        context.attach(context.set_value("suppress_instrumentation", True))
+        stopping = False
+        while not stopping:
+            due = time.monotonic() + self._interval
+            with self._changed:
+                self._changed.wait_for(
+                    lambda due=due: self._stopping or self._asked > self._answered or time.monotonic() >= due,  # type: ignore[misc]
+                    None if math.isinf(self._interval) else self._interval,
+                )
+                ticket, stopping = self._asked, self._stopping
+            error = self._export()
+            self._source.exported(error)
+            with self._changed:
+                self._answered, self._accepted = ticket, error is None
+                self._changed.notify_all()
+        self._close()
+
+    def _export(self) -> object | None:
+        """Why the export failed, or None."""
+        try:
+            metrics = self._source.collect(time.time_ns())
+            if self._exporters is None:
+                self._exporters = self._make()
+            data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(SCOPE, metrics, "")], "")])
+            results = [(e, e.export(data, timeout_millis=self._timeout * 1000.0)) for e in self._exporters]
+        except Exception as error:  # noqa: BLE001 - an exporter is foreign code, and this thread has no caller
+            return error
+        refused = [type(e).__name__ for e, result in results if result is not MetricExportResult.SUCCESS]
+        return f"{', '.join(refused)} did not deliver; is the endpoint up?" if refused else None
+
+    def _close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        for exporter in self._exporters or ():
+            try:
+                exporter.shutdown(timeout_millis=self._timeout * 1000.0)
+            except Exception as error:  # noqa: BLE001 - closing is best effort, and nobody is left to tell
+                self._source.exported(error)

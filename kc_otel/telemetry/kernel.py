@@ -1,0 +1,113 @@
+"""Kernel versions: what evaluated the policy, spelled out, and as a short fingerprint that fits on a metric."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from kc_otel.contract.model import KernelSpec
+from kc_otel.contract.slices import Scalar
+
+__all__ = ["Kernel"]
+
+_FINGERPRINT_DIGITS: Final = 12
+_ATTRIBUTES: Final = {
+    "engine": "kc.kernel.engine",
+    "version": "kc.kernel.engine.version",
+    "dtype": "kc.kernel.dtype",
+    "quantization": "kc.kernel.quantization",
+    "kv_cache_dtype": "kc.kernel.kv_cache_dtype",
+    "attention": "kc.kernel.attention",
+    "parallelism": "kc.kernel.parallelism",
+    "compile": "kc.kernel.compile",
+    "hardware": "kc.kernel.hardware",
+}
+_EXTRA: Final = "kc.kernel.extra."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """One version of a kernel: everything that may change the numbers it computes, apart from the weights.
+
+    Two kernels are equal when their fields are. A dtype may be given as a `torch.dtype`; whatever is neither text,
+    number nor truth value is written as text.
+
+    >>> Kernel("vllm", version="0.32.0", dtype="bfloat16", kv_cache_dtype="fp8").fingerprint
+    '9226f24e3b5f'
+
+    Attributes:
+        engine: Program that evaluates the policy, such as torch, vllm, sglang.
+        version: Version of that program.
+        dtype: Number format of weights and activations.
+        quantization: Quantisation method, such as awq, gptq, compressed-tensors.
+        kv_cache_dtype: Number format of the KV cache.
+        attention: Attention backend, such as FLASH_ATTN, TRITON_ATTN.
+        parallelism: How the model is split, such as tp=2,pp=1.
+        compile: Compilation mode or flags.
+        hardware: Device it runs on, such as H100.
+        extra: Anything else that changes the numbers.
+        fingerprint: First 12 hex digits of the SHA-256 of the canonical JSON of the fields that are set.
+    """
+
+    engine: str
+    _: KW_ONLY
+    version: Any = None
+    dtype: Any = None
+    quantization: Any = None
+    kv_cache_dtype: Any = None
+    attention: Any = None
+    parallelism: Any = None
+    compile: Any = None
+    hardware: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, str) or not self.engine:
+            raise ValueError(f"engine: {self.engine!r} is not a program's name; write torch, vllm, sglang ...")
+        for name in _ATTRIBUTES:
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        extra = {str(key): plain for key, value in self.extra.items() if (plain := _plain(value)) is not None}
+        object.__setattr__(self, "extra", MappingProxyType(extra))
+        canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        object.__setattr__(self, "fingerprint", digest[:_FINGERPRINT_DIGITS])
+
+    @classmethod
+    def declared(cls, spec: KernelSpec) -> Kernel:
+        """The kernel as a contract declares it, for programs that cannot say more about it."""
+        return cls(
+            spec.engine,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            attention=spec.attention,
+            kv_cache_dtype=spec.kv_cache_dtype,
+        )
+
+    def attributes(self) -> dict[str, Scalar]:
+        """The fields that are set, by the names they have on the metric `kc.kernel.info`."""
+        named = {_ATTRIBUTES[name]: value for name, value in self._fields().items() if name != "extra"}
+        return {**named, **{_EXTRA + key: value for key, value in self.extra.items()}}
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, Kernel) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {name: value for name in _ATTRIBUTES if (value := getattr(self, name)) is not None}
+        return {**fields, "extra": dict(self.extra)} if self.extra else fields
+
+
+def _plain(value: object) -> Scalar | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, str | bool | int | float):
+        return value
+    # str(torch.bfloat16) is "torch.bfloat16", and must not be another kernel than "bfloat16".
+    return str(value).removeprefix("torch.")

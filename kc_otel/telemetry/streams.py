@@ -1,0 +1,120 @@
+"""The cumulative streams of one pair of kernel versions: histograms per slice, and the exemplars that explain them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
+from opentelemetry.trace import SpanContext
+
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.slices import Scalar
+from kc_otel.telemetry.accumulate import Accumulator, WorstToken
+from kc_otel.telemetry.kernel import Kernel
+from kc_otel.telemetry.points import gauge, histogram, histogram_point
+
+__all__ = ["Example", "KernelPair", "PairStreams", "drift_metrics", "kernel_info"]
+
+_SCALE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPair:
+    """The two kernel versions that a stream compares."""
+
+    train: Kernel
+    inference: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A batch's worst token, and where to read about it.
+
+    Attributes:
+        token: The token with the largest |l|.
+        span: Context of the batch's span.
+        at: When it was measured, unix nanoseconds.
+        weights: Weight versions of the two kernels, by attribute name.
+    """
+
+    token: WorstToken
+    span: SpanContext
+    at: int
+    weights: Mapping[str, Scalar]
+
+
+class PairStreams:
+    """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe."""
+
+    def __init__(self, contract: str, pair: KernelPair, slices: Sequence[str], start: int) -> None:
+        self.pair: Final = pair
+        self.accumulator: Final = Accumulator(slices, scale=_SCALE)
+        self.retired = False
+        self.batches = 0
+        self._contract = contract
+        self._start = start
+        self._worst: dict[str, Example] = {}
+
+    def explain(self, example: Example) -> None:
+        """Keep an example for the slices where none since the last export was worse: one per slice and interval.
+
+        Its value is in the histograms of its own sequence's slices and of no others.
+        """
+        for name in example.token.slices:
+            known = self._worst.get(name)
+            if known is None or example.token.abs_log_ratio > known.token.abs_log_ratio:
+                self._worst[name] = example
+
+    def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
+        """Every stream's (quantity, cumulative point); the exemplars are handed out once."""
+        worst, self._worst = self._worst, {}
+        for (quantity, slice), value in self.accumulator.snapshot().items():
+            if not value.count:
+                continue
+            attributes = {
+                "kc.contract": self._contract,
+                "kc.slice": slice,
+                "kc.kernel.train": self.pair.train.fingerprint,
+                "kc.kernel.inference": self.pair.inference.fingerprint,
+            }
+            exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
+            yield quantity, histogram_point(value, attributes, self._start, now, exemplars)
+
+
+def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
+    """One metric per quantity, with the points of every slice and pair."""
+    points: dict[str, list[ExponentialHistogramDataPoint]] = {quantity: [] for quantity in QUANTITIES}
+    for each in streams:
+        for quantity, point in each.points(now):
+            points[quantity].append(point)
+    return [histogram(quantity, found) for quantity, found in points.items() if found]
+
+
+def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int) -> Metric:
+    """`kc.kernel.info`: what each fingerprint stands for."""
+    roles = {
+        (role, kernel) for pair in pairs for role, kernel in (("train", pair.train), ("inference", pair.inference))
+    }
+    values: list[tuple[Mapping[str, Scalar], float]] = []
+    for role, kernel in sorted(roles, key=lambda item: (item[0], item[1].fingerprint)):
+        identity: dict[str, Scalar] = {
+            "kc.contract": contract,
+            "kc.kernel.role": role,
+            "kc.kernel.version": kernel.fingerprint,
+        }
+        values.append(({**identity, **kernel.attributes()}, 1))
+    return gauge("kc.kernel.info", values, start, now)
+
+
+def _exemplars(quantity: str, example: Example) -> tuple[Exemplar, ...]:
+    if quantity == "abs_log_ratio":
+        value = example.token.abs_log_ratio
+    elif quantity == "tv_token" and example.token.log_ratio < 0:
+        value = -math.expm1(example.token.log_ratio)
+    else:
+        return ()
+    return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)

@@ -1,0 +1,139 @@
+"""What an evaluation costs: `python tests/benchmarks/bench_evaluate.py` prints the time of a tick and of ingestion.
+
+2000 series (10 quantities x 100 slices x 2 kernel pairs) of 80 buckets each, every one with new observations in every
+round. An evaluation judges 2000 cells; what it costs must not depend on how many tokens the windows hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sqlite3
+import statistics
+import time
+
+import numpy as np
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.evaluator.store import EvaluatorStore
+
+METRICS = {
+    "abs_log_ratio": ("mean", 0.05),
+    "tv_token": ("mean", 0.02),
+    "k3": ("mean", 0.01),
+    "chi2_token": ("mean", 0.05),
+    "tv_seq": ("mean", 0.5),
+    "ratio": ("p99.9", 2.0),
+    "logit_half_range": ("p99.9", 1.0),
+    "tv_exact": ("p99", 0.3),
+    "js": ("fraction > 0.1", 0.05),
+    "weights_lag": ("max", 5.0),
+}
+BUCKETS = 80
+SCALE = 4
+START = 1_800_000_000.0
+
+
+def contract(slices: int) -> Contract:
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "bench", "version": 1, "owner": "bench"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            "slices": {f"s{i}": {"where": {"task": f"s{i}"}} for i in range(slices - 1)},
+            "statistical": [
+                {"id": key.replace("_", "-"), "metric": key, "statistic": statistic, "limit": limit}
+                for key, (statistic, limit) in METRICS.items()
+            ],
+            "observability": {"window": "5m", "long_window": "1h", "max_series": 10_000},
+        }
+    )
+
+
+class Fleet:
+    """Cumulative streams of every (quantity, slice, pair); `scale` multiplies the tokens and nothing else."""
+
+    def __init__(self, slices: list[str], pairs: list[tuple[str, str]], scale: int) -> None:
+        rng = np.random.default_rng(0)
+        self.keys = [(key, slice, pair) for key in METRICS for slice in slices for pair in pairs]
+        shape = np.exp(-((np.arange(BUCKETS) - 45.0) ** 2) / 200.0)
+        self.step = rng.poisson(shape * 80.0, (len(self.keys), BUCKETS)).astype(np.int64) * scale + 1
+        self.step[:, -6:] = 0
+        offset = -int(8 * 2**SCALE) - BUCKETS
+        self.offset = offset
+        self.middles = np.exp2((np.arange(BUCKETS) + offset + 0.5) / 2**SCALE)
+        self.total = np.zeros_like(self.step)
+
+    def request(self, now: float) -> ExportMetricsServiceRequest:
+        self.total += self.step
+        message = ExportMetricsServiceRequest()
+        scope = message.resource_metrics.add().scope_metrics.add()
+        metrics = {}
+        for (key, slice, (train, inference)), counts in zip(self.keys, self.total, strict=True):
+            metric = metrics.get(key)
+            if metric is None:
+                metric = metrics[key] = scope.metrics.add(name=QUANTITIES[key].name, unit=QUANTITIES[key].unit)
+                metric.exponential_histogram.aggregation_temporality = 2
+            point = metric.exponential_histogram.data_points.add(
+                start_time_unix_nano=round(START * 1e9), time_unix_nano=round(now * 1e9), scale=SCALE
+            )
+            names = {"contract": "bench", "slice": slice, "kernel.train": train, "kernel.inference": inference}
+            for name, value in names.items():
+                point.attributes.add(key=f"kc.{name}").value.string_value = value
+            point.positive.offset = self.offset
+            point.positive.bucket_counts.extend(counts.tolist())
+            point.count, point.sum = int(counts.sum()), float(counts @ self.middles)
+            point.min, point.max = 1e-6, float(self.middles[-6])
+        return message
+
+
+def run(scale: int, rounds: int, slices: int, *, restless: bool) -> tuple[float, float, float, float, int, int]:
+    judged = contract(slices)
+    names = ["all", *judged.slices]
+    fleet = Fleet(names, [("a" * 12, "b" * 12), ("a" * 12, "c" * 12)], scale)
+    evaluator, store = Evaluator([judged]), EvaluatorStore(sqlite3.connect(":memory:", isolation_level=None))
+    ticks, saves, ingested, now, cells = [], [], [], START, 0
+    for _ in range(rounds):
+        now += 30.0  # one pane: every round also rotates the rings, the dearest case
+        wire = fleet.request(now).SerializeToString()
+        begin = time.process_time()
+        request = ExportMetricsServiceRequest()
+        request.ParseFromString(wire)
+        evaluator.ingest_metrics(request, now)
+        ingested.append(len(fleet.keys) / (time.process_time() - begin))
+        begin = time.process_time()
+        cells = len(evaluator.evaluate(now))
+        ticks.append(time.process_time() - begin)
+        begin = time.process_time()
+        store.save(evaluator)
+        saves.append(time.process_time() - begin)
+        if restless:
+            begin = time.process_time()
+            evaluator.evaluate(now + 1.0)
+            ticks.append(time.process_time() - begin)
+    tokens = int(fleet.total.sum())
+    return (
+        statistics.median(ticks), max(ticks), statistics.median(ingested), statistics.median(saves), cells, tokens
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--slices", type=int, default=100)
+    arguments = parser.parse_args()
+    for scale in (1, 1000):
+        tick, worst, points, save, cells, tokens = run(scale, arguments.rounds, arguments.slices, restless=False)
+        print(
+            f"{cells} cells, {tokens / 1e6:>10,.0f}M observations: evaluate() {tick * 1e3:6.1f} ms median, "
+            f"{worst * 1e3:6.1f} ms worst; ingest {points:8,.0f} points/s; save {save * 1e3:6.1f} ms"
+        )
+    assert math.isfinite(tick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Intervals for a mean: the formulas, what binning does to them, and what the cap means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kc_otel.bounds import Binned, capped_mean_interval, hoeffding_interval, mean_interval
+from kc_otel.bounds.means import _Moments
+
+unit_samples = st.lists(
+    st.one_of(st.floats(0, 1), st.floats(0, 1e-4), st.sampled_from([0.0, 1.0])), min_size=2, max_size=60
+).map(np.array)
+signed_samples = st.lists(st.floats(-20, 20), min_size=2, max_size=40).map(np.array)
+alphas = st.sampled_from([1e-9, 0.001, 0.01, 0.3, 0.9])
+LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
+UNIT = {"low": 0.0, "high": 1.0}
+
+
+def edges_sample(x, edges):
+    """The sample through arbitrary bins, with an exact sum."""
+    at = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, len(edges) - 2)
+    used, count = np.unique(at, return_counts=True)
+    return Binned(
+        np.asarray(edges)[used], np.asarray(edges)[used + 1], count, x.size, float(x.sum()), math.nan, math.nan
+    )
+
+
+@given(unit_samples, alphas, alphas)
+def test_empirical_bernstein_is_theorem_4_on_each_side(x, alpha_lower, alpha_upper):
+    """Each side is Maurer and Pontil's, with its own error probability, scaled to the range."""
+    got = mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+
+    def half(alpha):
+        log = math.log(2 / alpha)
+        return math.sqrt(2 * np.var(x, ddof=1) * log / x.size) + 7 * log / (3 * (x.size - 1))
+
+    assert got.estimate == pytest.approx(3 * x.mean() - 1, abs=1e-12)
+    assert got.lower == pytest.approx(3 * max(0.0, x.mean() - half(alpha_lower)) - 1, abs=1e-7)
+    assert got.upper == pytest.approx(3 * min(1.0, x.mean() + half(alpha_upper)) - 1, abs=1e-7)
+    assert (got.samples, got.method, got.note) == (x.size, "empirical Bernstein", "")
+
+
+def test_empirical_bernstein_by_hand():
+    """Ten thousand coins of which a hundred fell on one."""
+    x = np.r_[np.ones(100), np.zeros(9900)]
+    got = mean_interval(Binned.of_samples(x), **UNIT, alpha_lower=0.02, alpha_upper=0.002)
+    log = math.log(1000)
+    assert got.upper == pytest.approx(0.01 + math.sqrt(2 * 0.0099 / 9999 * log) + 7 * log / (3 * 9999), rel=1e-12)
+    log = math.log(100)
+    assert got.lower == pytest.approx(0.01 - math.sqrt(2 * 0.0099 / 9999 * log) - 7 * log / (3 * 9999), rel=1e-12)
+
+
+@given(unit_samples, alphas, alphas)
+def test_hoeffding_is_its_formula(x, alpha_lower, alpha_upper):
+    """Each side is range * sqrt(log(1/alpha) / 2n)."""
+    got = hoeffding_interval(Binned.of_samples(5 * x), low=0, high=5, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+    mean, n = 5 * x.mean(), x.size
+    assert got.lower == pytest.approx(max(0, mean - 5 * math.sqrt(math.log(1 / alpha_lower) / (2 * n))), abs=1e-9)
+    assert got.upper == pytest.approx(min(5, mean + 5 * math.sqrt(math.log(1 / alpha_upper) / (2 * n))), abs=1e-9)
+    assert got.method == "Hoeffding"
+
+
+@given(unit_samples, st.integers(0, 6))
+def test_bins_only_widen_and_keep_the_mean(histogram_of, x, scale):
+    """The mean from a histogram is exact, and its interval contains the sample's own."""
+    exact = mean_interval(Binned.of_samples(x), **UNIT, **LEVELS)
+    binned = mean_interval(histogram_of(x, scale).binned(), **UNIT, **LEVELS)
+    assert binned.estimate == pytest.approx(exact.estimate, rel=1e-12, abs=1e-15)
+    assert binned.lower <= exact.lower + 1e-12
+    assert binned.upper >= exact.upper - 1e-12
+
+
+def test_at_scale_four_bins_cost_a_few_percent(histogram_of):
+    """The standard deviation that scale 4 reports is at most 2.3% too large."""
+    x = np.minimum(np.exp(np.random.default_rng(1).normal(-6, 2, 5000)), 1.0)
+    exact, binned = _Moments.of(Binned.of_samples(x), 0, 1), _Moments.of(histogram_of(x).binned(), 0, 1)
+    assert exact.variance == pytest.approx(np.var(x, ddof=1), rel=1e-9)
+    assert 1.0 < math.sqrt(binned.variance / exact.variance) < 1.023
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.integers(0, 2**31))
+def test_variance_bound_covers_every_placement(edges, seed):
+    """No placement of values inside the bins with the same sum has a larger variance."""
+    edges = np.unique([0.0, *edges, 1.0])
+    rng = np.random.default_rng(seed)
+    sample = edges_sample(rng.random(rng.integers(2, 12)), edges)
+    low, high = np.repeat(sample.lower, sample.count), np.repeat(sample.upper, sample.count)
+    for _ in range(20):
+        extreme = np.where(rng.random(low.size) < rng.random(), low, high)
+        # Slide towards the other edges until the sum is the sample's.
+        towards = high if extreme.sum() < sample.sum else low
+        gap = (towards - extreme).sum()
+        placed = extreme + (towards - extreme) * ((sample.sum - extreme.sum()) / gap if gap else 0.0)
+        if abs(placed.sum() - sample.sum) < 1e-9:
+            assert np.var(placed, ddof=1) <= _Moments.of(sample, 0, 1).variance + 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.floats(0.01, 1)), min_size=1, max_size=4),
+    st.integers(0, 20),
+)
+def test_variance_bound_is_attained_on_edges(bins, raised):
+    """Where the sum puts whole values on edges, the bound is the variance of the worst placement, found by trying all."""
+    edges = np.cumsum([0.0, *(width for _, width in bins)])
+    count = np.array([c for c, _ in bins])
+    n = int(count.sum())
+    assume(n > 1)
+    low, high = np.repeat(edges[:-1], count), np.repeat(edges[1:], count)
+    raised = min(raised, n)
+    worst = np.r_[low[: n - raised], high[n - raised :]]
+    sample = Binned(edges[:-1], edges[1:], count, n, float(worst.sum()), math.nan, math.nan)
+    bound = _Moments.of(sample, 0.0, float(edges[-1])).variance
+    assert bound == pytest.approx(np.var(worst, ddof=1), rel=1e-9, abs=1e-12)
+    for choice in itertools.product((False, True), repeat=n):
+        placed = np.where(choice, high, low)
+        if abs(placed.sum() - worst.sum()) < 1e-12:
+            assert np.var(placed, ddof=1) <= bound + 1e-9
+
+
+@given(signed_samples, st.floats(0.5, 25))
+def test_moments_of_a_cut_sample_cover_it(histogram_of, x, cap):
+    """Cut mean and variance lie within what the bins say, and coincide with it for exact samples."""
+    cut = np.clip(x, -cap, cap)
+    for sample, exact in ((Binned.of_samples(x), True), (histogram_of(x).binned(), False)):
+        known = _Moments.of(sample, -cap, cap)
+        assert known.least <= cut.mean() + 1e-9
+        assert known.most >= cut.mean() - 1e-9
+        assert known.variance >= np.var(cut, ddof=1) - 1e-9
+        if exact:
+            assert known.least == pytest.approx(known.most, abs=1e-9)
+            assert known.variance == pytest.approx(np.var(cut, ddof=1), rel=1e-6, abs=1e-9)
+
+
+@given(unit_samples, st.integers(0, 6))
+def test_an_unknown_sum_is_bounded_by_the_bins(histogram_of, x, scale):
+    """Without a sum, the interval is that of the worst means that the bins allow."""
+    known = histogram_of(x, scale).binned()
+    blind = Binned(known.lower, known.upper, known.count, known.total, math.nan, known.minimum, known.maximum)
+    with_sum, without = (mean_interval(s, **UNIT, **LEVELS) for s in (known, blind))
+    assert without.lower <= with_sum.lower + 1e-12
+    assert without.upper >= with_sum.upper - 1e-12
+    assert without.lower <= without.estimate <= without.upper
+
+
+UNBOUNDED = {"low": 0.0, "high": math.inf, "cap": 5.0}
+
+
+def test_a_cap_that_nothing_reaches_is_only_noted(histogram_of):
+    """Within the cap the interval is that of [0, cap], and the note says what the upper side is for."""
+    x = np.random.default_rng(0).exponential(0.1, 3000)
+    sample = histogram_of(x).binned()
+    got = capped_mean_interval(sample, **UNBOUNDED, **LEVELS)
+    plain = mean_interval(sample, low=0.0, high=5.0, **LEVELS)
+    assert (got.lower, got.upper) == (plain.lower, plain.upper)
+    assert got.note == "the upper bound is for the mean of min(value, 5)"
+    assert plain.note == ""
+
+
+def test_beyond_the_cap_no_upper_bound_is_claimed(histogram_of):
+    """One observation beyond the cap, and the mean may be anything; the lower bound stays and uses the cap for it."""
+    x = np.r_[np.full(5000, 1.0), 1e6]
+    got = capped_mean_interval(histogram_of(x).binned(), **UNBOUNDED, **LEVELS)
+    assert got.upper == math.inf
+    assert got.estimate == pytest.approx(x.mean())
+    assert got.lower == pytest.approx(
+        capped_mean_interval(Binned.of_samples(np.minimum(x, 5.0)), **UNBOUNDED, **LEVELS).lower, rel=0.01
+    )
+    assert got.note.endswith("1 observations above 5: no upper bound is claimed")
+
+
+def test_a_bin_that_may_reach_beyond_the_cap_counts_as_beyond():
+    """An observation known to lie in (4.9, 5.1] is not known to respect a cap of 5."""
+    sample = Binned(np.array([0.0, 4.9]), np.array([0.1, 5.1]), np.array([999, 1]), 1000, 30.0, math.nan, math.nan)
+    assert capped_mean_interval(sample, **UNBOUNDED, **LEVELS).upper == math.inf
+
+
+def test_a_signed_quantity_is_cut_on_both_sides():
+    """Either side claims nothing once an observation lies beyond the cap on that side."""
+    levels = {"low": -math.inf, "high": math.inf, "cap": 2.0, **LEVELS}
+    x = np.tile([-1.0, 1.0], 2000)
+    got = capped_mean_interval(Binned.of_samples(x), **levels)
+    assert -0.2 < got.lower < 0 < got.upper < 0.2
+    assert got.note == "bounds are for the mean of values cut to [-2, 2]"
+    assert capped_mean_interval(Binned.of_samples(np.append(x, 3.0)), **levels).upper == math.inf
+    below = capped_mean_interval(Binned.of_samples(np.append(x, -3.0)), **levels)
+    assert (below.lower, below.upper < 1) == (-math.inf, True)
+    assert below.note.endswith("1 observations below -2: no lower bound is claimed")
+
+
+def test_a_broken_promise_of_range_claims_nothing():
+    """A value above the promised range leaves no upper bound; a bin that only straddles its end is inside it."""
+    x = np.r_[np.full(1000, 0.5), 1.5]
+    for interval in (mean_interval, hoeffding_interval):
+        assert interval(Binned.of_samples(x), **UNIT, **LEVELS).upper == math.inf
+        assert interval(Binned.of_samples(-x), low=-1.0, high=0.0, **LEVELS).lower == -math.inf
+        straddling = Binned(np.array([0.98]), np.array([1.02]), np.array([1000]), 1000, 990.0, math.nan, math.nan)
+        assert interval(straddling, **UNIT, **LEVELS).upper <= 1.0
+
+
+@given(signed_samples, st.floats(0.5, 25), st.integers(0, 5))
+def test_estimate_lies_inside(histogram_of, x, cap, scale):
+    """Lower, estimate and upper are in order whatever is cut away."""
+    sample = histogram_of(x, scale).binned()
+    for low, high in ((-math.inf, math.inf), (-20.0, math.inf), (-20.0, 20.0)):
+        got = capped_mean_interval(sample, low=low, high=high, cap=cap, **LEVELS)
+        assert got.lower <= got.upper
+        if not (x.min() < max(low, -cap) and x.max() > min(high, cap)):
+            assert got.lower - 1e-9 <= got.estimate <= got.upper + 1e-9
+
+
+def test_few_observations_say_nothing():
+    """One observation leaves the whole range, none leaves everything."""
+    one = mean_interval(Binned.of_samples(np.array([0.3])), **UNIT, **LEVELS)
+    assert (one.estimate, one.lower, one.upper) == (0.3, 0.0, 1.0)
+    none = mean_interval(Binned.of_samples(np.array([])), **UNIT, **LEVELS)
+    assert math.isnan(none.estimate)
+    assert (none.lower, none.upper, none.samples) == (-math.inf, math.inf, 0)
+    assert hoeffding_interval(Binned.of_samples(np.array([])), **UNIT, **LEVELS).samples == 0
+
+
+SOME = Binned.of_samples(np.array([0.1, 0.2]))
+BROKEN = Binned(np.array([0.1, math.nan]), np.array([0.2, 0.3]), np.array([1, 1]), 2, 0.4, math.nan, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: mean_interval(SOME, **UNIT, alpha_lower=0.0, alpha_upper=0.1), r"alpha_lower: 0\.0"),
+        (lambda: mean_interval(SOME, **UNIT, alpha_lower=0.1, alpha_upper=1.0), r"alpha_upper: 1\.0"),
+        (lambda: hoeffding_interval(SOME, **UNIT, alpha_lower=0.1, alpha_upper=math.nan), "alpha_upper: nan"),
+        (lambda: mean_interval(SOME, low=1, high=1, **LEVELS), r"\[1, 1\] is empty"),
+        (lambda: mean_interval(SOME, low=0, high=math.inf, **LEVELS), r"\[0, inf\] is not a finite range"),
+        (lambda: hoeffding_interval(SOME, low=2, high=1, **LEVELS), r"\[2, 1\] is empty"),
+        (lambda: capped_mean_interval(SOME, low=0, high=9, cap=-1, **LEVELS), "cap: -1"),
+        (lambda: capped_mean_interval(SOME, low=0, high=math.inf, cap=math.inf, **LEVELS), "not a finite range"),
+        (lambda: mean_interval(BROKEN, **UNIT, **LEVELS), r"sample: bin 1 is \[.*nan.*, .*0\.3"),
+    ],
+)
+def test_bad_mean_input_is_refused_by_name(call, says):
+    """A ValueError names the argument and shows its value."""
+    with pytest.raises(ValueError, match=says):
+        call()

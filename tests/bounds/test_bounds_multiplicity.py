@@ -1,0 +1,102 @@
+"""Holm's procedure against its textbook form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.bounds import Holm, holm
+
+p_values = st.lists(
+    st.one_of(st.floats(0, 1), st.floats(0, 0.02), st.sampled_from([0.0, 0.05, 0.025, 0.05 / 3, 1.0])), max_size=40
+)
+
+
+def textbook(p, alpha):
+    """Sort; reject while the j-th smallest of m is at most alpha / (m - j + 1)."""
+    failed = [False] * len(p)
+    for j, index in enumerate(np.argsort(p, kind="stable")):
+        if p[index] > alpha / (len(p) - j):
+            break
+        failed[index] = True
+    return tuple(failed)
+
+
+class Counted:
+    """A cell that counts how often it is asked."""
+
+    def __init__(self, p):
+        self.p, self.calls = p, 0
+
+    def __call__(self, alpha):
+        self.calls += 1
+        return self.p <= alpha
+
+
+@given(p_values, st.sampled_from([0.05, 0.01, 0.5]))
+def test_holm_is_the_textbook_procedure(p, alpha):
+    """P-values and functions are decided as the step-down procedure on p-values decides."""
+    expected = textbook(p, alpha)
+    assert holm(p, alpha).failed == expected
+    assert holm([Counted(x) for x in p], alpha) == holm(p, alpha)
+
+
+@given(p_values, st.sampled_from([0.05, 0.01]))
+def test_one_level_describes_every_cell(p, alpha):
+    """A cell failed exactly if it fails at the level that the result names."""
+    result = holm(p, alpha)
+    assert result.failed == tuple(x <= result.level for x in p)
+    assert result.level <= alpha
+    if p:
+        assert result.level == pytest.approx(alpha / max(len(p) - sum(result.failed), 1))
+
+
+@given(p_values)
+def test_order_of_cells_does_not_matter(p):
+    """Each cell's verdict stays with it when the family is shuffled."""
+    forward, backward = holm(p, 0.05), holm(p[::-1], 0.05)
+    assert forward.failed == backward.failed[::-1]
+    assert forward.level == backward.level
+
+
+def test_holm_by_hand():
+    """The example of every textbook: 0.01 and 0.02 fail out of four, 0.03 does not."""
+    assert holm([0.02, 0.01, 0.005, 0.04], 0.05) == Holm(0.05, (True, True, True, True))
+    assert holm([0.01, 0.04, 0.03, 0.005], 0.05) == Holm(0.025, (True, False, False, True))
+    assert holm([0.013, 0.02, 0.03, 0.04], 0.05) == Holm(0.0125, (False, False, False, False))
+    assert holm([], 0.05) == Holm(0.05, ())
+    assert holm([0.05], 0.05) == Holm(0.05, (True,))
+
+
+def test_cells_are_asked_once_when_healthy_and_rarely_otherwise():
+    """A healthy cell costs one call, a clearly failing one two, and the worst about log2(m)."""
+    healthy = [Counted(0.9) for _ in range(1000)]
+    holm(healthy, 0.01)
+    assert {cell.calls for cell in healthy} == {1}
+    failing = [Counted(1e-9) for _ in range(1000)]
+    holm(failing, 0.01)
+    assert {cell.calls for cell in failing} == {2}
+    staircase = [Counted(0.01 / (1000 - k)) for k in range(1000)]
+    assert all(holm(staircase, 0.01).failed)
+    assert max(cell.calls for cell in staircase) <= 2 + math.ceil(math.log2(1000))
+
+
+def test_family_wise_error_stays_at_alpha_when_all_cells_are_healthy():
+    """Among independent true nulls any rejection happens about as often as alpha, and not more."""
+    rng, runs, alpha = np.random.default_rng(5), 4000, 0.05
+    false_alarms = sum(any(holm(rng.random(20).tolist(), alpha).failed) for _ in range(runs))
+    assert 0.6 * alpha < false_alarms / runs < alpha + 3 * math.sqrt(alpha / runs)
+
+
+@pytest.mark.parametrize(
+    ("cells", "alpha", "says"),
+    [([0.5], 0.0, r"alpha: 0\.0"), ([0.5, 1.5], 0.05, r"cells\[1\]: 1\.5"), ([math.nan], 0.05, r"cells\[0\]: nan")],
+)
+def test_bad_families_are_refused_by_name(cells, alpha, says):
+    """A ValueError names the argument and shows its value."""
+    with pytest.raises(ValueError, match=says):
+        holm(cells, alpha)

@@ -1,0 +1,217 @@
+"""Intervals for quantiles, fractions and the maximum, and their linear transforms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kc_otel.bounds import (
+    Binned,
+    Interval,
+    affine,
+    dkw_interval,
+    fraction_interval,
+    maximum_interval,
+    quantile_interval,
+)
+from kc_otel.bounds.quantiles import _binomial_ranks
+
+LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
+ranks = st.sampled_from([0.001, 0.25, 0.5, 0.9, 0.99, 0.999])
+levels = st.sampled_from([1e-9, 0.001, 0.01, 0.3, 0.9])
+values = st.lists(st.one_of(st.floats(-5, 5), st.just(0.0)), min_size=1, max_size=60).map(np.array)
+
+
+@given(st.integers(1, 3000), ranks, levels, levels)
+def test_order_statistics_are_the_sharpest_that_keep_their_level(n, rank, alpha_lower, alpha_upper):
+    """One rank closer on either side would miss more often than allowed."""
+    r, s = _binomial_ranks(n, rank, alpha_lower, alpha_upper)
+    count = stats.binom(n, rank)
+    assert count.cdf(r - 1) <= alpha_lower * (1 + 1e-9)
+    assert count.cdf(r) > alpha_lower * (1 - 1e-9)
+    assert count.sf(s - 1) <= alpha_upper * (1 + 1e-9)
+    assert count.sf(s - 2) > alpha_upper * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("n", [10**6, 10**9, 10**12])
+def test_ranks_of_large_samples_match_the_normal_approximation(n):
+    """At a billion observations the ranks are where the central limit theorem puts them."""
+    r, s = _binomial_ranks(n, 0.5, 0.01, 0.01)
+    half = stats.norm.isf(0.01) * math.sqrt(n) / 2
+    assert r == pytest.approx(n / 2 - half, abs=max(2.0, half * 1e-3))
+    assert s == pytest.approx(n / 2 + half, abs=max(2.0, half * 1e-3))
+
+
+def test_quantile_interval_by_hand():
+    """Of a hundred distinct values the median lies between the 38th and the 60th, at 1% and 5%."""
+    got = quantile_interval(Binned.of_samples(np.arange(1.0, 101.0)), 0.5, **LEVELS)
+    count = stats.binom(100, 0.5)
+    assert got == Interval(50.0, count.ppf(0.01), count.isf(0.05) + 1, 100, "order statistics")
+
+
+def test_dkw_interval_by_hand():
+    """Ranks move by sqrt(log(1/alpha) / 2n) on each side: Massart's constant."""
+    n, alpha = 1000, 0.02
+    shift = math.sqrt(math.log(50) / 2000)
+    got = dkw_interval(Binned.of_samples(np.arange(1.0, n + 1)), 0.7, alpha_lower=alpha, alpha_upper=alpha)
+    assert got.lower == math.ceil(n * (0.7 - shift))
+    assert got.upper == math.floor(n * (0.7 + shift)) + 1
+    assert (got.estimate, got.method) == (700.0, "DKW")
+
+
+@given(values, ranks, st.integers(0, 5))
+def test_bins_only_widen_quantiles(histogram_of, x, rank, scale):
+    """A histogram's interval contains the sample's own and differs by the edges of a bucket."""
+    for interval in (quantile_interval, dkw_interval):
+        exact = interval(Binned.of_samples(x), rank, **LEVELS)
+        bins = histogram_of(x, scale).binned()
+        binned = interval(bins, rank, **LEVELS)
+        assert binned.lower <= exact.lower <= exact.estimate <= exact.upper <= binned.upper
+        assert exact.estimate == np.sort(x)[max(math.ceil(x.size * rank), 1) - 1]
+        for edge, value in ((bins.lower, exact.lower), (bins.upper, exact.upper)):
+            if math.isfinite(value):
+                inside = (bins.lower <= value) & (value <= bins.upper)
+                assert (binned.lower if edge is bins.lower else binned.upper) in edge[inside]
+
+
+@given(values, ranks)
+def test_order_statistics_are_inside_dkw(x, rank):
+    """The exact interval for one rank is never wider than the one for all ranks."""
+    sample = Binned.of_samples(x)
+    exact, dkw = quantile_interval(sample, rank, **LEVELS), dkw_interval(sample, rank, **LEVELS)
+    assert dkw.lower <= exact.lower
+    assert exact.upper <= dkw.upper
+
+
+@pytest.mark.parametrize("interval", [quantile_interval, dkw_interval])
+def test_upper_bound_needs_the_number_that_the_note_says(interval):
+    """With one observation fewer than the note asks for there is no upper bound, with as many there is one."""
+    short = interval(Binned.of_samples(np.arange(5.0)), 0.99, **LEVELS)
+    assert short.upper == math.inf
+    needed = int(short.note.removeprefix("an upper bound needs at least ").removesuffix(" observations"))
+    assert interval(Binned.of_samples(np.arange(needed - 1.0)), 0.99, **LEVELS).upper == math.inf
+    enough = interval(Binned.of_samples(np.arange(float(needed))), 0.99, **LEVELS)
+    assert (enough.upper, enough.note) == (needed - 1.0, "")
+
+
+def test_a_quantile_in_an_open_bin_is_its_finite_edge():
+    """In the last explicit bucket only the lower edge is known."""
+    open_ended = Binned.of_explicit([0.1, 1.0], [1, 0, 999], 5000.0, math.nan, math.nan)
+    got = quantile_interval(open_ended, 0.5, **LEVELS)
+    assert (got.estimate, got.lower, got.upper) == (1.0, 1.0, math.inf)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 500), st.data())
+def test_clopper_pearson_sides_have_exactly_their_level(n, data):
+    """At each side's own p, the observed count is exactly as unlikely as its alpha."""
+    k = data.draw(st.integers(0, n))
+    alpha_lower, alpha_upper = data.draw(levels), data.draw(levels)
+    x = np.r_[np.ones(k), np.zeros(n - k)]
+    got = fraction_interval(Binned.of_samples(x), 0.5, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+    assert got.estimate == pytest.approx(k / n)
+    if k:
+        assert stats.binom.sf(k - 1, n, got.lower) == pytest.approx(alpha_lower, rel=1e-6)
+    else:
+        assert got.lower == 0.0
+    if k < n:
+        assert stats.binom.cdf(k, n, got.upper) == pytest.approx(alpha_upper, rel=1e-6)
+    else:
+        assert got.upper == 1.0
+    assert (got.samples, got.method, got.note) == (n, "Clopper-Pearson", "")
+
+
+@given(values, st.integers(0, 5), st.floats(-6, 6))
+def test_bins_only_widen_fractions(histogram_of, x, scale, above):
+    """Bins that the threshold may cut count against each side, and the note counts them."""
+    exact = fraction_interval(Binned.of_samples(x), above, **LEVELS)
+    bins = histogram_of(x, scale).binned()
+    binned = fraction_interval(bins, above, **LEVELS)
+    assert exact.estimate == pytest.approx((x > above).mean())
+    assert binned.lower <= exact.lower + 1e-12
+    assert binned.upper >= exact.upper - 1e-12
+    cut = int(bins.count[(bins.lower <= above) & (above < bins.upper)].sum())
+    assert binned.note == (f"{cut} observations share a bin with the threshold {above:g}" if cut else "")
+
+
+def test_fractions_of_huge_samples_are_finite_and_sharp():
+    """At ten billion observations the interval is the normal one."""
+    n, k = 10**10, 10**6
+    bins = Binned(np.array([0.0, 1.0]), np.array([0.0, 1.0]), np.array([n - k, k]), n, float(k), 0.0, 1.0)
+    got = fraction_interval(bins, 0.5, alpha_lower=0.01, alpha_upper=0.01)
+    half = stats.norm.isf(0.01) * math.sqrt(k) / n
+    assert got.lower == pytest.approx(k / n - half, rel=1e-5)
+    assert got.upper == pytest.approx(k / n + half, rel=1e-5)
+
+
+def test_maximum_is_the_observed_value(histogram_of):
+    """Both sides are the largest observation, and the note says that nothing more is claimed."""
+    got = maximum_interval(histogram_of([0.1, 3.0, 2.9]).binned())
+    assert (got.estimate, got.lower, got.upper, got.samples) == (3.0, 3.0, 3.0, 3)
+    assert "larger ones may exist" in got.note
+
+
+def test_maximum_of_a_window_is_known_to_its_bucket(histogram_of):
+    """Where a cumulative maximum did not move, the window's is between the edges of its last bucket."""
+    old = histogram_of([1.0, 9.0])
+    window = old.merged(histogram_of([3.0, 1.0])).since(old)
+    got = maximum_interval(window.binned())
+    assert got.lower == pytest.approx(2 ** (25 / 16))
+    assert got.upper == got.estimate == pytest.approx(2 ** (26 / 16))
+
+
+@given(st.floats(0.1, 10), st.floats(-10, 10))
+def test_affine_scales_and_swaps(scale, offset):
+    """A positive scale keeps the sides, a negative one swaps them."""
+    interval = Interval(1.0, 0.5, 2.0, 7, "m", "n")
+    up, down = affine(interval, scale, offset), affine(interval, -scale, offset)
+    assert (up.lower, up.estimate, up.upper) == (0.5 * scale + offset, scale + offset, 2.0 * scale + offset)
+    assert (down.lower, down.estimate, down.upper) == (-2.0 * scale + offset, offset - scale, -0.5 * scale + offset)
+    assert (up.samples, up.method, up.note) == (7, "m", "n")
+    assert affine(Interval(1.0, 0.5, math.inf, 7, "m"), -1.0, 1.0).lower == -math.inf
+
+
+def test_no_observations_claim_nothing():
+    """Every interval of an empty sample is nan between -inf and inf."""
+    empty = Binned.of_samples(np.array([]))
+    for got in (
+        quantile_interval(empty, 0.5, **LEVELS),
+        dkw_interval(empty, 0.5, **LEVELS),
+        fraction_interval(empty, 0.5, **LEVELS),
+        maximum_interval(empty),
+    ):
+        assert math.isnan(got.estimate)
+        assert (got.lower, got.upper, got.samples, got.note) == (-math.inf, math.inf, 0, "no observations")
+
+
+SOME = Binned.of_samples(np.array([0.1, 0.2]))
+BROKEN = Binned(np.array([0.3]), np.array([0.2]), np.array([1]), 1, 0.4, math.nan, math.nan)
+HALF = Interval(0.5, 0.4, 0.6, 10, "m")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: quantile_interval(SOME, 1.0, **LEVELS), r"rank: 1\.0"),
+        (lambda: dkw_interval(SOME, math.nan, **LEVELS), "rank: nan"),
+        (lambda: quantile_interval(SOME, 0.5, alpha_lower=-0.1, alpha_upper=0.1), r"alpha_lower: -0\.1"),
+        (lambda: dkw_interval(SOME, 0.5, alpha_lower=0.1, alpha_upper=0), "alpha_upper: 0"),
+        (lambda: fraction_interval(SOME, math.nan, **LEVELS), "above: nan"),
+        (lambda: fraction_interval(SOME, 0.1, alpha_lower=2, alpha_upper=0.1), "alpha_lower: 2"),
+        (lambda: quantile_interval(BROKEN, 0.5, **LEVELS), "sample: bin 0"),
+        (lambda: fraction_interval(BROKEN, 0.5, **LEVELS), "sample: bin 0"),
+        (lambda: maximum_interval(BROKEN), "sample: bin 0"),
+        (lambda: affine(HALF, 0.0), r"scale: 0\.0"),
+        (lambda: affine(HALF, math.inf), "scale: inf"),
+        (lambda: affine(HALF, 1.0, math.nan), "offset: nan"),
+    ],
+)
+def test_bad_quantile_and_fraction_input_is_refused_by_name(call, says):
+    """A ValueError names the argument and shows its value."""
+    with pytest.raises(ValueError, match=says):
+        call()

@@ -1,0 +1,134 @@
+"""YAML: what is read as what, and what is refused at which line."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.contract.document import MAX_DEPTH, parse
+
+
+@pytest.mark.parametrize(
+    ("written_as", "value"),
+    [
+        ("on", "on"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("NO", "NO"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("2026-11-02", "2026-11-02"),
+        ("12:30:45", "12:30:45"),
+        ("1_000", "1_000"),
+        ("007", 7),
+        ("-12", -12),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("1e-6", 1e-6),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1.0", 1.0),
+        ("'1.0'", "1.0"),
+        ('"true"', "true"),
+        ("kernel-contract/v1", "kernel-contract/v1"),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_reads_them(written_as, value):
+    """Words and dates are text, numbers are numbers, and quotes make text of anything."""
+    document, problems = parse(f"key: {written_as}", "c.yaml")
+    assert problems == []
+    assert document is not None
+    assert document.data == {"key": value}
+    assert type(document.data["key"]) is type(value)
+
+
+def test_the_key_on_stays_text():
+    """`on:` is a key of every step and must not become True."""
+    document, _ = parse("on: fail\nyes: 1\n1: 2\nnull: 3", "c.yaml")
+    assert document is not None
+    assert list(document.data) == ["on", "yes", "1", "null"]
+
+
+def test_lines_of_keys_values_and_items():
+    """Every key and item has its line, and a place that is not written has the line of what it would be in."""
+    document, _ = parse("a:\n  b: 1\n  c:\n  - x\n  -\n    d: 2\n", "c.yaml")
+    assert document is not None
+    assert [document.line(loc) for loc in [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]] == [1, 2, 4, 6]
+    assert document.line(("a", "c", 1, "missing")) == 6
+    assert document.line(("nowhere", 3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: &x 1", "c.yaml:1: a: &x names a value to use it twice"),
+        ("a: 1\nb: *x", "c.yaml:2: b: *x refers to another place; write the value out"),
+        ("a: 1\n<<: {b: 2}", "c.yaml:2: << merges another mapping in"),
+        ("a: !!python/object:os.system x", "c.yaml:1: a: !!python/object:os.system is a tag"),
+        ("a: !secret x", "c.yaml:1: a: !secret is a tag"),
+        ("!!map\na: 1", "c.yaml:1: !!map is a tag"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3", "c.yaml:4: a.b: written twice; it is already on line 2"),
+        ("a: 1\n---\nb: 2", "c.yaml:2: a second document starts here"),
+        ("a: 1\n--- 3", "c.yaml:2: a second document starts here"),
+        ("- a\n- b", "c.yaml:1: a list; a contract is a mapping"),
+        ("just text", "c.yaml:1: a single value; a contract is a mapping"),
+        ("", "c.yaml: is empty; a contract starts with"),
+        ("# only a comment\n", "c.yaml: is empty; a contract starts with"),
+        ("~", "c.yaml: is empty; a contract starts with"),
+        ("a: b: c", "c.yaml:1: not YAML: a second colon on one line"),
+        ("a: 1\n\tb: 2", "c.yaml:2: not YAML: a tab; indent with spaces"),
+        ("a: [1, 2", "c.yaml:1: not YAML: "),
+        ('a: 1\nb: "unclosed', "c.yaml:2: not YAML: "),
+        ("a: \x00", "c.yaml:1: not YAML: the character U+0000 is not allowed"),
+        ("a: 1\nb: \ud800", "c.yaml:2: not YAML: the character U+D800 is not allowed"),
+        ('a: "\\ud800"', "c.yaml:1: a: half a surrogate pair is not a character"),
+        ('a: "\\UFFFFFFFF"', "c.yaml: not YAML: "),
+        ("%YAML 1." + "9" * 5000 + "\n---\na: 1", "c.yaml: not YAML: "),
+        ("a: .inf", "c.yaml:1: a: .inf is not a finite number"),
+        ("a: [1, .NaN]", "c.yaml:1: a[1]: .NaN is not a finite number"),
+        ("a: 1e999", "c.yaml:1: a: 1e999 is not a finite number"),
+        ("a: " + "9" * 5000, "c.yaml:1: a: a number of 5000 characters; write at most 40"),
+        ("? [a]\n: 1", "c.yaml:1: a key must be plain text"),
+        ("{[a]: 1}", "c.yaml:1: a key must be plain text"),
+        ("a: 1\nb: {: 2}", "c.yaml:2: b: a key is missing before the colon"),
+    ],
+)
+def test_what_a_contract_may_not_hold_is_refused_at_its_line(text, problem):
+    """Each refusal names the line and says what to write instead."""
+    _, problems = parse(text, "c.yaml")
+    assert len(problems) == 1
+    assert str(problems[0]).startswith(problem)
+
+
+def test_problems_of_one_file_are_collected():
+    """A duplicate key, an anchor and a tag are said in one go, and the first value of the duplicate counts."""
+    document, problems = parse("a: 1\na: {b: [2]}\nc: &x 3\nd: !t 4\n", "c.yaml")
+    assert [problem.line for problem in sorted(problems)] == [2, 3, 4]
+    assert document is not None
+    assert document.data == {"a": 1, "c": 3, "d": 4}
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_deep_nesting_is_refused_quickly(opening):
+    """A hundred thousand levels end in a sentence, not in a RecursionError or a hang."""
+    started = time.monotonic()
+    document, problems = parse(opening * 100_000, "c.yaml")
+    assert time.monotonic() - started < 5
+    assert document is None
+    assert str(problems[0]) == f"c.yaml:1: nested more than {MAX_DEPTH} levels deep; a contract needs six"
+
+
+def test_depth_up_to_the_limit_is_read():
+    """The limit is where it says."""
+    assert parse("a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1), "c.yaml")[0] is not None
+    assert parse("a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH, "c.yaml")[0] is None
+
+
+@given(st.text(alphabet=st.sampled_from("ab:-?[]{},&*!|>'\"%@`#~<\\ \n\t0.\ud800\ufeff\x85"), max_size=40))
+def test_any_text_gives_a_document_or_a_problem(text):
+    """Nothing but problems comes out of text that is not YAML."""
+    document, problems = parse(text, "c.yaml")
+    assert document is not None or problems

@@ -1,0 +1,225 @@
+"""Files and folders: what is read, and what cannot be."""
+
+import json
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.contract import ContractError, load, load_all, load_text
+from kc_otel.contract.load import MAX_BYTES, check, check_all
+from kc_otel.contract.model import Contract
+
+_WORDS = st.sampled_from(
+    "apiVersion kernel-contract/v1 kind KernelContract metadata name version owner kernels train inference engine "
+    "assumptions reward_range clip slices where numerical statistical runtime id metric tv_token k3 statistic mean p99 "
+    "limit cap observability window 5m confidence escalation on fail for do notify route webhook all other a 4 0.5".split()
+)
+_SCALARS = st.one_of(
+    _WORDS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)
+)
+_NESTED = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.one_of(_WORDS, st.text(max_size=3)), inner)),
+    max_leaves=25,
+)
+
+
+def test_a_contract_is_loaded_from_a_file(tmp_path, written):
+    """load returns the contract of a sound file."""
+    path = tmp_path / "c.yaml"
+    path.write_text(written(), encoding="utf-8")
+    assert load(path).name == "policy-7b"
+    assert load(str(path)) == load_text(written())
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path, written):
+    """Files saved by editors that write a BOM are read."""
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + written().encode())
+    assert load(path).name == "policy-7b"
+
+
+def test_errors_carry_every_problem_in_order(written):
+    """ContractError lists all problems by line, and prints one a line."""
+    with pytest.raises(ContractError) as caught:
+        load_text(written("typo: 1", "slices: {x: {where: {}}}"), "policy.yaml")
+    assert [problem.line for problem in caught.value.problems] == [5, 6]
+    assert str(caught.value).count("\n") == 1
+    assert str(caught.value).startswith("policy.yaml:5: typo: unknown key")
+
+
+def test_a_warning_does_not_refuse_a_contract(written):
+    """Only errors do."""
+    text = written("statistical: [{id: a, metric: tv_token, statistic: p99.9, limit: 0.1}]", clause=False)
+    assert load_text(text).name == "policy-7b"
+
+
+def test_a_missing_file_is_a_problem(tmp_path):
+    """It is named, without a line."""
+    path = str(tmp_path / "nowhere.yaml")
+    with pytest.raises(ContractError, match="no such file"):
+        load(path)
+    assert [str(problem) for problem in check(path).problems][0].startswith(f"{path}: no such file")
+
+
+def test_a_folder_is_not_one_contract(tmp_path):
+    """load wants a file; load_all takes folders."""
+    with pytest.raises(ContractError, match="a folder; give the path of one contract"):
+        load(tmp_path)
+
+
+def test_an_unreadable_path_is_a_problem():
+    """A path that the system refuses is a problem, not a ValueError of its own kind."""
+    with pytest.raises(ContractError, match="cannot be opened"):
+        load("a\0b")
+
+
+def test_a_file_that_may_not_be_read_is_a_problem(tmp_path, monkeypatch):
+    """Permission denied is said in the system's words."""
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(ContractError, match="cannot be read: Permission denied"):
+        load(tmp_path / "c.yaml")
+
+
+def test_a_large_file_is_refused_by_its_size(tmp_path):
+    """Ten megabytes, or a sparse terabyte, are refused at once without being read."""
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    started = time.monotonic()
+    with pytest.raises(ContractError, match=r"1,099,511,627,776 bytes; a contract has at most 256 KiB"):
+        load(path)
+    assert time.monotonic() - started < 1
+
+
+def test_a_file_without_a_size_is_read_up_to_the_limit():
+    """A device that never ends is refused after the limit."""
+    with pytest.raises(ContractError, match="too large"):
+        load("/dev/zero")
+
+
+def test_a_file_at_the_limit_is_read(tmp_path, written):
+    """The limit is where it says."""
+    path = tmp_path / "c.yaml"
+    text = written()
+    path.write_text(text + "#" * (MAX_BYTES - len(text)), encoding="utf-8")
+    assert load(path).name == "policy-7b"
+    path.write_text(text + "#" * (MAX_BYTES - len(text) + 1), encoding="utf-8")
+    with pytest.raises(ContractError, match="at most 256 KiB"):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [b"a: \xff\xfe", "a: 1".encode("utf-16"), b"a: 1\nb: \xe4"])
+def test_text_that_is_not_utf8_is_refused(tmp_path, content):
+    """With the byte that is not."""
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ContractError, match=r"not UTF-8 \(byte \d+, line \d\); save the file as UTF-8"):
+        load(path)
+
+
+def test_a_folder_is_walked(tmp_path, written):
+    """Files by name, at any depth, .yaml and .yml, nothing hidden, nothing else."""
+    for name in ("b.yaml", "a.yml", "sub/c.yaml", ".hidden.yaml", ".git/d.yaml", "notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(written().replace("policy-7b", path.stem.strip(".") or "x"), encoding="utf-8")
+    assert [contract.name for contract in load_all([tmp_path])] == ["a", "b", "c"]
+
+
+def test_a_folder_without_contracts_is_a_problem(tmp_path):
+    """Silence would look like success."""
+    (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(ContractError, match="no contract in this folder"):
+        load_all([tmp_path])
+
+
+def test_a_file_given_twice_is_read_once(tmp_path, written):
+    """A folder and a file in it are no duplicate."""
+    path = tmp_path / "c.yaml"
+    path.write_text(written(), encoding="utf-8")
+    assert len(load_all([tmp_path, path, os.path.relpath(path)])) == 1
+
+
+def test_problems_of_all_files_come_together(tmp_path, written):
+    """One run says everything, by file and line."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(written("x: 1", "y: 2"), encoding="utf-8")
+    with pytest.raises(ContractError) as caught:
+        load_all([tmp_path / "b.yaml", tmp_path / "a.yaml", tmp_path / "c.yaml"])
+    where = [(os.path.basename(problem.file), problem.line) for problem in caught.value.problems]
+    assert where == [("a.yaml", 5), ("a.yaml", 6), ("b.yaml", 5), ("b.yaml", 6), ("c.yaml", 0)]
+
+
+def test_two_contracts_of_one_name_are_an_error(tmp_path, written):
+    """Metrics are told apart by the contract's name."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(written(), encoding="utf-8")
+    first, second = check_all([tmp_path])
+    assert first.contract is not None
+    assert second.contract is None
+    assert "'policy-7b' is already the name of" in str(second.problems[0])
+
+
+@given(_NESTED)
+def test_any_nested_data_gives_a_contract_or_a_contract_error(data):
+    """Whatever is written where a contract should be, no other exception comes out."""
+    text = json.dumps(data, ensure_ascii=False)
+    try:
+        assert isinstance(load_text(text), Contract)
+    except ContractError as error:
+        assert error.problems
+        assert all(str(problem) for problem in error.problems)
+
+
+@given(
+    st.sampled_from(
+        ["metadata", "kernels", "assumptions", "slices", "numerical", "statistical", "runtime", "observability"]
+        + ["escalation", "apiVersion", "kind"]
+    ),
+    _NESTED,
+)
+def test_any_section_may_be_anything(section, data):
+    """A sound contract with one section replaced by anything is judged without an exception."""
+    head = {
+        "apiVersion": "kernel-contract/v1",
+        "kind": "KernelContract",
+        "metadata": {"name": "a", "version": 1, "owner": "o"},
+        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+        "statistical": [{"id": "tv", "metric": "tv_token", "limit": 0.1}],
+    }
+    try:
+        load_text(json.dumps({**head, section: data}, ensure_ascii=False))
+    except ContractError as error:
+        assert error.problems
+
+
+@given(st.sampled_from(["statistical", "escalation", "slices"]), st.dictionaries(_WORDS, _NESTED, max_size=4))
+def test_any_item_may_be_anything(section, item):
+    """The same for one clause, step or slice."""
+    container = {"x": item} if section == "slices" else [item]
+    try:
+        load_text(json.dumps({"apiVersion": "kernel-contract/v1", section: container}, ensure_ascii=False))
+    except ContractError as error:
+        assert error.problems
+
+
+@pytest.mark.slow
+def test_a_hostile_file_of_the_largest_size_ends_soon(written):
+    """Thousands of wrong clauses and unknown names are judged in seconds."""
+    clauses = "".join(f"  - {{id: c{index}, metric: tv_tokem, limit: 9, slices: {{x{index}: 5}}}}\n" for index in range(4000))
+    slices = "".join(f"  s{index}: {{where: {{a: {index}}}}}\n" for index in range(500))
+    unknown = "".join(f"k{index}: 1\n" for index in range(4000))
+    for text in (f"statistical:\n{clauses}", f"slices:\n{slices}{unknown}"):
+        assert len(text) < MAX_BYTES
+        started = time.monotonic()
+        with pytest.raises(ContractError):
+            load_text(written(clause=False) + text)
+        assert time.monotonic() - started < 20

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from kc_otel.contract.model import Contract
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+
+LADDER = [
+    {"on": "fail", "severity": "warning", "do": ["notify", "sample-more"]},
+    {"on": "fail", "for": "2m", "clear_for": "10m", "severity": "critical",
+     "do": [{"route": "train-kernel"}, {"webhook": "pager"}]},
+    {"on": "no-data", "for": "3m", "do": ["notify", "hold-promotion"]},
+]  # fmt: skip
+
+
+def contract_with(escalation: list[dict[str, Any]] | None = None, **changes: Any) -> Contract:
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra", "runbook": "https://runbooks/kc"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            "slices": {"code": {"where": {"task": "code"}}},
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+            "observability": {"window": "5m"},
+            "escalation": LADDER if escalation is None else escalation,
+        }
+        | changes
+    )
+
+
+def verdict_of(status: Status | str, *, slice: str = "code", at: float = 0.0, **changes: Any) -> Verdict:
+    status = Status(status)
+    estimate, lower, upper = {
+        Status.PASS: (0.002, 0.001, 0.003),
+        Status.INCONCLUSIVE: (0.004, 0.003, 0.005),
+        Status.FAIL: (0.0123, 0.0101, 0.014),
+        Status.NO_DATA: (math.nan, math.nan, math.nan),
+    }[status]
+    contract = changes.pop("contract", "policy-7b")
+    cell = Cell(
+        contract, changes.pop("clause", "token-tv"), slice, "aaaaaaaaaaaa", changes.pop("inference", "bbbbbbbbbbbb")
+    )
+    return Verdict(
+        **{
+            "cell": cell, "status": status, "at": at, "limit": 0.004, "estimate": estimate, "lower": lower,
+            "upper": upper, "samples": 0 if status is Status.NO_DATA else 3482,
+            "window": "" if status is Status.NO_DATA else "short", "method": "empirical Bernstein",
+            "reason": f"{status} because of the numbers", "contract_version": 3, "contract_hash": "0" * 64,
+        }
+        | changes
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def make_contract() -> Callable[..., Contract]:
+    return contract_with
+
+
+@pytest.fixture(scope="session")
+def make_verdict() -> Callable[..., Verdict]:
+    return verdict_of
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    opened = sqlite3.connect(":memory:", isolation_level=None)
+    yield opened
+    opened.close()
+
+
+class Receiver:
+    """A real HTTP server that remembers requests and answers as told."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.answers: dict[str, list[tuple[int, dict[str, str]]]] = {}
+        self.release = threading.Event()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                owner.requests.append((self.path, headers, body))
+                if self.path.startswith("/hang"):
+                    owner.release.wait(30)
+                waiting = owner.answers.get(self.path, [])
+                status, extra = waiting.pop(0) if waiting else (204, {})
+                self.send_response(status)
+                for name, value in {"content-length": "0", **extra}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *args: Any) -> None:  # a client that hung up is no news
+                pass
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    yield server
+    server.close()

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.body import alert_body, encode, rfc3339
+from kc_otel.escalation.policy import advance
+
+AT = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def contract(make_contract):
+    return make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}, "notify"]}])
+
+
+@pytest.fixture(scope="module")
+def edges(contract, make_verdict):
+    fail = [make_verdict("FAIL", at=AT), make_verdict("FAIL", slice="all", at=AT)]
+    state, firing = advance(contract, PolicyState(contract.name), fail, {}, AT)
+    _, resolved = advance(contract, state, [make_verdict("PASS", at=AT + 90)], {}, AT + 90)
+    return firing, resolved
+
+
+def test_body_is_alertmanager_version_4(contract, edges):
+    """Every field of Alertmanager's version 4 is there, with its type."""
+    body = alert_body(contract, edges[0][1:], receiver="pager", external_url="https://kc.example/")
+    assert {name: type(value) for name, value in body.items()} == {
+        "version": str, "groupKey": str, "truncatedAlerts": int, "status": str, "receiver": str, "groupLabels": dict,
+        "commonLabels": dict, "commonAnnotations": dict, "externalURL": str, "alerts": list, "kernelContract": dict,
+    }  # fmt: skip
+    assert (body["version"], body["status"], body["receiver"]) == ("4", "firing", "pager")
+    (alert,) = body["alerts"]
+    assert alert["labels"] == {
+        "alertname": "KernelContractBroken", "contract": "policy-7b", "clause": "token-tv", "slice": "code",
+        "kernel_train": "aaaaaaaaaaaa", "kernel_inference": "bbbbbbbbbbbb", "severity": "critical",
+    }  # fmt: skip
+    assert (alert["startsAt"], alert["endsAt"]) == ("2023-11-14T22:13:20.000Z", "0001-01-01T00:00:00Z")
+    assert alert["annotations"]["runbook_url"] == "https://runbooks/kc"
+    assert alert["generatorURL"].startswith("https://kc.example/api/v1/cells?contract=policy-7b&clause=token-tv")
+    assert body["commonLabels"] == alert["labels"]
+    assert body["commonAnnotations"] == alert["annotations"]
+
+
+def test_description_says_the_numbers_in_plain_words(contract, edges):
+    """A person who is woken reads the estimate, the interval, the limit, the kernels and what was done."""
+    (alert,) = alert_body(contract, edges[0][1:], receiver="pager")["alerts"]
+    assert alert["annotations"]["summary"] == "policy-7b: token-tv is broken on slice code"
+    assert alert["annotations"]["description"] == (
+        "Mean of tv_token is 0.0123, between 0.0101 and 0.014 at 99% confidence, from 3,482 observations in the last "
+        "5m; the limit is 0.004. Training kernel aaaaaaaaaaaa, inference kernel bbbbbbbbbbbb. "
+        "Actions: webhook:pager, notify."
+    )
+
+
+def test_contract_fields_follow_the_alerts(contract, edges):
+    """`kernelContract` says what broke, by how much, on which kernels, alert by alert."""
+    body = alert_body(contract, edges[0], receiver="pager")
+    extra = body["kernelContract"]
+    assert (extra["name"], extra["version"], extra["hash"]) == ("policy-7b", 3, contract.hash)
+    assert [cell["fingerprint"] for cell in extra["cells"]] == [alert["fingerprint"] for alert in body["alerts"]]
+    cell = extra["cells"][1]
+    assert cell["kernels"] == {"train": "aaaaaaaaaaaa", "inference": "bbbbbbbbbbbb"}
+    assert (cell["limit"], cell["estimate"], cell["lower"], cell["upper"]) == (0.004, 0.0123, 0.0101, 0.014)
+    assert cell["margin"] == pytest.approx(-0.0061)
+    assert (cell["samples"], cell["actions"]) == (3482, [{"webhook": "pager"}, "notify"])
+
+
+def test_resolved_alert_has_its_end(contract, edges):
+    """A resolve carries both times, the same fingerprint, and how long it lasted."""
+    firing, resolved = edges
+    body = alert_body(contract, resolved, receiver="pager")
+    by_slice = {alert["labels"]["slice"]: alert for alert in body["alerts"]}
+    assert body["status"] == "resolved"
+    assert by_slice["code"]["endsAt"] == rfc3339(AT + 90)
+    assert by_slice["code"]["fingerprint"] == firing[1].fingerprint
+    assert "It lasted 1m30s." in by_slice["code"]["annotations"]["description"]
+
+
+def test_group_fires_while_any_alert_does(contract, edges):
+    """Alertmanager's group status: firing unless everything is resolved."""
+    assert alert_body(contract, [*edges[1], edges[0][0]], receiver="pager")["status"] == "firing"
+
+
+def test_alerts_beyond_the_limit_are_counted(contract, edges):
+    """What is cut is said."""
+    body = alert_body(contract, edges[0], receiver="pager", max_alerts=1)
+    assert (len(body["alerts"]), len(body["kernelContract"]["cells"]), body["truncatedAlerts"]) == (1, 1, 1)
+
+
+def test_only_common_labels_are_common(contract, edges):
+    """Labels in which alerts differ are not common."""
+    body = alert_body(contract, edges[0], receiver="pager")
+    assert "slice" not in body["commonLabels"]
+    assert body["commonLabels"]["clause"] == "token-tv"
+
+
+def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
+    """Numbers that are not finite become null, and equal bodies give equal bytes."""
+    contract = make_contract([{"on": "no-data", "do": ["notify"]}])
+    _, edges = advance(contract, PolicyState(contract.name), [make_verdict("NO_DATA")], {}, AT)
+    first = encode(alert_body(contract, edges, receiver="pager"))
+    assert first == encode(alert_body(contract, edges, receiver="pager"))
+    body = json.loads(first, parse_constant=pytest.fail)
+    assert body["kernelContract"]["cells"][0]["estimate"] is None
+    assert body["alerts"][0]["annotations"]["description"].startswith("NO_DATA because of the numbers.")
+
+
+def test_unbounded_interval_is_said_in_words(contract, make_verdict):
+    """A statistic without an upper bound is described by its lower one."""
+    verdict = make_verdict("FAIL", upper=float("inf"))
+    _, edges = advance(contract, PolicyState(contract.name), [verdict], {}, AT)
+    description = alert_body(contract, edges, receiver="pager")["alerts"][0]["annotations"]["description"]
+    assert "is 0.0123, at least 0.0101 at 99% confidence" in description
+
+
+def test_other_contracts_do_not_fit_in(edges, make_contract):
+    """One body is about one contract, and about something."""
+    other = make_contract(metadata={"name": "other", "version": 1, "owner": "x"})
+    for transitions in ((), edges[0]):
+        with pytest.raises(ValueError, match="'other'"):
+            alert_body(other, transitions, receiver="pager")

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from itertools import count
+
+import httpx
+import pytest
+
+from kc_otel.escalation.deliver import Dispatcher, retry_after_seconds
+from kc_otel.escalation.endpoints import Endpoint
+from kc_otel.escalation.outbox import Outbox, State
+from kc_otel.escalation.signing import Secret, new_secret, verify
+
+SECRET = new_secret()
+AT = 1_700_000_000.0
+
+
+def client():
+    return httpx.AsyncClient(trust_env=False)
+
+
+@pytest.fixture
+def outbox(connection):
+    return Outbox(connection)
+
+
+def endpoints(receiver, *paths):
+    return {path: Endpoint(path, f"{receiver.url}/{path}", (Secret.parse(SECRET),)) for path in paths}
+
+
+async def eventually(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def test_delivers_signed_and_in_order(outbox, receiver):
+    """A receiver verifies every message, and gets a contract's messages in order."""
+    for number in range(5):
+        outbox.enqueue("pager", "policy-7b", json.dumps({"n": number}).encode(), AT)
+
+    async def main():
+        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, clock=lambda: AT)
+        await dispatcher.drain()
+        await dispatcher.aclose()
+        return dispatcher
+
+    dispatcher = asyncio.run(main())
+    bodies = [verify(SECRET, headers, body, now=AT) for _, headers, body in receiver.requests]
+    assert bodies == [{"n": number} for number in range(5)]
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 5
+    assert dispatcher.attempts == {("pager", "delivered"): 5}
+    assert {message.state for message in outbox.messages()} == {State.DELIVERED}
+
+
+def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
+    """An attempt is signed for its own time; the message stays the same."""
+    receiver.answers["/pager"] = [(500, {}), (302, {"location": f"{receiver.url}/elsewhere"}), (204, {})]
+    outbox.enqueue("pager", "policy-7b", b"{}", AT)
+    ticks = count(int(AT), 1000)
+
+    async def main():
+        dispatcher = Dispatcher(
+            outbox, endpoints(receiver, "pager"), client_factory=client, clock=lambda: float(next(ticks))
+        )
+        await dispatcher.drain()
+        await dispatcher.aclose()
+
+    asyncio.run(main())
+    assert [path for path, _, _ in receiver.requests] == ["/pager"] * 3
+    sent = [headers for _, headers, _ in receiver.requests]
+    assert len({headers["webhook-id"] for headers in sent}) == 1
+    assert len({headers["webhook-timestamp"] for headers in sent}) == 3
+    assert len({headers["webhook-signature"] for headers in sent}) == 3
+    for headers in sent:
+        verify(SECRET, headers, b"{}", now=float(headers["webhook-timestamp"]))
+
+
+def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
+    """While one endpoint does not answer, another gets everything."""
+    outbox.enqueue("hang", "policy-7b", b"{}", time.time())
+    for _ in range(20):
+        outbox.enqueue("pager", "policy-7b", b"{}", time.time())
+
+    async def main():
+        dispatcher = Dispatcher(outbox, endpoints(receiver, "hang", "pager"), client_factory=client, poll=0.05)
+        running = asyncio.create_task(dispatcher.run())
+        await eventually(lambda: len(outbox.messages(State.DELIVERED)) == 20)
+        assert [message.endpoint for message in outbox.messages(State.WAITING)] == ["hang"]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+
+
+def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
+    """No answer within the limit is a failed attempt, logged, and shown with the message."""
+    outbox.enqueue("hang", "policy-7b", b"{}", AT)
+
+    async def main():
+        dispatcher = Dispatcher(
+            outbox, endpoints(receiver, "hang"), client_factory=client, clock=lambda: AT, timeout=0.05
+        )
+        await dispatcher.drain()
+        await dispatcher.aclose()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (message,) = outbox.messages(State.WAITING)
+    assert (message.attempts, message.error) == (1, "no answer within 0.05 s")
+    assert "no answer" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_refused_connection_is_retried_without_showing_the_url(outbox):
+    """The URL may carry a token, so errors do not show it."""
+    url = "http://127.0.0.1:9/T0KEN"
+    outbox.enqueue("pager", "policy-7b", b"{}", AT)
+
+    def broken(request):
+        raise httpx.ConnectError(f"cannot reach {request.url}")
+
+    async def main():
+        dispatcher = Dispatcher(
+            outbox,
+            {"pager": Endpoint("pager", url, (Secret.parse(SECRET),))},
+            client_factory=lambda: httpx.AsyncClient(transport=httpx.MockTransport(broken)),
+            clock=lambda: AT,
+        )
+        await dispatcher.drain()
+        await dispatcher.aclose()
+
+    asyncio.run(main())
+    (message,) = outbox.messages(State.WAITING)
+    assert message.error == "ConnectError: cannot reach the endpoint"
+
+
+def test_wake_delivers_at_once(outbox, receiver):
+    """A message enqueued by a tick does not wait for the next poll."""
+
+    async def main():
+        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=60.0)
+        running = asyncio.create_task(dispatcher.run())
+        await asyncio.sleep(0.05)
+        outbox.enqueue("pager", "policy-7b", b"{}", time.time())
+        dispatcher.wake()
+        await eventually(lambda: receiver.requests)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_gone_stops_everything_to_the_endpoint(outbox, receiver):
+    """After 410 the endpoint gets nothing more."""
+    receiver.answers["/pager"] = [(410, {})]
+    for _ in range(3):
+        outbox.enqueue("pager", "policy-7b", b"{}", time.time())
+
+    async def main():
+        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client)
+        await dispatcher.drain()
+        await dispatcher.aclose()
+
+    asyncio.run(main())
+    assert len(receiver.requests) == 1
+    assert outbox.status()[0].disabled == "HTTP 410"
+
+
+def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog):
+    """A contract that names an endpoint nobody configured loses nothing."""
+    outbox.enqueue("nobody", "policy-7b", b"{}", AT)
+
+    async def main():
+        dispatcher = Dispatcher(outbox, {}, clock=lambda: AT)
+        await dispatcher.drain()
+        await dispatcher.drain()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert caplog.text.count("no such endpoint") == 1
+    assert len(outbox.messages(State.WAITING)) == 1
+
+
+def test_locked_database_is_survived(outbox, connection, receiver, caplog):
+    """When the outbox cannot be read or written for a moment, the dispatcher goes on afterwards."""
+    import sqlite3
+
+    class Flaky:
+        def __init__(self):
+            self.failures = 2
+
+        def __getattr__(self, name):
+            return getattr(connection, name)
+
+        def execute(self, *args):
+            if self.failures:
+                self.failures -= 1
+                raise sqlite3.OperationalError("database is locked")
+            return connection.execute(*args)
+
+    outbox.enqueue("pager", "policy-7b", b"{}", time.time())
+    outbox._connection = Flaky()
+
+    async def main():
+        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=0.01)
+        running = asyncio.create_task(dispatcher.run())
+        await eventually(lambda: outbox.messages(State.DELIVERED))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "database is locked" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("120", 120.0),
+        ("Tue, 14 Nov 2023 22:15:20 GMT", 120.0),
+        ("Tue, 14 Nov 2023 22:00:00 GMT", 0.0),
+        ("soon", None),
+        ("-3", None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value, seconds):
+    """Both forms of the header are understood, and nonsense is ignored."""
+    assert retry_after_seconds(value, AT) == seconds

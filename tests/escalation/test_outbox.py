@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import random
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.escalation.outbox import Outbox, State
+
+
+@pytest.fixture
+def outbox(connection):
+    return Outbox(connection, rng=random.Random(1))
+
+
+def due_ids(outbox, now):
+    return [message.id for message in outbox.due(now)]
+
+
+def test_only_the_oldest_message_of_a_lane_is_due(outbox):
+    """Order is kept per contract and endpoint, and lanes do not wait for each other."""
+    first = outbox.enqueue("pager", "a", b"1", 0)
+    second = outbox.enqueue("pager", "a", b"2", 0)
+    other_contract = outbox.enqueue("pager", "b", b"3", 0)
+    other_endpoint = outbox.enqueue("chat", "a", b"4", 0)
+    assert due_ids(outbox, 0) == [first, other_contract, other_endpoint]
+    outbox.delivered(first)
+    assert due_ids(outbox, 0) == [second, other_contract, other_endpoint]
+
+
+def test_message_keeps_id_and_body_over_failures(outbox):
+    """A retry is the same message, and its lane waits for it."""
+    message_id = outbox.enqueue("pager", "a", b"\x00body", 0)
+    outbox.enqueue("pager", "a", b"next", 0)
+    now = 0.0
+    for attempt in range(1, 6):
+        assert outbox.failed(message_id, now, "HTTP 500", status=500) is State.WAITING
+        now += 1000
+        (message,) = outbox.due(now)
+        assert (message.id, message.body, message.attempts) == (message_id, b"\x00body", attempt)
+    assert message_id.startswith("msg_")
+    assert "." not in message_id
+
+
+@given(seed=st.integers(0, 2**32), failures=st.integers(1, 100))
+def test_pause_is_random_and_bounded(seed, failures):
+    """After n failures the pause lies between zero and min(cap, base * 2^n)."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    outbox = Outbox(connection, base=1.0, cap=60.0, rng=random.Random(seed))
+    message_id = outbox.enqueue("pager", "a", b"1", 0)
+    for _ in range(failures):
+        outbox.failed(message_id, 0.0, "HTTP 500", status=500)
+    assert due_ids(outbox, min(60.0, 2.0 ** (failures - 1))) == [message_id]
+    connection.close()
+
+
+def test_jitter_spreads_retries():
+    """Messages that failed together do not come back together."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    outbox = Outbox(connection, base=100.0, cap=100.0, rng=random.Random(7))
+    ids = [outbox.enqueue("pager", str(number), b"", 0) for number in range(100)]
+    for message_id in ids:
+        outbox.failed(message_id, 0.0, "HTTP 500", status=500)
+    halfway = len(outbox.due(50.0))
+    assert 30 < halfway < 70
+    connection.close()
+
+
+def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
+    """429 with `Retry-After` throttles the endpoint; others go on."""
+    throttled = outbox.enqueue("pager", "a", b"1", 0)
+    same_endpoint = outbox.enqueue("pager", "b", b"2", 0)
+    elsewhere = outbox.enqueue("chat", "a", b"3", 0)
+    outbox.failed(throttled, 0, "HTTP 429", status=429, retry_after=40)
+    assert due_ids(outbox, 39) == [elsewhere]
+    assert due_ids(outbox, 40) == [throttled, same_endpoint, elsewhere]
+
+
+def test_absurd_retry_after_is_capped(outbox):
+    """A receiver cannot silence itself for a year."""
+    message_id = outbox.enqueue("pager", "a", b"1", 0)
+    outbox.failed(message_id, 0, "HTTP 503", status=503, retry_after=31_536_000)
+    assert due_ids(outbox, 301) == [message_id]
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
+    """What the receiver will never accept does not hold back later pages."""
+    refused = outbox.enqueue("pager", "a", b"1", 0)
+    later = outbox.enqueue("pager", "a", b"2", 0)
+    assert outbox.failed(refused, 0, f"HTTP {status}", status=status) is State.PARKED
+    assert due_ids(outbox, 0) == [later]
+    (parked,) = outbox.messages(State.PARKED)
+    assert (parked.id, parked.error) == (refused, f"HTTP {status}")
+
+
+@pytest.mark.parametrize("status", [None, 301, 401, 403, 404, 408, 425, 429, 500, 502, 503])
+def test_other_failures_are_tried_again(outbox, status):
+    """Failures that can pass are retried."""
+    message_id = outbox.enqueue("pager", "a", b"1", 0)
+    assert outbox.failed(message_id, 0, "failed", status=status) is State.WAITING
+    assert due_ids(outbox, 1000) == [message_id]
+
+
+def test_gone_disables_the_endpoint_until_a_person_enables_it(outbox):
+    """After 410 nothing is sent, nothing is lost, and the reason is shown."""
+    message_id = outbox.enqueue("pager", "a", b"1", 0)
+    throttled = outbox.enqueue("pager", "b", b"1", 0)
+    outbox.failed(message_id, 0, "HTTP 410", status=410)
+    outbox.failed(throttled, 0, "HTTP 429", status=429, retry_after=1)
+    assert due_ids(outbox, 10_000) == []
+    assert outbox.status()[0].disabled == "HTTP 410"
+    outbox.enable("pager")
+    assert due_ids(outbox, 10_000) == [message_id, throttled]
+
+
+def test_undelivered_message_expires_visibly_and_can_be_sent_again(outbox):
+    """What could not be delivered for a day is parked with its last error, and a person can bring it back."""
+    old = outbox.enqueue("pager", "a", b"1", 0)
+    young = outbox.enqueue("pager", "a", b"2", 50_000)
+    outbox.failed(old, 10, "HTTP 500", status=500)
+    assert outbox.expire(86_399) == 0
+    assert outbox.expire(86_400) == 1
+    assert due_ids(outbox, 86_400) == [young]
+    (parked,) = outbox.messages(State.PARKED)
+    assert parked.error == "expired undelivered; last: HTTP 500"
+    assert outbox.resend(old, 90_000)
+    assert not outbox.resend(young, 90_000)
+    assert due_ids(outbox, 90_000) == [old]
+
+
+def test_status_shows_what_is_stuck(outbox):
+    """A person sees how much waits, since when, and why."""
+    message_id = outbox.enqueue("pager", "a", b"1", 5)
+    outbox.enqueue("pager", "a", b"2", 6)
+    outbox.delivered(outbox.enqueue("chat", "a", b"3", 7))
+    outbox.failed(message_id, 8, "ConnectError", status=None)
+    chat, pager = outbox.status()
+    assert (chat.waiting, chat.oldest, chat.error) == (0, None, "")
+    assert (pager.waiting, pager.parked, pager.oldest, pager.error) == (2, 0, 5, "ConnectError")
+
+
+def test_clock_that_jumps_back_does_not_delay(outbox):
+    """After a jump back of the clock, messages go out early rather than hours late."""
+    message_id = outbox.enqueue("pager", "a", b"1", 1_000_000)
+    outbox.failed(message_id, 1_000_000, "HTTP 503", status=503, retry_after=300)
+    assert due_ids(outbox, 1_000_001) == []
+    assert due_ids(outbox, 500_000) == [message_id]
+
+
+def test_enqueueing_the_same_id_again_changes_nothing(outbox):
+    """An id made from what happened makes enqueueing idempotent."""
+    outbox.enqueue("pager", "a", b"1", 0, id="msg_x")
+    outbox.enqueue("pager", "a", b"2", 5, id="msg_x")
+    assert [message.body for message in outbox.messages()] == [b"1"]
+
+
+def test_finished_messages_are_kept_for_a_while(connection):
+    """The outbox does not grow without bound, and what waits is never dropped."""
+    outbox = Outbox(connection, keep=3)
+    waiting = outbox.enqueue("down", "a", b"", 0)
+    for number in range(10):
+        outbox.delivered(outbox.enqueue("pager", "a", b"%d" % number, 0))
+    assert [message.body for message in outbox.messages(State.DELIVERED)] == [b"9", b"8", b"7"]
+    assert due_ids(outbox, 0) == [waiting]
+
+
+def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
+    """An attempt can end after its message was parked."""
+    message_id = outbox.enqueue("pager", "a", b"1", 0)
+    outbox.expire(86_400)
+    assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is State.PARKED
+    assert due_ids(outbox, 100_000) == []
+
+
+def test_enqueued_message_shares_the_fate_of_its_transaction(tmp_path):
+    """No webhook leaves for a tick that was rolled back."""
+    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
+    outbox = Outbox(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    outbox.enqueue("pager", "a", b"1", 0)
+    outbox.expire(0)
+    connection.execute("ROLLBACK")
+    assert outbox.messages() == ()
+    connection.close()

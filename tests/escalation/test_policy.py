@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+
+from kc_otel.escalation.alerts import PolicyState, What
+from kc_otel.escalation.policy import advance, retire, step_keys
+
+
+def run(contract, ticks, state=None):
+    """Feed (time, verdicts[, invalid]) ticks; returns the state and (time, severity, what, slice) of every edge."""
+    state = state or PolicyState(contract.name)
+    edges = []
+    for at, verdicts, *invalid in ticks:
+        state, transitions = advance(contract, state, verdicts, invalid[0] if invalid else {}, at)
+        edges += [(at, t.severity, t.what.value, t.cell.slice) for t in transitions]
+    return state, edges
+
+
+ONE = [{"on": "fail", "for": "60s", "clear_for": "120s", "severity": "critical", "do": ["notify"]}]
+
+
+def test_step_without_for_fires_at_once_and_resolves_on_pass(make_contract, make_verdict):
+    """A step without durations follows the verdict."""
+    contract = make_contract([{"on": "fail", "do": ["notify"]}])
+    _, edges = run(contract, [(0, [make_verdict("FAIL")]), (10, [make_verdict("FAIL")]), (20, [make_verdict("PASS")])])
+    assert edges == [(0, "warning", "firing", "code"), (20, "warning", "resolved", "code")]
+
+
+def test_for_must_be_served_without_a_pass(make_contract, make_verdict):
+    """A pass between two failures starts the wait again."""
+    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
+    _, edges = run(make_contract(ONE), [(0, fail), (50, fail), (55, ok), (60, fail), (110, fail), (120, fail)])
+    assert edges == [(120, "critical", "firing", "code")]
+
+
+@pytest.mark.parametrize("doubt", ["INCONCLUSIVE", "NO_DATA"])
+def test_doubt_and_silence_stop_the_count_towards_firing(make_contract, make_verdict, doubt):
+    """Time without a FAIL does not count towards `for`, and what was counted before is kept."""
+    fail, held = [make_verdict("FAIL")], [make_verdict(doubt)]
+    ticks = [(0, fail), (40, fail), (50, held), (200, held), (210, fail), (229, fail), (230, fail)]
+    _, edges = run(make_contract(ONE), ticks)
+    assert edges == [(230, "critical", "firing", "code")]
+
+
+@pytest.mark.parametrize("doubt", ["INCONCLUSIVE", "NO_DATA"])
+def test_firing_alert_does_not_clear_on_doubt_or_silence(make_contract, make_verdict, doubt):
+    """A broken kernel whose exporter dies is not reported as recovered."""
+    contract = make_contract([{"on": "fail", "do": ["notify"]}])
+    state, edges = run(
+        contract, [(0, [make_verdict("FAIL")])] + [(10 * n, [make_verdict(doubt)]) for n in range(1, 99)]
+    )
+    assert [what for _, _, what, _ in edges] == ["firing"]
+    assert state.firing
+
+
+def test_firing_alert_clears_when_the_cell_has_gone(make_contract, make_verdict):
+    """A kernel version that is no longer used stops alerting after `clear_for`."""
+    fail = [make_verdict("FAIL")]
+    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, []), (180, []), (190, [])])
+    assert edges == [(60, "critical", "firing", "code"), (190, "critical", "resolved", "code")]
+
+
+def test_one_failure_while_clearing_starts_the_wait_again(make_contract, make_verdict):
+    """`clear_for` counts passes with no failure between them."""
+    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
+    ticks = [(0, fail), (60, fail), (70, ok), (180, ok), (185, fail), (190, ok), (300, ok), (310, ok)]
+    _, edges = run(make_contract(ONE), ticks)
+    assert edges == [(60, "critical", "firing", "code"), (310, "critical", "resolved", "code")]
+
+
+def test_transition_carries_what_receivers_need(make_contract, make_verdict):
+    """A resolve has the start, the fingerprint and the passing verdict of its alert."""
+    contract = make_contract(ONE)
+    state = PolicyState(contract.name)
+    state, _ = advance(contract, state, [make_verdict("FAIL")], {}, 0)
+    state, (firing,) = advance(contract, state, [make_verdict("FAIL")], {}, 60)
+    state, _ = advance(contract, state, [make_verdict("PASS")], {}, 70)
+    state, (resolved,) = advance(contract, state, [make_verdict("PASS", at=190)], {}, 190)
+    assert (firing.what, firing.at, firing.started_at, firing.on) == (What.FIRING, 60, 60, "fail")
+    assert (resolved.what, resolved.at, resolved.started_at) == (What.RESOLVED, 190, 60)
+    assert resolved.fingerprint == firing.fingerprint
+    assert len(firing.fingerprint) == 16
+    assert resolved.verdict == make_verdict("PASS", at=190)
+    assert [str(action) for action in firing.actions] == ["notify"]
+    assert state.alerts == ()
+
+
+@pytest.mark.parametrize("seen", ["PASS", "FAIL", "INCONCLUSIVE"])
+def test_no_data_clears_on_any_data(make_contract, make_verdict, seen):
+    """An alert about silence ends with the silence, whatever the data say."""
+    contract = make_contract([{"on": "no-data", "for": "30s", "do": ["notify"]}])
+    silent = [make_verdict("NO_DATA")]
+    _, edges = run(contract, [(0, silent), (30, silent), (40, [make_verdict(seen)])])
+    assert [(at, what) for at, _, what, _ in edges] == [(30, "firing"), (40, "resolved")]
+
+
+def test_inconclusive_step_waits_through_silence(make_contract, make_verdict):
+    """Silence is no conclusion."""
+    contract = make_contract([{"on": "inconclusive", "do": ["notify"]}])
+    ticks = [(0, [make_verdict("INCONCLUSIVE")]), (10, [make_verdict("NO_DATA")]), (20, [make_verdict("FAIL")])]
+    _, edges = run(contract, ticks)
+    assert [(at, what) for at, _, what, _ in edges] == [(0, "firing"), (20, "resolved")]
+
+
+def test_invalid_input_is_an_alert_of_its_own(make_contract, make_verdict):
+    """Sequences that fail input checks fire their own step, with counts and reasons, and never a clause's."""
+    contract = make_contract([{"on": "invalid-input", "for": "10s", "do": ["notify"]}, *ONE])
+    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], {"nan": 2, "shift": 5, "x": 0}, 0)
+    state, (firing,) = advance(contract, state, [make_verdict("PASS")], {"nan": 2, "shift": 5}, 10)
+    assert (firing.cell.clause, firing.cell.slice, firing.verdict.samples) == ("input", "all", 7)
+    assert "2 nan, 5 shift" in firing.verdict.reason
+    _, (resolved,) = advance(contract, state, [make_verdict("PASS")], {"nan": 0}, 20)
+    assert resolved.what is What.RESOLVED
+
+
+def test_step_for_some_clauses_ignores_the_others(make_contract, make_verdict):
+    """`clauses` narrows a step."""
+    contract = make_contract([{"on": "fail", "do": ["notify"], "clauses": ["reward"]}])
+    _, edges = run(contract, [(0, [make_verdict("FAIL"), make_verdict("FAIL", clause="reward", slice="all")])])
+    assert edges == [(0, "warning", "firing", "all")]
+
+
+def test_cells_do_not_share_their_waits(make_contract, make_verdict):
+    """Each slice and each kernel version serves its own `for`."""
+    fail = make_verdict("FAIL")
+    other = make_verdict("FAIL", slice="all")
+    newer = make_verdict("FAIL", inference="cccccccccccc")
+    _, edges = run(make_contract(ONE), [(0, [fail]), (30, [fail, other, newer]), (60, [fail, other, newer])])
+    assert edges == [(60, "critical", "firing", "code")]
+
+
+def test_clock_that_jumps_back_loses_nothing_and_gives_no_negative_duration(make_contract, make_verdict):
+    """After a jump back the count goes on from where it was, and an alert never ends before it began."""
+    contract = make_contract(ONE)
+    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
+    state, edges = run(contract, [(10_000, fail), (10_040, fail), (5_000, fail), (5_019, fail), (5_020, fail)])
+    assert edges == [(5_020, "critical", "firing", "code")]
+    state, edges = run(contract, [(5_030, ok), (100, ok), (219, ok)], state)
+    assert edges == []
+    _, (resolved,) = advance(contract, state, ok, {}, 220)
+    assert (resolved.started_at, resolved.at) == (5_020, 5_020)
+
+
+def test_clock_that_jumps_ahead_counts_for_one_window_only(make_contract, make_verdict):
+    """Two verdicts a day apart vouch for their windows, not for the day."""
+    contract = make_contract([{"on": "fail", "for": "1h", "do": ["notify"]}])
+    fail = [make_verdict("FAIL")]
+    state, edges = run(contract, [(0, fail), (86_400, fail)])
+    assert edges == []
+    assert state.alerts[0].held == contract.observability.window
+
+
+def test_changed_contract_keeps_what_still_exists(make_contract, make_verdict):
+    """New durations and a new order keep an alert; a step that has gone resolves, a cell that has gone clears."""
+    before = make_contract([*ONE, {"on": "fail", "severity": "info", "do": ["notify"]}])
+    after = make_contract([{**ONE[0], "for": "10m", "clear_for": "0s"}])
+    assert before.hash != after.hash
+    fail = make_verdict("FAIL")
+    state, _ = run(before, [(0, [fail]), (60, [fail])])
+    assert len(state.firing) == 2
+    state, edges = run(after, [(70, [fail])], state)
+    assert edges == [(70, "info", "resolved", "code")]
+    assert [alert.started_at for alert in state.firing] == [60]
+
+
+def test_step_keys_tell_alike_steps_apart(make_contract):
+    """Two steps that differ only in their durations are two steps."""
+    contract = make_contract([ONE[0], {**ONE[0], "for": "1h"}])
+    assert len(set(step_keys(contract))) == 2
+
+
+def test_retired_contract_resolves_everything(make_contract, make_verdict):
+    """Receivers learn that alerts of a contract that is no longer served are over."""
+    contract = make_contract()
+    state, _ = run(contract, [(0, [make_verdict("FAIL")])])
+    state, (resolved,) = retire(state, 5)
+    assert (resolved.what, state.alerts) == (What.RESOLVED, ())
+
+
+def test_verdicts_of_another_contract_are_refused(make_contract, make_verdict):
+    """Mixing contracts is a bug of the caller, not an alert."""
+    contract = make_contract()
+    with pytest.raises(ValueError, match="'other'"):
+        advance(contract, PolicyState(contract.name), [make_verdict("FAIL", contract="other")], {}, 0)
+    with pytest.raises(ValueError, match="'other'"):
+        advance(contract, PolicyState("other"), [], {}, 0)

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+
+import pytest
+import standardwebhooks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.escalation import signing
+from kc_otel.escalation.signing import Secret, new_secret, sign, verify
+
+NOW = 1_700_000_000.0
+KEY = base64.b64encode(bytes(range(32))).decode()
+SECRET = Secret.parse("whsec_" + KEY)
+BODY = b'{"status":"firing"}'
+
+
+def headers(**changes):
+    return sign([SECRET], "msg_1", BODY, now=NOW) | {name.replace("_", "-"): value for name, value in changes.items()}
+
+
+def test_signature_is_the_documented_one():
+    """The signature is HMAC-SHA256 of id, timestamp and body, written by hand here."""
+    import hashlib
+    import hmac
+
+    digest = hmac.new(bytes(range(32)), b"msg_1.1700000000." + BODY, hashlib.sha256).digest()
+    assert headers() == {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": "1700000000",
+        "webhook-signature": "v1," + base64.b64encode(digest).decode(),
+    }
+
+
+@given(body=st.dictionaries(st.text(), st.text() | st.integers() | st.none()), key=st.binary(min_size=24, max_size=64))
+def test_the_reference_library_accepts_what_we_sign(body, key):
+    """What we sign verifies with PyPI's `standardwebhooks`."""
+    text = "whsec_" + base64.b64encode(key).decode()
+    raw = json.dumps(body, ensure_ascii=False).encode()
+    signed = sign([Secret.parse(text)], "msg_abc", raw, now=datetime.now(UTC).timestamp())
+    assert standardwebhooks.Webhook(text).verify(raw, signed) == body
+
+
+@given(body=st.dictionaries(st.text(), st.text() | st.integers() | st.none()), key=st.binary(min_size=24, max_size=64))
+def test_we_accept_what_the_reference_library_signs(body, key):
+    """What PyPI's `standardwebhooks` signs verifies with us."""
+    text = "whsec_" + base64.b64encode(key).decode()
+    raw = json.dumps(body)
+    at = datetime.fromtimestamp(NOW, UTC)
+    signature = standardwebhooks.Webhook(text).sign("msg_abc", at, raw)
+    given_headers = {"Webhook-Id": "msg_abc", "Webhook-Timestamp": str(int(NOW)), "Webhook-Signature": signature}
+    assert verify(text, given_headers, raw, now=NOW) == body
+
+
+def test_rotation_signs_with_both_and_accepts_either():
+    """While a secret is rotated, receivers with the old and with the new one both accept."""
+    old, new = new_secret(), new_secret()
+    signed = sign([Secret.parse(new), Secret.parse(old)], "msg_1", BODY, now=NOW)
+    for known in (old, new, [new_secret(), old]):
+        assert verify(known, signed, BODY, now=NOW) == {"status": "firing"}
+    standardwebhooks.Webhook(old).verify(BODY, sign([Secret.parse(new), Secret.parse(old)], "m", BODY, now=_now()))
+
+
+def _now():
+    return datetime.now(UTC).timestamp()
+
+
+@given(position=st.integers(0, len(BODY) - 1), bit=st.integers(0, 7))
+def test_one_changed_bit_is_refused(position, bit):
+    """No bit of the body can be changed."""
+    forged = bytearray(BODY)
+    forged[position] ^= 1 << bit
+    with pytest.raises(signing.SignatureError):
+        verify(SECRET, headers(), bytes(forged), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"webhook_id": ""}, signing.HeaderError),
+        ({"webhook_timestamp": "soon"}, signing.HeaderError),
+        ({"webhook_timestamp": "-5"}, signing.HeaderError),
+        ({"webhook_timestamp": "1700000001"}, signing.SignatureError),
+        ({"webhook_id": "msg_2"}, signing.SignatureError),
+        ({"webhook_signature": "v1,"}, signing.SignatureError),
+        ({"webhook_signature": "v1a,AAAA v2,BBBB nonsense"}, signing.SignatureError),
+        ({"webhook_signature": "v1,\u00e9"}, signing.SignatureError),
+    ],
+)
+def test_tampered_headers_are_refused(changes, error):
+    """Id and timestamp are signed, and malformed headers are an error of their own."""
+    with pytest.raises(error):
+        verify(SECRET, headers(**changes), BODY, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("now", "fine"), [(NOW + 300, True), (NOW + 301, False), (NOW - 300, True), (NOW - 301, False)]
+)
+def test_old_and_future_attempts_are_refused(now, fine):
+    """A replay outside of the tolerance is refused, on both sides."""
+    if fine:
+        verify(SECRET, headers(), BODY, now=now)
+    else:
+        with pytest.raises(signing.TimestampError):
+            verify(SECRET, headers(), BODY, now=now)
+
+
+def test_signed_body_that_is_not_json_is_refused():
+    """A signature does not make a body JSON."""
+    raw = b"\xff\xfe"
+    with pytest.raises(signing.BodyError):
+        verify(SECRET, sign([SECRET], "msg_1", raw, now=NOW), raw, now=NOW)
+
+
+@pytest.mark.parametrize("text", ["whsec_!!!", "whsec_" + base64.b64encode(b"short").decode(), ""])
+def test_bad_secret_is_named_without_being_shown(text):
+    """An unusable secret is refused, and never printed."""
+    with pytest.raises(signing.SecretError) as error:
+        Secret.parse(text)
+    assert not text or text.removeprefix("whsec_") not in str(error.value)
+
+
+def test_secret_shows_in_no_repr():
+    """Logging a secret shows nothing of it."""
+    assert KEY not in repr(SECRET)
+    assert repr(SECRET.key) not in repr([SECRET])
+
+
+def test_no_secret_at_all_is_an_error():
+    """Nothing is signed or verified by accident without a secret."""
+    with pytest.raises(signing.SecretError):
+        sign([], "msg_1", BODY, now=NOW)
+    with pytest.raises(signing.SecretError):
+        verify([], headers(), BODY, now=NOW)
+
+
+def test_message_id_cannot_smuggle_a_dot():
+    """A dot in the id would let two different messages have one signature."""
+    with pytest.raises(ValueError, match="message id"):
+        sign([SECRET], "msg.1", BODY, now=NOW)

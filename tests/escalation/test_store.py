@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import sqlite3
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.policy import advance
+from kc_otel.escalation.store import PolicyStore
+
+
+def test_state_survives_and_unknown_contracts_start_empty(connection, make_contract, make_verdict):
+    """What is saved is loaded, per contract."""
+    contract = make_contract()
+    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("FAIL"), make_verdict("NO_DATA")], {}, 5)
+    store = PolicyStore(connection)
+    assert store.load(contract.name) == PolicyState(contract.name)
+    store.save(PolicyState(contract.name), 4)
+    store.save(state, 5)
+    again = PolicyStore(connection).load(contract.name)
+    assert again.to_json() == state.to_json()
+    assert store.contracts() == (contract.name,)
+    store.forget(contract.name)
+    assert store.contracts() == ()
+
+
+def test_events_are_read_in_order_from_where_a_reader_left_off(connection, make_contract, make_verdict):
+    """Readers page through events by id, of one contract or of all."""
+    contract = make_contract([{"on": "fail", "do": ["notify", {"webhook": "pager"}]}])
+    _, edges = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, 5)
+    store = PolicyStore(connection)
+    (first,) = store.record(edges)
+    second = store.record_event("other", "resumed", {"by": "ada", "why": "fixed"}, 6)
+    assert [event.id for event in store.events()] == [first, second]
+    assert [event.kind for event in store.events(after_id=first)] == ["resumed"]
+    (event,) = store.events(contract.name, limit=1)
+    assert (event.kind, event.at, event.data["slice"]) == ("firing", 5, "code")
+    assert event.data["actions"] == ["notify", {"webhook": "pager"}]
+    assert event.data["verdict"]["status"] == "FAIL"
+
+
+def test_log_of_events_is_bounded(connection):
+    """Old events are dropped, ids go on counting."""
+    store = PolicyStore(connection, max_events=10)
+    for number in range(25):
+        store.record_event("c", "note", {"n": number}, number)
+    assert [event.data["n"] for event in store.events()] == list(range(15, 25))
+
+
+def test_nothing_is_kept_of_a_transaction_that_rolls_back(tmp_path):
+    """The store never commits by itself."""
+    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
+    store = PolicyStore(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    store.save(PolicyState("c"), 1)
+    store.record_event("c", "note", {}, 1)
+    connection.execute("ROLLBACK")
+    assert store.contracts() == ()
+    assert store.events() == ()
+    connection.close()

@@ -1,0 +1,151 @@
+"""Senders of OTLP histograms made from plain samples, and contracts to judge them by."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.contract.model import Contract
+
+NOW = 1_800_000_000.0
+SCALE = 4
+
+
+def index(value: float, scale: int = SCALE) -> int:
+    """Bucket of a positive value, by the data model's definition."""
+    guess = math.ceil(math.log2(value) * 2**scale) - 1
+    while 2.0 ** (guess * 2.0**-scale) >= value:
+        guess -= 1
+    while 2.0 ** ((guess + 1) * 2.0**-scale) < value:
+        guess += 1
+    return guess
+
+
+class Sender:
+    """One stream of one process: remembers its samples, and says them as OTLP."""
+
+    def __init__(
+        self,
+        metric: str = "kc.drift.tv_token",
+        *,
+        slice: str = "all",
+        contract: str = "policy",
+        train: str = "aaaaaaaaaaaa",
+        inference: str = "bbbbbbbbbbbb",
+        instance: str = "0",
+        start: float = NOW,
+        cumulative: bool = True,
+        edges: tuple[float, ...] | None = None,
+        attributes: dict[str, str] | None = None,
+    ) -> None:
+        self.metric, self.start, self.cumulative, self.edges, self.instance = metric, start, cumulative, edges, instance
+        self.attributes = attributes or {
+            "kc.contract": contract,
+            "kc.slice": slice,
+            "kc.kernel.train": train,
+            "kc.kernel.inference": inference,
+        }
+        self.samples: list[float] = []
+
+    def restart(self, start: float) -> None:
+        """Forget everything, as a process that starts again does."""
+        self.samples, self.start = [], start
+
+    def request(self, time: float, values: Any = ()) -> ExportMetricsServiceRequest:
+        """The request that reports `values` at `time`, and with cumulative temporality all before them."""
+        new = [float(value) for value in values]
+        self.samples = self.samples + new if self.cumulative else new
+        message = ExportMetricsServiceRequest()
+        resource = message.resource_metrics.add()
+        pair = resource.resource.attributes.add(key="service.instance.id")
+        pair.value.string_value = self.instance
+        scope = resource.scope_metrics.add()
+        scope.scope.name = "kc_otel"
+        metric = scope.metrics.add(name=self.metric, unit="1")
+        data = metric.exponential_histogram if self.edges is None else metric.histogram
+        data.aggregation_temporality = 2 if self.cumulative else 1
+        point = data.data_points.add(start_time_unix_nano=ns(self.start), time_unix_nano=ns(time))
+        for name, value in self.attributes.items():
+            point.attributes.add(key=name).value.string_value = value
+        point.count, point.sum = len(self.samples), math.fsum(self.samples)
+        if self.samples:
+            point.min, point.max = min(self.samples), max(self.samples)
+        if self.edges is None:
+            self._exponential(point)
+        else:
+            point.explicit_bounds.extend(self.edges)
+            counts = np.bincount(np.searchsorted(self.edges, self.samples), minlength=len(self.edges) + 1)
+            point.bucket_counts.extend(int(count) for count in counts)
+        if not self.cumulative:
+            self.start = time
+        return message
+
+    def _exponential(self, point: Any) -> None:
+        point.scale = SCALE
+        point.zero_threshold = 2.0**-30
+        sides: dict[int, Counter[int]] = {1: Counter(), -1: Counter()}
+        for value in self.samples:
+            if abs(value) <= point.zero_threshold:
+                point.zero_count += 1
+            else:
+                sides[1 if value > 0 else -1][index(abs(value))] += 1
+        for sign, side in ((1, point.positive), (-1, point.negative)):
+            if sides[sign]:
+                side.offset = min(sides[sign])
+                side.bucket_counts.extend(sides[sign][i] for i in range(min(sides[sign]), max(sides[sign]) + 1))
+
+
+def ns(seconds: float) -> int:
+    """Unix time in ns."""
+    return round(seconds * 1e9)
+
+
+def merge(*requests: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:
+    """One request with everything in it."""
+    whole = ExportMetricsServiceRequest()
+    for request in requests:
+        whole.MergeFrom(request)
+    return whole
+
+
+def make_contract(**changes: Any) -> Contract:
+    """A small contract; keyword arguments replace its parts."""
+    parts: dict[str, Any] = {
+        "apiVersion": "kernel-contract/v1",
+        "kind": "KernelContract",
+        "metadata": {"name": "policy", "version": 3, "owner": "team"},
+        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+        "slices": {"code": {"where": {"task": "code"}}},
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+        "observability": {"window": "5m", "long_window": "1h", "min_samples": 100, "heartbeat": "60s"},
+    }
+    return Contract.model_validate({**parts, **changes})
+
+
+@pytest.fixture
+def now() -> float:
+    """Unix time at which the tests happen; the start of a pane of both rings."""
+    return NOW
+
+
+@pytest.fixture
+def sender() -> type[Sender]:
+    """Makes senders."""
+    return Sender
+
+
+@pytest.fixture
+def contract() -> Any:
+    """Makes contracts."""
+    return make_contract
+
+
+@pytest.fixture
+def merged() -> Any:
+    """Puts requests into one."""
+    return merge

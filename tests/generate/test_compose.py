@@ -1,0 +1,139 @@
+"""docker-compose.yml, the Dockerfile and the files that they mount; no engine is needed."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from kc_otel.generate.grafana import DATASOURCE_UID
+
+
+@pytest.fixture(scope="module")
+def compose(repository: Path) -> dict:
+    """The file as YAML 1.1 reads it, anchors merged."""
+    return yaml.safe_load((repository / "docker-compose.yml").read_text())
+
+
+def test_it_satisfies_the_compose_specification(compose: dict, schemas: Path) -> None:
+    """The specification's JSON Schema accepts it, and notices an error planted in it."""
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    validator = jsonschema.Draft7Validator(schema)
+    assert list(validator.iter_errors(compose)) == []
+    assert list(validator.iter_errors({**compose, "services": {"evaluator": {"imagine": "x"}}}))
+
+
+@pytest.mark.slow
+def test_docker_compose_itself_reads_it(program, repository: Path) -> None:
+    """`docker compose config` resolves it without a warning, and finds everything that the services depend on."""
+    binary = program("docker-compose")
+    command = [binary, "--file", str(repository / "docker-compose.yml"), "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    services = json.loads(done.stdout)["services"]
+    assert set(services) == {"evaluator", "collector", "prometheus", "alertmanager", "tempo", "grafana"}
+
+
+def test_every_port_is_on_loopback_and_every_image_is_pinned(compose: dict) -> None:
+    """Nothing asks for a password, so nothing may be reached from outside; `latest` is no version."""
+    for name, service in compose["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_what_has_a_shell_has_a_health_check(compose: dict) -> None:
+    """The two images that hold nothing but one program cannot have one; the rest do, and are waited for."""
+    services = compose["services"]
+    without = {name for name, service in services.items() if "healthcheck" not in service}
+    assert without == {"collector", "tempo"}
+    for service in services.values():
+        for other, condition in service.get("depends_on", {}).items():
+            assert condition["condition"] == ("service_started" if other in without else "service_healthy")
+
+
+def test_every_mounted_file_exists_and_every_volume_is_declared(compose: dict, repository: Path) -> None:
+    """A mount of a file that is missing makes the engine create a folder of its name."""
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
+            source, _, _ = volume.partition(":")
+            if source.startswith("."):
+                assert (repository / source).exists(), source
+                assert volume.endswith(":ro")
+            else:
+                assert source in compose["volumes"]
+
+
+def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:
+    """Anonymous viewers only: no admin is created and nobody can log in."""
+    environment = compose["services"]["grafana"]["environment"]
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert not any("PASSWORD" in name for name in environment)
+
+
+def test_the_alerts_data_source_is_provisioned(repository: Path) -> None:
+    """The uid that generated alerts name is that of the provisioned Prometheus."""
+    folder = repository / "dashboards" / "provisioning" / "grafana" / "datasources"
+    sources = yaml.safe_load((folder / "datasources.yaml").read_text())["datasources"]
+    assert {source["uid"]: source["type"] for source in sources}[DATASOURCE_UID] == "prometheus"
+
+
+def test_collector_pipelines_use_what_is_declared(repository: Path) -> None:
+    """Every receiver, processor and exporter of a pipeline is declared, and none is declared for nothing."""
+    config = yaml.safe_load((repository / "dashboards" / "provisioning" / "collector" / "config.yaml").read_text())
+    for kind in ("receivers", "processors", "exporters"):
+        used = {name for pipeline in config["service"]["pipelines"].values() for name in pipeline[kind]}
+        assert used == set(config[kind]), kind
+
+
+def test_addresses_in_the_configurations_are_services(compose: dict, repository: Path) -> None:
+    """Host names that the mounted files reach for exist in the compose file."""
+    text = "".join(path.read_text() for path in (repository / "dashboards" / "provisioning").rglob("*.yaml"))
+    hosts = set(re.findall(r"\b([a-z]+):(?:4317|4318|4320|9090|9093|3200)\b", text))
+    assert hosts == {"evaluator", "prometheus", "alertmanager", "tempo"}
+    assert hosts <= set(compose["services"])
+
+
+@pytest.mark.slow
+def test_prometheus_and_alertmanager_accept_their_configurations(program, repository: Path, tmp_path: Path) -> None:
+    """promtool with the generated rules in their place, and amtool; both refuse a planted error."""
+    folder = repository / "dashboards"
+    text = (folder / "provisioning" / "prometheus" / "prometheus.yaml").read_text()
+    own = tmp_path / "prometheus.yaml"
+    own.write_text(text.replace("/etc/prometheus/rules", str(folder / "prometheus" / "rules")))
+    other = folder / "provisioning" / "alertmanager" / "alertmanager.yaml"
+    checks = ((program("promtool"), "check", "config", own), (program("amtool"), "check-config", other))
+    for check in checks:
+        done = subprocess.run([*map(str, check)], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        broken = tmp_path / "broken.yaml"
+        broken.write_text(check[-1].read_text() + "imagined: 1\n")
+        command = [*map(str, check[:-1]), str(broken)]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
+
+
+def test_the_image_runs_as_nobody_in_particular(repository: Path) -> None:
+    """The Dockerfile ends as a user without privileges, with a health check on /healthz, in two stages."""
+    lines = (repository / "Dockerfile").read_text().splitlines()
+    stages = [line for line in lines if line.startswith("FROM ")]
+    assert len(stages) == 2
+    assert all("python:3.12-slim" in stage for stage in stages)
+    final = lines[lines.index(stages[-1]) :]
+    assert any(re.match(r"USER \d+:\d+", line) for line in final)
+    assert not any("root" in line for line in final if line.startswith("USER"))
+    assert "/healthz" in "".join(final)
+
+
+def test_the_image_is_built_from_what_the_wheel_needs(repository: Path) -> None:
+    """What the Dockerfile copies from the checkout is let through by .dockerignore, and exists."""
+    allowed = {line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = set()
+    for line in (repository / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            copied |= set(line.split()[1:-1])
+    assert copied == allowed
+    assert all((repository / name).exists() for name in copied)

@@ -1,0 +1,54 @@
+"""Names in Prometheus of what the registry calls by OpenTelemetry names."""
+
+import re
+
+import pytest
+
+from kc_otel.contract.registry import ATTRIBUTES, METRICS, QUANTITIES, Instrument, Metric
+from kc_otel.generate.names import label, metric, prometheus_name, selector
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kc.verdict", "kc_verdict"),
+        ("kc.bound.estimate", "kc_bound_estimate"),
+        ("kc.evaluator.points", "kc_evaluator_points_total"),
+        ("kc.recorder.export.failures", "kc_recorder_export_failures_total"),
+        ("kc.evaluator.tick.duration", "kc_evaluator_tick_duration_seconds"),
+        ("kc.evaluator.series", "kc_evaluator_series"),
+    ],
+)
+def test_metrics_get_the_name_that_prometheus_users_expect(name: str, expected: str) -> None:
+    """Dots become underscores, seconds and counters say so, unit 1 and units in braces add nothing."""
+    assert metric(name) == expected
+
+
+def test_a_counter_of_seconds_carries_both_suffixes() -> None:
+    """The unit comes before `_total`, and is not doubled where the name has it already."""
+    assert prometheus_name(Metric("kc.time", "s", Instrument.COUNTER, (), "")) == "kc_time_seconds_total"
+    assert prometheus_name(Metric("kc.time.seconds", "s", Instrument.GAUGE, (), "")) == "kc_time_seconds"
+
+
+def test_every_name_of_the_registry_is_valid_and_unique_in_prometheus() -> None:
+    """Two metrics, or two attributes, never share a name after the translation."""
+    names = [prometheus_name(one) for one in (*METRICS.values(), *QUANTITIES.values())]
+    labels = [label(name) for name in ATTRIBUTES]
+    assert len(set(names)) == len(names)
+    assert len(set(labels)) == len(labels)
+    assert all(re.fullmatch(r"[a-z_][a-z0-9_]*", name) for name in (*names, *labels))
+
+
+def test_a_selector_puts_equalities_before_other_matchers() -> None:
+    """Attributes are translated; matchers that are PromQL already are taken as they are."""
+    assert selector("kc.verdict") == "kc_verdict{}"
+    written = selector("kc.verdict", {"kc.kernel.train": "ab"}, 'kc_slice=~"$slice"')
+    assert written == 'kc_verdict{kc_kernel_train="ab", kc_slice=~"$slice"}'
+
+
+def test_unregistered_names_are_refused() -> None:
+    """A dashboard cannot show what nobody declared."""
+    with pytest.raises(KeyError):
+        metric("kc.unheard.of")
+    with pytest.raises(KeyError):
+        label("kc.unheard.of")

@@ -1,0 +1,171 @@
+"""Rules and queries under Prometheus' own tool: what it accepts, when alerts fire, and what queries answer."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kc_otel.contract import Contract, load_all
+from kc_otel.generate.files import write
+from kc_otel.generate.grafana import queries
+from kc_otel.generate.prometheus import prometheus_files
+
+TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
+
+
+@pytest.fixture
+def promtool(program):
+    """A function that runs promtool and returns its exit code and what it printed."""
+    path = program("promtool")
+
+    def run(*arguments: object) -> tuple[int, str]:
+        done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
+    """A series of a cell of the contract `policy-7b`."""
+    kernels = f'kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"'
+    return f'{metric}{{kc_contract="policy-7b", kc_clause="{clause}", kc_slice="{slice}", {kernels}{more}}}'
+
+
+def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -> str:
+    """A query with the dashboard's variables filled in as Grafana does when all is picked."""
+    filled = expression.replace("$__range", range).replace("$__rate_interval", interval)
+    return re.sub(r"\$(contract|slice)", ".+", filled)
+
+
+@pytest.mark.slow
+def test_every_rule_file_passes_lint_and_its_own_tests(promtool, repository: Path, policy: Contract, tmp_path: Path):
+    """Each alert is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
+    files = prometheus_files([policy, *load_all([repository / "contracts"])])
+    write(files, tmp_path)
+    rules = sorted((tmp_path / "prometheus" / "rules").iterdir())
+    tests = sorted((tmp_path / "prometheus" / "tests").iterdir())
+    assert len(rules) == len(tests) > 5
+    code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *rules)
+    assert code == 0, said
+    code, said = promtool("test", "rules", *tests)
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("for: 2m", "for: 2m15s"),
+        ("keep_firing_for: 10m", "keep_firing_for: 9m45s"),
+        ('kc_clause="reward"}) == 3', 'kc_clause="reward"}) >= 0'),
+        (">= 1 and on", "== 1 and on"),
+        ("severity: critical", "severity: warning"),
+        ("lower bound {{", "lower bound is {{"),
+    ],
+)
+def test_the_generated_tests_notice_a_changed_rule(promtool, policy: Contract, tmp_path: Path, old: str, new: str):
+    """A rule that waits longer, clears sooner, fires on PASS, forgets a held breach or says something else fails."""
+    write(prometheus_files([policy]), tmp_path)
+    (rules,) = (tmp_path / "prometheus" / "rules").iterdir()
+    text = " ".join(rules.read_text().split("  ")) if old not in rules.read_text() else rules.read_text()
+    assert old in text
+    rules.write_text(text.replace(old, new))
+    code, said = promtool("test", "rules", tmp_path / "prometheus" / "tests" / rules.name)
+    assert (code, "FAILED" in said) == (1, True), said
+
+
+CASES = {
+    "a cell that broke at minute 20 says so": (
+        queries.since(),
+        [(cell("kc_verdict"), "0x19 3x20")],
+        [(cell(""), 20 * 60_000)],
+    ),
+    "a cell that never changed counts from when it was first seen": (
+        queries.since(),
+        [(cell("kc_verdict"), "_x9 0x30")],
+        [(cell(""), 10 * 60_000)],
+    ),
+    "of several changes the last one counts": (
+        queries.since(),
+        [(cell("kc_verdict"), "0x4 3x4 0x9 1x20")],
+        [(cell(""), 20 * 60_000)],
+    ),
+    "margin is a share of the limit": (
+        queries.margin_share(),
+        [(cell("kc_bound_margin"), "0.001x40"), (cell("kc_bound_limit"), "0.004x40")],
+        [(cell(""), 0.25)],
+    ),
+    "a limit of zero has no margin share": (
+        queries.margin_share(),
+        [(cell("kc_bound_margin"), "-1x40"), (cell("kc_bound_limit"), "0x40")],
+        [],
+    ),
+    "two evaluators count once": (
+        queries.count_status(queries.Status.FAIL),
+        [
+            (cell("kc_verdict", more=', instance="a"'), "3x40"),
+            (cell("kc_verdict", more=', instance="b"'), "3x40"),
+            (cell("kc_verdict", "code"), "0x40"),
+        ],
+        [("{}", 1)],
+    ),
+    "nothing is counted as zero": (queries.count_status(queries.Status.FAIL), [], [("{}", 0)]),
+    "the worst pair of kernels is shown": (
+        queries.verdicts(),
+        [(cell("kc_verdict"), "0x40"), (cell("kc_verdict").replace(INFERENCE, "cc"), "3x40")],
+        [('{kc_contract="policy-7b", kc_clause="token-tv", kc_slice="all"}', 3)],
+    ),
+    "a route to the training kernel is one, to the inference kernel zero": (
+        queries.routes(),
+        [
+            ('kc_route{kc_contract="c", kc_slice="all", kc_route_kernel="inference-kernel"}', "1x40"),
+            ('kc_route{kc_contract="c", kc_slice="code", kc_route_kernel="inference-kernel"}', "1x20 _x20"),
+            ('kc_route{kc_contract="c", kc_slice="code", kc_route_kernel="train-kernel"}', "_x20 1x20"),
+        ],
+        [('{kc_contract="c", kc_slice="all"}', 0), ('{kc_contract="c", kc_slice="code"}', 1)],
+    ),
+    "a firing step is one, a quiet one is not there": (
+        queries.alerts(),
+        [
+            ('kc_alert_firing{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="critical"}', "1x40"),
+            ('kc_alert_firing{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="warning"}', "0x40"),
+        ],
+        [('{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="critical"}', 1)],
+    ),
+    "a bound is that of its own clause": (
+        queries.bound("kc.bound.lower", "policy-7b", "token-tv", "min"),
+        [
+            (cell("kc_bound_lower"), "0.5x40"),
+            (cell("kc_bound_lower").replace(INFERENCE, "cc"), "0.25x40"),
+            (cell("kc_bound_lower", clause="reward"), "0.1x40"),
+        ],
+        [('{kc_slice="all"}', 0.25)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
+    """Each query on series made by hand, at minute 30, against what a person would answer."""
+    expression, series, expected = CASES[case]
+    content = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series],
+                "promql_expr_test": [
+                    {
+                        "expr": as_in_grafana(expression),
+                        "eval_time": "30m",
+                        "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
+                    }
+                ],
+            }
+        ]
+    }
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump(content))
+    code, said = promtool("test", "rules", path)
+    assert code == 0, said

@@ -1,0 +1,65 @@
+"""Alerting rules for Prometheus, as data."""
+
+import yaml
+
+from kc_otel.contract import Contract
+from kc_otel.contract.units import format_duration
+from kc_otel.generate.ladder import rungs
+from kc_otel.generate.prometheus import prometheus_files
+from kc_otel.generate.prometheus.rules import alert_rule, expression, rule_file
+
+
+def _rule(policy: Contract, clause: str, number: int) -> dict:
+    (rung,) = (rung for rung in rungs(policy) if (rung.clause_id, rung.number) == (clause, number))
+    return alert_rule(rung)
+
+
+def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> None:
+    """`for`, `clear_for`, severity and the labels of the evaluator's own webhooks."""
+    for rung in rungs(policy):
+        rule = alert_rule(rung)
+        assert rule.get("for", "0s") == format_duration(rung.step.after)
+        assert rule.get("keep_firing_for", "0s") == format_duration(rung.step.clear_for)
+        assert rule["labels"]["severity"] == rung.step.severity
+        assert {"contract", "clause", "slice", "severity", "step"} <= set(rule["labels"])
+    assert _rule(policy, "token-tv", 2)["alert"] == "KernelContractBroken"
+
+
+def test_silence_of_the_evaluator_is_no_data(policy: Contract) -> None:
+    """A no-data step fires on the verdict and on the absence of any verdict."""
+    written = _rule(policy, "reward", 3)["expr"]
+    assert "== 2" in written
+    assert 'absent(kc_verdict{kc_contract="policy-7b", kc_clause="reward"})' in written
+
+
+def test_doubt_and_silence_keep_a_breach_firing(policy: Contract) -> None:
+    """The rule goes on while it fires itself and the verdict is not PASS, as in the evaluator."""
+    written = _rule(policy, "reward", 2)["expr"]
+    assert written.splitlines()[0].endswith("== 3")
+    assert ">= 1 and on (kc_slice, kc_kernel_train, kc_kernel_inference) ALERTS{" in written
+    assert 'clause="reward", severity="critical", step="2"' in written
+
+
+def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) -> None:
+    """No clause owns it; the increase over the window is what the evaluator looks at, too."""
+    (rung,) = (rung for rung in rungs(policy) if rung.clause is None)
+    assert expression(rung) == 'sum(increase(kc_input_invalid_total{kc_contract="policy-7b"}[5m])) > 0'
+
+
+def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
+    """Braces in a description are escaped, so that they come out as they were written."""
+    description = _rule(policy, "token-tv", 1)["annotations"]["description"]
+    assert "{{ `{{` }} rewards }}" in description
+    assert "{{ `$` }}{HOME}" in description
+
+
+def test_the_same_contract_gives_the_same_bytes(policy: Contract) -> None:
+    """Twice the same, whatever the order in which the contracts come."""
+    other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})
+    assert prometheus_files([policy, other]) == prometheus_files([other, policy])
+
+
+def test_a_contract_without_a_policy_has_no_groups(policy: Contract) -> None:
+    """Prometheus refuses a group without rules in some versions, so there is none."""
+    quiet = policy.model_copy(update={"escalation": ()})
+    assert yaml.safe_load(rule_file(quiet).text) == {"groups": []}

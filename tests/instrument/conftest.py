@@ -1,0 +1,127 @@
+"""Recorders that export into memory, and two kernels that differ by rounding."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from kc_otel.contract.model import Contract
+from kc_otel.instrument.recorder import Recorder
+
+
+class Memory(MetricExporter):
+    """Keeps every export."""
+
+    def __init__(self):
+        super().__init__()
+        self.exports = []
+
+    def export(self, metrics_data, **_):
+        self.exports.append(metrics_data)
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, **_):
+        return True
+
+    def shutdown(self, **_):
+        pass
+
+    def points(self, name, export=-1, **attributes):
+        """Data points of a metric in one export that have these attributes (given with _ for .)."""
+        wanted = {key.replace("_", "."): value for key, value in attributes.items()}
+        return [
+            point
+            for resource in self.exports[export].resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+            if wanted.items() <= dict(point.attributes).items()
+        ]
+
+    def count(self, slice="all", export=-1):
+        """Tokens recorded for a slice, over all kernel pairs."""
+        return sum(point.count for point in self.points("kc.drift.log_ratio", export, kc_slice=slice))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def contract():
+    def make(**changes):
+        return Contract.model_validate(
+            {
+                "apiVersion": "kernel-contract/v1",
+                "kind": "KernelContract",
+                "metadata": {"name": "policy", "version": 3, "owner": "rl"},
+                "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+                "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
+                **changes,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def memory():
+    return Memory()
+
+
+@pytest.fixture
+def recorders(contract, memory):
+    made = []
+
+    def make(**options):
+        options.setdefault("metric_exporter", memory)
+        options.setdefault("export_interval", 1000.0)
+        made.append(Recorder(options.pop("contract", None) or contract(), **options))
+        return made[-1]
+
+    yield make
+    for recorder in made:
+        recorder.shutdown(5.0)
+
+
+@pytest.fixture
+def tracing():
+    """A tracer provider and what was exported through it."""
+    provider, spans = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    yield provider, spans
+    provider.shutdown()
+
+
+@pytest.fixture
+def logprobs():
+    """Log P and log Q of sampled tokens of two kernels that differ by rounding."""
+
+    def make(*shape, seed=0, drift=0.02):
+        rng = np.random.default_rng(seed)
+        inference = -rng.exponential(size=shape) - 0.2
+        return inference + drift * rng.normal(size=shape).clip(-3, 3), inference
+
+    return make
+
+
+@pytest.fixture
+def wait_until():
+    def wait(condition, seconds=5.0):
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert condition()
+
+    return wait

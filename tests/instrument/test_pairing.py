@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.instrument.pairing import PairingBuffer, Side, content_key
+
+
+def side(*tokens, origin=None):
+    ids = np.array(tokens, dtype=np.int64)
+    return Side(ids, -np.ones(ids.size), origin)
+
+
+def buffer(max_tokens=1000, max_age=60.0):
+    return PairingBuffer(max_tokens=max_tokens, max_age=max_age)
+
+
+def test_a_pair_is_complete_whichever_side_comes_first():
+    """The second side to arrive completes the pair, and nothing waits any more."""
+    for first, second in (("sampled", "scored"), ("scored", "sampled")):
+        waiting = buffer()
+        assert waiting.add(first, "a", side(1, 2, origin=first), 0.0) == (None, 0)
+        pair, evicted = waiting.add(second, "a", side(1, 2, origin=second), 1.0)
+        assert (pair.sampled.origin, pair.scored.origin) == ("sampled", "scored")
+        assert pair.comparable
+        assert evicted == 0
+        assert (len(waiting), waiting.tokens) == (0, 0)
+
+
+def test_other_tokens_under_one_key_are_not_comparable():
+    """A key that was used for other tokens is found out."""
+    waiting = buffer()
+    waiting.add("sampled", "a", side(1, 2), 0.0)
+    pair, _ = waiting.add("scored", "a", side(1, 3), 0.0)
+    assert not pair.comparable
+
+
+def test_sides_of_one_key_pair_in_order():
+    """The same answer sampled twice is paired first come, first served."""
+    waiting = buffer()
+    waiting.add("sampled", "a", side(1, origin=1), 0.0)
+    waiting.add("sampled", "a", side(1, origin=2), 0.0)
+    found = [waiting.add("scored", "a", side(1), 0.0)[0].sampled.origin for _ in range(2)]
+    assert found == [1, 2]
+
+
+def test_the_oldest_make_room():
+    """Beyond the bound on tokens the oldest sides are let go, and it says how many."""
+    waiting = buffer(max_tokens=5)
+    waiting.add("sampled", "a", side(1, 2), 0.0)
+    waiting.add("sampled", "b", side(3, 4), 0.0)
+    assert waiting.add("sampled", "c", side(5, 6, 7), 0.0) == (None, 1)
+    assert waiting.tokens == 5
+    assert waiting.add("scored", "a", side(1, 2), 0.0)[0] is None
+    assert waiting.add("sampled", "d", side(*range(6)), 0.0) == (None, 1)
+
+
+def test_sides_expire_by_the_clock_that_is_passed_in():
+    """Sides that waited longer than the bound on age are let go."""
+    waiting = buffer(max_age=10.0)
+    waiting.add("sampled", "a", side(1), 0.0)
+    waiting.add("sampled", "b", side(2), 6.0)
+    assert waiting.expire(10.0) == 0
+    assert waiting.expire(10.1) == 1
+    assert waiting.add("scored", "b", side(2), 10.1)[0] is not None
+
+
+def test_content_keys_tell_sequences_apart():
+    """A key depends on tokens, prompt and the border between them, and not on the dtype."""
+    keys = {content_key([1, 2, 3]), content_key([2, 3], [1]), content_key([3], [1, 2]), content_key([1, 2, 4])}
+    assert len(keys) == 4
+    assert content_key(np.array([1, 2], dtype=np.int32), np.array([7])) == content_key([1, 2], [7])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["sampled", "scored"]), st.integers(0, 4), st.integers(1, 3))))
+def test_it_does_what_a_list_would_do(arrivals):
+    """Whatever arrives, pairs, evictions and what is left agree with a plain list of waiting sides."""
+    waiting, model = buffer(max_tokens=8), deque()
+    for number, (role, key, size) in enumerate(arrivals):
+        pair, evicted = waiting.add(role, key, side(*range(size), origin=number), float(number))
+        partner = next((m for m in model if m[0] != role and m[1] == key), None)
+        if partner is not None:
+            model.remove(partner)
+            other = pair.scored if role == "sampled" else pair.sampled
+            assert other.origin == partner[3]
+            continue
+        assert pair is None
+        model.append((role, key, size, number))
+        gone = 0
+        while sum(m[2] for m in model) > 8:
+            model.popleft()
+            gone += 1
+        assert evicted == gone
+        assert waiting.tokens == sum(m[2] for m in model)
+    assert len(waiting) == len(model)

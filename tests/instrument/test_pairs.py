@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from kc_otel.telemetry.kernel import Kernel
+
+
+@pytest.fixture
+def ids():
+    return np.random.default_rng(3).integers(0, 1000, size=(3, 20))
+
+
+@pytest.mark.parametrize("first", ["sampled", "scored"])
+@pytest.mark.parametrize("key", [None, ["a", "b", "c"], "batch"])
+def test_sides_are_compared_when_both_are_there(recorders, memory, logprobs, ids, first, key):
+    """Whichever side comes first, and however sequences are named, the pair is measured like one comparison."""
+    train, inference = logprobs(3, 20)
+    mask = np.ones((3, 20), dtype=bool)
+    mask[2, 15:] = False
+    recorder = recorders()
+    sides = {
+        "sampled": lambda: recorder.sampled(key, token_ids=ids, logprobs=inference, mask=mask, weights=4,
+                                            attributes=[{"task": "code"}, {}, {}]),
+        "scored": lambda: recorder.scored(key, token_ids=ids, logprobs=train, mask=mask, weights=6,
+                                          attributes={"prompt_tokens": 200}, advantages=np.ones(3)),
+    }  # fmt: skip
+    sides.pop(first)()
+    assert recorder.force_flush()
+    assert recorder.stats().unpaired == 3
+    assert memory.count() == 0
+    next(iter(sides.values()))()
+    assert recorder.force_flush()
+    assert (memory.count(), memory.count("code"), memory.count("long")) == (55, 20, 55)
+    (point,) = memory.points("kc.drift.log_ratio", kc_slice="all")
+    assert point.sum == pytest.approx((train - inference)[mask].sum(), abs=1e-5)
+    assert memory.points("kc.weights.lag", kc_slice="all")[0].sum == 2.0
+    assert sum(p.count for p in memory.points("kc.drift.advantage_drift_positive", kc_slice="all")) == 55
+    assert recorder.stats().unpaired == recorder.stats().unpaired_tokens == 0
+    assert recorder.stats().dropped == recorder.stats().invalid == {}
+
+
+def test_sides_may_come_in_other_batches_and_orders(recorders, memory, logprobs, ids):
+    """What one kernel sampled one by one, the other may score as a batch in another order."""
+    train, inference = logprobs(3, 20)
+    recorder = recorders()
+    for row in range(3):
+        recorder.sampled(token_ids=ids[row].tolist(), logprobs=inference[row].tolist(), prompt_ids=[7, row])
+    recorder.scored(token_ids=ids[::-1], logprobs=train[::-1], prompt_ids=[[7, 2], [7, 1], [7, 0]])
+    assert recorder.force_flush()
+    assert memory.count() == 60
+    assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx((train - inference).sum(), abs=1e-5)
+
+
+def test_the_same_answer_to_another_prompt_is_another_sequence(recorders, memory, logprobs, ids):
+    """The prompt is part of the name, so equal answers to different prompts are not mixed up."""
+    (train,), (inference,) = logprobs(1, 20)
+    recorder = recorders()
+    recorder.sampled(token_ids=ids[0], logprobs=inference, prompt_ids=[1])
+    recorder.scored(token_ids=ids[0], logprobs=train, prompt_ids=[2])
+    recorder.force_flush()
+    assert memory.count() == 0
+    assert recorder.stats().unpaired == 2
+
+
+def test_other_tokens_under_one_key_are_invalid(recorders, memory, logprobs, ids):
+    """A pair whose token ids differ is counted as a mismatch and is not drift."""
+    (train,), (inference,) = logprobs(1, 20)
+    recorder = recorders()
+    recorder.sampled("a", token_ids=ids[0], logprobs=inference)
+    recorder.scored("a", token_ids=ids[1], logprobs=train)
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"token_mismatch": 1}
+    assert memory.count() == 0
+
+
+def test_declared_processing_is_compared_where_both_sides_say_it(recorders, memory, logprobs, ids):
+    """A temperature that only one side applied makes the pair invalid; silence is not held against it."""
+    train, inference = logprobs(3, 20)
+    recorder = recorders()
+    recorder.sampled("a", token_ids=ids, logprobs=inference, processing={"temperature": 0.7})
+    recorder.scored("a", token_ids=ids, logprobs=train, processing={"temperature": 1.0})
+    recorder.sampled("b", token_ids=ids, logprobs=inference, processing={"temperature": 0.7})
+    recorder.scored("b", token_ids=ids, logprobs=train)
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"processing_mismatch": 3}
+    assert memory.count() == 60
+
+
+def test_a_side_belongs_to_the_kernel_that_was_current_when_it_came(recorders, memory, logprobs, ids):
+    """Sampled before a roll-out and scored after it, a sequence counts for the kernel that sampled it."""
+    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
+    train, inference = logprobs(2, 20)
+    recorder = recorders(inference=old)
+    recorder.sampled("a", token_ids=ids[0], logprobs=inference[0])
+    recorder.rollout(inference=new)
+    recorder.force_flush()
+    recorder.scored("a", token_ids=ids[0], logprobs=train[0])
+    recorder.sampled("b", token_ids=ids[1], logprobs=inference[1])
+    recorder.scored("b", token_ids=ids[1], logprobs=train[1])
+    recorder.force_flush()
+    counts = {p.attributes["kc.kernel.inference"]: p.count for p in memory.points("kc.drift.ratio")}
+    assert counts == {old.fingerprint: 20, new.fingerprint: 20}
+    recorder.force_flush()
+    assert {p.attributes["kc.kernel.inference"] for p in memory.points("kc.drift.ratio")} == {new.fingerprint}
+
+
+def test_what_waits_is_bounded_and_what_is_let_go_is_counted(recorders, memory, logprobs, ids):
+    """Sequences that wait are bounded in tokens; the oldest are let go, and exported as dropped."""
+    _, inference = logprobs(3, 20)
+    recorder = recorders(pairing_tokens=45)
+    recorder.sampled(["a", "b", "c"], token_ids=ids, logprobs=inference)
+    recorder.force_flush()
+    stats = recorder.stats()
+    assert (stats.unpaired, stats.unpaired_tokens) == (2, 40)
+    assert stats.dropped == {"pair-evicted": 1}
+    assert memory.points("kc.recorder.dropped", kc_reason="pair-evicted")[0].value == 1
+
+
+def test_what_waits_too_long_is_let_go(recorders, logprobs, ids, wait_until):
+    """A side whose other side never comes does not stay for ever, though nothing else is handed over."""
+    _, inference = logprobs(1, 20)
+    recorder = recorders(pairing_seconds=0.01)
+    recorder.sampled("a", token_ids=ids[0], logprobs=inference[0])
+    wait_until(lambda: recorder.stats().dropped == {"pair-expired": 1})
+    assert recorder.stats().unpaired == 0
+
+
+@pytest.mark.parametrize("key", [None, "names"])
+def test_both_sides_sample_the_same_sequences(recorders, memory, ids, key):
+    """With a share below one, every sequence that one side kept is kept by the other."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50, size=(300, 4))
+    keys = None if key is None else [f"request-{i}" for i in range(300)]
+    recorder = recorders(sampling=0.3)
+    recorder.sampled(keys, token_ids=tokens, logprobs=np.full((300, 4), -1.0))
+    recorder.scored(keys, token_ids=tokens, logprobs=np.full((300, 4), -1.1))
+    recorder.force_flush()
+    stats = recorder.stats()
+    assert stats.unpaired == 0
+    assert 50 <= stats.sequences <= 130
+    assert stats.unsampled == 2 * (300 - stats.sequences)
+
+
+def test_a_single_key_is_sampled_before_anything_is_copied(recorders, logprobs, ids):
+    """A sequence with a name that is not in the sample is not queued at all."""
+    (train,), (inference,) = logprobs(1, 20)
+    recorder = recorders(sampling=0.5)
+    for i in range(100):
+        recorder.sampled(f"r{i}", token_ids=ids[0], logprobs=inference)
+        recorder.scored(f"r{i}", token_ids=ids[0], logprobs=train)
+    recorder.force_flush()
+    taken = sum(recorder.takes(f"r{i}") for i in range(100))
+    assert 0 < taken < 100
+    stats = recorder.stats()
+    assert (stats.sequences, stats.unsampled, stats.unpaired) == (taken, 2 * (100 - taken), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dropped", "invalid"),
+    [
+        ({"token_ids": np.zeros((2, 3), int), "logprobs": np.zeros((2, 4))}, {}, {"shape_mismatch": 2}),
+        ({"token_ids": [[1, 2], [3]], "logprobs": [[-1.0], [-1.0]]}, {}, {"shape_mismatch": 1}),
+        ({"key": ["a"], "token_ids": np.zeros((2, 3), int), "logprobs": np.zeros((2, 3))}, {"measure-failed": 1}, {}),
+        (
+            {"attributes": [{}], "token_ids": np.zeros((2, 3), int), "logprobs": np.zeros((2, 3))},
+            {"measure-failed": 1},
+            {},
+        ),
+        ({"token_ids": np.zeros((2, 0), int), "logprobs": np.zeros((2, 0))}, {}, {}),
+    ],
+)
+def test_sides_that_do_not_fit_are_counted(recorders, caplog, arguments, dropped, invalid):
+    """Arrays, keys or attributes that do not line up are counted and logged, and nothing is raised."""
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        recorder = recorders()
+        recorder.scored(**arguments)
+        assert recorder.force_flush()
+    assert (recorder.stats().dropped, recorder.stats().invalid) == (dropped, invalid)

@@ -1,0 +1,467 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.instrument.measurer import Measurer
+from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.telemetry.kernel import Kernel
+
+
+class Held:
+    """Keeps the measuring thread from going on until it is released."""
+
+    def __init__(self, monkeypatch):
+        self.entered, self.release = threading.Event(), threading.Event()
+        handle = Measurer.handle
+
+        def held(measurer, work, now):
+            self.entered.set()
+            self.release.wait(5)
+            return handle(measurer, work, now)
+
+        monkeypatch.setattr(Measurer, "handle", held)
+
+
+def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
+    """Counts, sums and extremes of every slice are those of a float64 computation over its sequences."""
+    recorder = recorders(train=Kernel("torch", dtype="bfloat16"), inference=Kernel("vllm", dtype="fp8"))
+    train, inference = logprobs(4, 50)
+    mask = np.ones((4, 50), dtype=bool)
+    mask[1, 20:] = False
+    attributes = [{"task": "code"}, {"task": "code", "prompt_tokens": 200}, {"task": "prose"}, {}]
+    recorder.compare(train, inference, mask=mask, attributes=attributes)
+    assert recorder.force_flush()
+    log_ratio = (train - inference).astype(np.float32).astype(np.float64)
+    for name, rows in (("all", [0, 1, 2, 3]), ("code", [0, 1]), ("long", [1])):
+        values = np.concatenate([log_ratio[row][mask[row]] for row in rows])
+        (point,) = memory.points("kc.drift.log_ratio", kc_slice=name)
+        assert point.count == values.size
+        assert point.sum == pytest.approx(values.sum(), abs=1e-5)
+        assert (point.min, point.max) == pytest.approx((values.min(), values.max()))
+        (tv,) = memory.points("kc.drift.tv_token", kc_slice=name)
+        assert tv.sum == pytest.approx(np.maximum(-np.expm1(values), 0).sum(), rel=1e-4)
+        assert set(point.attributes) == {"kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"}
+        assert point.attributes["kc.kernel.inference"] == Kernel("vllm", dtype="fp8").fingerprint
+    (tokens,) = memory.points("kc.recorder.tokens")
+    assert tokens.value == 170
+
+
+def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
+    """The info metric has both kernels with their fields, before anything was compared."""
+    recorder = recorders(train=Kernel("torch"), inference=Kernel("vllm", dtype="fp8", version="0.32"))
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.kernel.info", kc_kernel_role="inference")
+    assert point.value == 1
+    assert point.attributes["kc.kernel.dtype"] == "fp8"
+    assert point.attributes["kc.kernel.engine.version"] == "0.32"
+    assert len(memory.points("kc.kernel.info")) == 2
+
+
+def test_kernels_default_to_what_the_contract_declares(recorders, memory, logprobs):
+    """Without kernels the contract's own declaration is fingerprinted."""
+    recorder = recorders()
+    recorder.compare(*logprobs(1, 5))
+    recorder.force_flush()
+    (point,) = memory.points("kc.drift.ratio")
+    assert point.attributes["kc.kernel.train"] == Kernel("torch").fingerprint
+
+
+@pytest.mark.parametrize("form", ["one", "batch", "ragged", "lists"])
+def test_sequences_come_alone_in_batches_and_in_lists(recorders, memory, logprobs, form):
+    """One sequence, a rectangle, arrays of different lengths and plain Python numbers are all taken."""
+    train, inference = logprobs(3, 20)
+    recorder = recorders()
+    if form == "one":
+        recorder.compare(train[0], inference[0], token_ids=np.arange(20), advantages=np.ones(20))
+        expected = 20
+    elif form == "batch":
+        recorder.compare(train, inference, advantages=np.ones(3))
+        expected = 60
+    elif form == "ragged":
+        lengths = (20, 5, 11)
+        pair = [[side[i, :n] for i, n in enumerate(lengths)] for side in (train, inference)]
+        recorder.compare(*pair, advantages=np.ones(3), token_ids=[np.arange(n) for n in lengths])
+        expected = 36
+    else:
+        recorder.compare(train.tolist(), inference.tolist(), mask=[[1] * 20, [0] * 20, [1] * 20])
+        expected = 40
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    assert memory.count() == expected
+    assert bool(memory.points("kc.drift.advantage_drift_positive")) == (form != "lists")
+
+
+def test_rows_of_different_lengths_are_invalid_and_the_others_count(recorders, memory, logprobs):
+    """In a list, a sequence whose sides differ in length is counted as such; its neighbours keep their own slices."""
+    train, inference = logprobs(3, 20)
+    recorder = recorders()
+    recorder.compare(
+        [train[0], train[1][:7], train[2]], list(inference), attributes=[{}, {"task": "code"}, {"prompt_tokens": 500}]
+    )
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"shape_mismatch": 1}
+    assert (memory.count(), memory.count("long"), memory.count("code")) == (40, 20, 0)
+
+
+def test_invalid_input_is_counted_by_reason_and_not_measured(recorders, memory, logprobs):
+    """What fails an input check is exported as kc.input.invalid and is in no histogram."""
+    train, inference = logprobs(4, 10)
+    train[0, 3] = np.nan
+    recorder = recorders()
+    recorder.compare(train, inference)
+    recorder.compare(*logprobs(2, 10), processing=({"temperature": 1.0}, {"temperature": 0.7}))
+    recorder.compare(np.zeros((2, 3)), np.zeros((2, 4)))
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"nan_logprob": 1, "processing_mismatch": 2, "shape_mismatch": 2}
+    assert memory.count() == 30
+    assert {p.attributes["kc.reason"]: p.value for p in memory.points("kc.input.invalid")} == recorder.stats().invalid
+
+
+def test_the_caller_may_change_its_arrays_at_once(recorders, memory, monkeypatch, logprobs):
+    """Arrays are copied before compare returns."""
+    held = Held(monkeypatch)
+    train, inference = logprobs(2, 10)
+    expected = (train - inference).sum()
+    recorder = recorders()
+    recorder.compare(train, inference)
+    train[:] = -7.0
+    held.release.set()
+    recorder.force_flush()
+    assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_full_queue_drops_and_counts(recorders, memory, monkeypatch, caplog, logprobs):
+    """With the queue full a batch is dropped, counted, exported and logged once; the caller does not wait."""
+    held = Held(monkeypatch)
+    train, inference = logprobs(1, 1000)
+    recorder = recorders(queue_bytes=40_000)
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        began = time.monotonic()
+        for _ in range(10):
+            recorder.compare(train, inference)
+        assert time.monotonic() - began < 1
+        stats = recorder.stats()
+        assert stats.dropped == {"queue-full": 8}
+        assert stats.queued_batches == 2
+        assert 32_000 <= stats.queued_bytes <= 40_000
+        assert len(caplog.records) == 1
+    held.release.set()
+    assert recorder.force_flush()
+    assert memory.points("kc.recorder.dropped", kc_reason="queue-full")[0].value == 8
+    assert memory.count() == 2000
+    assert recorder.stats().queued_bytes == 0
+
+
+def test_a_batch_larger_than_the_queue_says_so(recorders, caplog, logprobs):
+    """A batch that can never fit is counted apart, with what to change."""
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        recorder = recorders(queue_bytes=2000)
+        recorder.compare(*logprobs(4, 1000))
+    assert recorder.stats().dropped == {"too-large": 1}
+    assert "raise queue_bytes" in caplog.text
+
+
+class Unreadable:
+    def __array__(self, *_, **__):
+        raise RuntimeError("the device is lost")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "reason"),
+    [
+        ((np.zeros((2, 3, 4)), np.zeros((2, 3, 4))), {}, "measure-failed"),
+        ((np.zeros((2, 3)), np.zeros((2, 3))), {"attributes": [{}]}, "measure-failed"),
+        ((np.zeros((2, 3)), np.zeros((2, 3))), {"advantages": np.zeros(7)}, "measure-failed"),
+        (([np.zeros(3)], [np.zeros(3), np.zeros(3)]), {}, "measure-failed"),
+        ((np.array(["a"]), np.array(["b"])), {}, "measure-failed"),
+        ((Unreadable(), np.zeros(3)), {}, "capture-failed"),
+        ((np.zeros(3), np.zeros(3)), {"attributes": 3}, "capture-failed"),
+        ((None, None), {}, "measure-failed"),
+    ],
+)
+def test_nothing_is_raised_into_the_caller(recorders, memory, logprobs, arrays, options, reason):
+    """Whatever is handed over, compare returns; the batch is counted and the next one is measured."""
+    recorder = recorders()
+    recorder.compare(*arrays, **options)
+    recorder.compare(*logprobs(1, 10))
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {reason: 1}
+    assert memory.count() == 10
+
+
+def test_an_error_in_measuring_is_logged_once(recorders, monkeypatch, caplog, logprobs):
+    """A fault of our own costs batches, which are counted, and one line in the log."""
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Accumulator, "add_sampled", broken)
+    recorder = recorders()
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        for _ in range(5):
+            recorder.compare(*logprobs(1, 10))
+        recorder.force_flush()
+    assert recorder.stats().dropped == {"measure-failed": 5}
+    assert ["planted" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_four_threads_lose_nothing(recorders, memory, logprobs):
+    """Concurrent callers are all measured, exactly."""
+    recorder = recorders()
+    batches = [logprobs(4, 100, seed=seed) for seed in range(4)]
+
+    def record(pair):
+        for _ in range(50):
+            recorder.compare(*pair, attributes={"task": "code"})
+
+    threads = [threading.Thread(target=record, args=(pair,)) for pair in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder.force_flush(30)
+    assert memory.count() == memory.count("code") == 4 * 50 * 400
+    assert recorder.stats().batches == 200
+    expected = 50 * sum(np.subtract(*pair).sum() for pair in batches)
+    assert memory.points("kc.drift.log_ratio", kc_slice="all")[0].sum == pytest.approx(expected, abs=1e-2)
+
+
+def test_compare_returns_long_before_it_is_measured(recorders, logprobs):
+    """Handing over a million tokens takes a fraction of measuring them."""
+    train, inference = (side.astype(np.float32) for side in logprobs(64, 16_384))
+    recorder = recorders()
+    handed, measured = [], []
+    for _ in range(3):
+        began = time.perf_counter()
+        recorder.compare(train, inference)
+        handed.append(time.perf_counter() - began)
+        recorder.force_flush(30)
+        measured.append(time.perf_counter() - began)
+    assert min(handed) < min(measured) / 4
+
+
+def test_a_share_is_measured_and_the_rest_is_counted(recorders, memory, logprobs):
+    """With sampling a share of batches is measured; how many were left out is known, and the share is exported."""
+    recorder = recorders(sampling=0.25)
+    pair = logprobs(1, 2)
+    for i in range(400):
+        recorder.compare(*pair, key=f"batch-{i}")
+    recorder.force_flush()
+    stats = recorder.stats()
+    assert stats.batches + stats.unsampled == 400
+    assert 60 <= stats.batches <= 140
+    assert memory.points("kc.recorder.sampling")[0].value == 0.25
+
+
+def test_the_share_may_follow_a_function(recorders, memory, logprobs):
+    """A function is asked for every batch; when it fails, batches are counted and nothing is raised."""
+    share = 0.0
+
+    def sampling():
+        if share is None:
+            raise RuntimeError("planted")
+        return share
+
+    recorder = recorders(sampling=sampling)
+    recorder.compare(*logprobs(1, 5))
+    share = 1.0
+    recorder.compare(*logprobs(1, 5))
+    assert recorder.force_flush()
+    assert memory.count() == 5
+    share = None
+    recorder.compare(*logprobs(1, 5))
+    assert not recorder.takes("key")
+    assert recorder.force_flush()
+    assert recorder.stats().dropped["sampling-failed"] >= 2
+    assert not memory.points("kc.recorder.sampling")
+
+
+def test_the_contract_says_how_much_is_sampled(recorders, contract):
+    """Without an argument the share is the contract's."""
+    recorder = recorders(contract=contract(observability={"sampling": 0.5}))
+    assert sum(recorder.takes(str(i)) for i in range(1000)) == pytest.approx(500, abs=80)
+
+
+def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders, memory, logprobs):
+    """Two step numbers give a lag, never below zero; names give none."""
+    recorder = recorders()
+    recorder.compare(*logprobs(2, 5), weights=(7, 5), attributes=[{"task": "code"}, {}])
+    recorder.compare(*logprobs(2, 5), weights=(7, 9))
+    recorder.compare(*logprobs(2, 5), weights=("a", "b"))
+    recorder.force_flush()
+    (everything,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (everything.count, everything.sum, everything.max) == (2, 2.0, 2.0)
+    (code,) = memory.points("kc.weights.lag", kc_slice="code")
+    assert code.count == 1
+
+
+def test_points_are_sent_again_with_the_same_start(recorders, memory, logprobs):
+    """A stream is cumulative from one start, and sent again unchanged when nothing came."""
+    recorder = recorders()
+    recorder.compare(*logprobs(1, 5))
+    recorder.force_flush()
+    recorder.force_flush()
+    first, second = (memory.points("kc.drift.k3", export)[0] for export in (-2, -1))
+    assert (second.count, second.start_time_unix_nano) == (first.count, first.start_time_unix_nano)
+    assert second.time_unix_nano > first.time_unix_nano > first.start_time_unix_nano
+
+
+def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logprobs, wait_until):
+    """After a roll-out the old pair's last values are exported once, then only the new pair's are."""
+    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
+    recorder = recorders(train=Kernel("torch"), inference=old)
+    recorder.compare(*logprobs(1, 5))
+    recorder.rollout(inference=new)
+    recorder.compare(*logprobs(1, 7))
+    wait_until(lambda: recorder.stats().exports >= 1)
+    recorder.force_flush()
+    recorder.force_flush()
+    counts = [
+        {p.attributes["kc.kernel.inference"]: p.count for p in memory.points("kc.drift.ratio", i)}
+        for i in range(len(memory.exports))
+    ]
+    assert counts[0][old.fingerprint] == 5
+    assert sum(old.fingerprint in each for each in counts) == 1
+    assert counts[-1] == {new.fingerprint: 7}
+    assert {p.attributes["kc.kernel.version"] for p in memory.points("kc.kernel.info")} == {
+        Kernel("torch").fingerprint,
+        new.fingerprint,
+    }
+
+
+def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs, wait_until):
+    """A pair that comes back is a new stream with a later start, and no count from before."""
+    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
+    recorder = recorders(inference=old)
+    recorder.compare(*logprobs(1, 5))
+    recorder.force_flush()
+    first = memory.points("kc.drift.ratio")[0].start_time_unix_nano
+    for number, kernel in enumerate((new, old)):
+        recorder.rollout(inference=kernel)
+        recorder.compare(*logprobs(1, 3))
+        wait_until(lambda number=number: recorder.stats().exports >= 2 + number)
+        recorder.force_flush()
+    (point,) = memory.points("kc.drift.ratio")
+    assert point.count == 3
+    assert point.start_time_unix_nano > first
+
+
+def test_slices_over_the_cap_are_shown_as_other(recorders, contract, memory, logprobs):
+    """Slices that the contract's cap leaves no room for are one slice, counted, and named in the stats."""
+    capped = contract(observability={"max_series": 2 * len(QUANTITIES)})
+    recorder = recorders(contract=capped)
+    recorder.compare(*logprobs(2, 5), attributes=[{"task": "code"}, {}])
+    recorder.force_flush()
+    assert recorder.stats().slices_as_other == ("code", "long")
+    assert (memory.count(), memory.count("other"), memory.count("code")) == (10, 5, 0)
+
+
+def test_logits_are_compared_whole(recorders, memory):
+    """Full logits give exact total variation, and with token ids what sampled tokens give as well."""
+    rng = np.random.default_rng(0)
+    train = rng.normal(size=(2, 6, 32)).astype(np.float32)
+    inference = train + 0.05 * rng.normal(size=train.shape).astype(np.float32)
+    recorder = recorders()
+    recorder.compare_logits(train, inference, mask=np.array([[1] * 6, [1] * 3 + [0] * 3]))
+    recorder.compare_logits(train[0], inference[0], token_ids=np.arange(6))
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    assert memory.points("kc.drift.tv_exact")[0].count == 9 + 6
+    assert memory.points("kc.drift.tv_token")[0].count == 6
+
+
+def test_shutdown_measures_what_is_queued_and_is_final(recorders, memory, logprobs):
+    """Shutdown loses nothing that was handed over; later calls change nothing and later batches are counted."""
+    recorder = recorders()
+    for _ in range(20):
+        recorder.compare(*logprobs(2, 50))
+    assert recorder.shutdown()
+    assert memory.count() == 2000
+    exports = len(memory.exports)
+    assert recorder.shutdown()
+    assert len(memory.exports) == exports
+    recorder.compare(*logprobs(1, 5))
+    recorder.rollout(inference=Kernel("vllm", dtype="int8"))
+    assert recorder.stats().dropped == {"shutdown": 1}
+
+
+def test_shutdown_keeps_its_deadline(recorders, monkeypatch, logprobs):
+    """When measuring hangs, shutdown returns in time and says what was lost."""
+    held = Held(monkeypatch)
+    recorder = recorders()
+    recorder.compare(*logprobs(1, 5))
+    recorder.compare(*logprobs(1, 5))
+    began = time.monotonic()
+    assert not recorder.shutdown(0.1)
+    assert time.monotonic() - began < 2
+    assert recorder.stats().dropped == {"shutdown": 2}
+    held.release.set()
+
+
+def test_a_recorder_is_a_context_manager(contract, memory, logprobs):
+    """Leaving the block shuts it down."""
+    from kc_otel.instrument.recorder import Recorder
+
+    with Recorder(contract(), metric_exporter=memory) as recorder:
+        recorder.compare(*logprobs(1, 5))
+    assert memory.count() == 5
+
+
+def test_two_recorders_of_one_contract_are_two_writers(recorders, memory, logprobs):
+    """Streams of two recorders in one process are told apart by their service.instance.id."""
+    first, second = recorders(), recorders()
+    instances = []
+    for recorder in (first, second):
+        recorder.compare(*logprobs(1, 5))
+        recorder.force_flush()
+        instances.append(memory.exports[-1].resource_metrics[0].resource.attributes["service.instance.id"])
+    assert len(set(instances)) == 2
+
+
+def test_it_can_be_switched_off(recorders, monkeypatch, memory, logprobs):
+    """OTEL_SDK_DISABLED leaves a recorder that does nothing at all."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    threads = threading.active_count()
+    recorder = recorders()
+    recorder.compare(*logprobs(1, 5))
+    recorder.rollout(inference=Kernel("vllm", dtype="int8"))
+    assert threading.active_count() == threads
+    assert recorder.force_flush()
+    assert recorder.shutdown()
+    assert recorder.stats().batches == 0
+    assert memory.exports == []
+
+
+def test_without_an_exporter_it_measures_for_its_stats(recorders, monkeypatch, logprobs):
+    """OTEL_METRICS_EXPORTER=none measures and exports nothing."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    recorder = recorders(metric_exporter=None)
+    recorder.compare(*logprobs(1, 5))
+    assert recorder.force_flush()
+    assert recorder.stats().tokens == 5
+    assert recorder.stats().exports == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"queue_bytes": 0}, {"pairing_tokens": 0}, {"sampling": 2.0}, {"export_interval": 0.0}]
+)
+def test_wrong_settings_are_refused(recorders, options):
+    """A wrong setting is an error where the recorder is made, and names the argument."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        recorders(**options)
+
+
+def test_the_interval_keeps_up_with_the_heartbeat(recorders, contract, monkeypatch, wait_until, caplog):
+    """The default interval is a third of the contract's heartbeat; a slower one in the environment is warned about."""
+    recorder = recorders(contract=contract(observability={"heartbeat": "150ms"}), export_interval=None)
+    wait_until(lambda: recorder.stats().exports >= 3)
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "60000")
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        recorders(contract=contract(observability={"heartbeat": "1s"}), export_interval=None)
+    assert "heartbeat" in caplog.text

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from kc_otel.instrument.sampling import Sampler, position_of
+
+
+def test_the_share_of_keys_is_what_was_asked_for():
+    """A share of 20% takes about a fifth of the keys, and of batches without one."""
+    sampler = Sampler(0.2)
+    assert abs(sum(sampler.takes(f"request-{i}") for i in range(20_000)) / 20_000 - 0.2) < 0.015
+    assert abs(sum(sampler.takes() for _ in range(20_000)) / 20_000 - 0.2) < 0.015
+
+
+def test_a_key_is_decided_alike_everywhere():
+    """The same key has the same place in another process, so both sides of a pair take the same sequences."""
+    code = "from kc_otel.instrument.sampling import position_of; print(position_of('request-7'), position_of((1, 'a')))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == [str(position_of("request-7")), str(position_of((1, "a")))]
+
+
+def test_a_larger_share_takes_what_a_smaller_one_took():
+    """Raising the share adds keys and loses none."""
+    keys = [str(i) for i in range(2000)]
+    few = {key for key in keys if Sampler(0.1).takes(key)}
+    assert few < {key for key in keys if Sampler(0.4).takes(key)}
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.0, 0), (1.0, 100), (1, 100)])
+def test_none_and_all(share, taken):
+    """A share of 0 takes nothing and of 1 everything."""
+    assert sum(Sampler(share).takes() for _ in range(100)) == taken
+
+
+def test_a_function_is_asked_every_time():
+    """The share can follow what the evaluator asks for."""
+    shares = iter([0.0, 1.0, 0.0])
+    sampler = Sampler(lambda: next(shares))
+    assert [sampler.takes() for _ in range(3)] == [False, True, False]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_what_is_not_a_share_is_refused(share):
+    """A plain share is refused at once, that of a function when it is asked."""
+    with pytest.raises(ValueError, match="sampling"):
+        Sampler(share)
+    with pytest.raises(ValueError, match="sampling"):
+        Sampler(lambda: share).takes()
+
+
+def test_it_draws_nothing_from_the_program():
+    """Sampling does not change what the program's own random numbers are."""
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    Sampler(0.5).takes()
+    assert random.random() == expected

@@ -1,0 +1,177 @@
+"""Real processes: `kc-otel serve` as a user starts it, a webhook receiver, log-probs with a known drift."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from kc_otel.webhooks import WebhookError, verify
+
+SECRET = "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE="  # "super-secret-for-tests-only!!"
+
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+assumptions: {reward_range: [0, 1]}
+slices:
+  code: {where: {task: code}}
+  prose: {where: {task: prose}}
+statistical:
+  - {id: token-tv, metric: tv_token, limit: 0.02}
+observability: {window: 6s, long_window: 12s, min_samples: 500, heartbeat: 3s}
+escalation:
+  - {on: fail, for: 1s, clear_for: 1s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, sample-more]}
+  - {on: no-data, for: 2s, severity: warning, do: [hold-promotion]}
+"""
+
+
+class Evaluator:
+    """`kc-otel serve` in a process of its own."""
+
+    def __init__(self, contract: Path, state: Path, environ: dict[str, str], *options: str) -> None:
+        self.log = ""
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "kc_otel.cli", "serve", str(contract), "--state", str(state)),
+                *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2", *options),
+            ],
+            env=os.environ | environ,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            found = re.search(r"OTLP/gRPC (\S+), OTLP/HTTP (\S+), API (\S+)", line)
+            if found:
+                self.grpc, self.http, self.api = found[1], found[2], found[3]
+                break
+        else:
+            pytest.fail(f"kc-otel serve ended: {self.log}")
+        self._reader = threading.Thread(target=self._drain)
+        self._reader.start()
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        response = httpx.get(self.api + path, params=parameters, timeout=5)
+        response.raise_for_status()
+        return response.json()
+
+    def wait(self, path: str, until: Callable[[Any], bool], seconds: float = 20.0) -> Any:
+        """The first answer that will do; fails with the last answer and the log."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            answer = self.get(path)
+            if until(answer):
+                return answer
+            time.sleep(0.1)
+        pytest.fail(f"{path}: {json.dumps(answer, indent=1)[:4000]}\n{self.log[-4000:]}")
+
+    def kill(self) -> None:
+        """As a machine that loses power would."""
+        self.process.send_signal(signal.SIGKILL)
+        self._end()
+
+    def stop(self) -> int:
+        """As an operator would."""
+        self.process.terminate()
+        self._end()
+        return self.process.returncode
+
+    def _end(self) -> None:
+        self.process.wait(10)
+        self._reader.join(10)
+        self.process.stderr.close()
+
+    def _drain(self) -> None:
+        for line in self.process.stderr:
+            self.log += line
+
+
+class Pager:
+    """A webhook endpoint that keeps what it can verify."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.ids: list[str] = []
+        self.refused: list[str] = []
+        pager = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                try:
+                    pager.bodies.append(verify(SECRET, dict(self.headers.items()), body))
+                    pager.ids.append(self.headers["webhook-id"])
+                except WebhookError as error:
+                    pager.refused.append(str(error))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/pager"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def pager() -> Iterator[Pager]:
+    pager = Pager()
+    yield pager
+    pager.close()
+
+
+@pytest.fixture
+def contract_file(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(CONTRACT)
+    return path
+
+
+@pytest.fixture
+def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callable[..., Evaluator]]:
+    """Starts an evaluator on the test's state file; every one that still runs is stopped at the end."""
+    started: list[Evaluator] = []
+    environ = {"KC_OTEL_WEBHOOK_PAGER_URL": pager.url, "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET}
+
+    def start(*options: str) -> Evaluator:
+        evaluator = Evaluator(contract_file, tmp_path / "state.sqlite", environ, *options)
+        started.append(evaluator)
+        return evaluator
+
+    yield start
+    for evaluator in started:
+        if evaluator.process.poll() is None:
+            evaluator.stop()
+
+
+def logprobs(rng: np.random.Generator, sequences: int, tokens: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs of both kernels, [sequences, tokens], whose log ratio is Gaussian: TV is about 0.4 sigma."""
+    inference = np.log(rng.uniform(0.05, 1.0, (sequences, tokens)))
+    train = inference + rng.normal(-sigma * sigma / 2, sigma, (sequences, tokens))
+    return np.minimum(train, 0.0), inference

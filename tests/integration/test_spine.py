@@ -1,0 +1,233 @@
+"""The whole flow with real processes: OTLP in, verdicts, a signed webhook, a route, a recovery, a crash in between."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+import kc_otel
+from kc_otel.contract import load
+from kc_otel.routing.client import Router
+
+from .conftest import Evaluator, Pager, logprobs
+
+pytestmark = pytest.mark.slow
+
+TRAIN = kc_otel.Kernel("torch", dtype="float32")
+GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
+BAD = kc_otel.Kernel("vllm", version="2", dtype="int8")
+
+
+class Traffic:
+    """Both slices, compared all the time, with the drift that the test asks for."""
+
+    def __init__(self, contract: Path, exporter: Any) -> None:
+        self.recorder = kc_otel.Recorder(
+            contract, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=0.25, sampling=1.0
+        )
+        self._rng = np.random.default_rng(0)
+
+    def send(self, code: float | None, prose: float | None, batches: int = 1) -> None:
+        """Batches whose log ratios have these standard deviations, by slice; None sends nothing of a slice."""
+        for _ in range(batches):
+            for task, sigma in (("code", code), ("prose", prose)):
+                if sigma is not None:
+                    train, inference = logprobs(self._rng, 16, 64, sigma)
+                    self.recorder.compare(train, inference, attributes={"task": task})
+        self.recorder.force_flush()
+
+
+def statuses(answer: dict[str, Any], kernel: kc_otel.Kernel) -> dict[str, str]:
+    return {
+        verdict["slice"]: verdict["status"]
+        for verdict in answer["verdicts"]
+        if verdict["kernel_inference"] == kernel.fingerprint
+    }
+
+
+def exporter_of(protocol: str, evaluator: Evaluator) -> Any:
+    if protocol == "grpc":
+        return GrpcExporter(endpoint=evaluator.grpc, insecure=True, timeout=2)
+    return HttpExporter(endpoint=f"{evaluator.http}/v1/metrics", timeout=2)
+
+
+def feed(
+    traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 20.0, **sigma: Any
+) -> None:
+    """Send traffic until something has happened."""
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
+        traffic.send(**sigma)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(
+    protocol: str, serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
+) -> None:
+    """PASS everywhere; a version that is worse on code only FAILs there; a webhook and a route follow; it recovers."""
+    evaluator = serve()
+    traffic = Traffic(contract_file, exporter_of(protocol, evaluator))
+
+    def now(kernel: kc_otel.Kernel) -> dict[str, str]:
+        return statuses(evaluator.get("/api/v1/verdicts"), kernel)
+
+    with traffic.recorder, Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router:
+        feed(traffic, evaluator, lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
+        assert set(now(GOOD)) == {"all", "code", "prose"}
+        assert pager.bodies == []
+
+        traffic.recorder.rollout(inference=BAD)
+        feed(traffic, evaluator, lambda: bool(pager.bodies), code=0.2, prose=0.005)
+        assert now(BAD)["code"] == "FAIL"
+        assert now(BAD)["prose"] != "FAIL"
+        (alert, *_) = pager.bodies[0]["alerts"]
+        assert pager.bodies[0]["version"] == "4"
+        assert pager.bodies[0]["status"] == alert["status"] == "firing"
+        assert alert["labels"]["slice"] in {"code", "all"}
+        cell = pager.bodies[0]["kernelContract"]["cells"][0]
+        assert cell["lower"] > cell["limit"] == 0.02
+        assert pager.refused == []
+
+        feed(
+            traffic,
+            evaluator,
+            lambda: router.choose("policy", {"task": "code"}, inference_version=BAD.fingerprint) == "train-kernel",
+            code=0.2,
+            prose=0.005,
+        )
+        assert router.choose("policy", {"task": "code"}, inference_version=GOOD.fingerprint) == "inference-kernel"
+        assert router.sampling("policy", 0.1) == 1.0
+
+        traffic.recorder.rollout(inference=GOOD)  # what a service does that obeys the route
+        feed(
+            traffic,
+            evaluator,
+            lambda: any(body["status"] == "resolved" for body in pager.bodies),
+            seconds=30,
+            code=0.005,
+            prose=0.005,
+        )
+        feed(traffic, evaluator, lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
+        assert router.choose("policy", {"task": "code"}, inference_version=BAD.fingerprint) == "train-kernel"
+
+    kinds = [event["kind"] for event in evaluator.get("/api/v1/events", limit=1000)["events"]]
+    assert {"verdict", "firing", "resolved"} <= set(kinds)
+    assert all(event["message"] for event in evaluator.get("/api/v1/events", limit=1000)["events"])
+    assert evaluator.stop() == 0
+
+
+def test_a_killed_evaluator_goes_on_where_it_was(
+    serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
+) -> None:
+    """After kill -9 the route stands, the alert still fires and is not paged a second time, the verdicts go on."""
+    evaluator = serve()
+    exporter = exporter_of("http", evaluator)
+    port = evaluator.http.rsplit(":", 1)[1]
+    traffic = Traffic(contract_file, exporter)
+    with traffic.recorder:
+        feed(traffic, evaluator, lambda: bool(pager.bodies), code=0.2, prose=0.2)
+        time.sleep(1.0)
+        decisions = evaluator.get("/api/v1/decisions")
+        cells = {c["verdict"]["slice"]: c["since"] for c in evaluator.get("/api/v1/cells")["cells"] if c["firing"]}
+        paged = len(pager.bodies)
+        assert decisions["routes"]
+        assert cells
+        evaluator.kill()
+        traffic.send(code=0.2, prose=0.2)  # nobody listens; the next export makes up for it
+        assert traffic.recorder.stats().export_failures > 0
+
+        evaluator = serve("--http-port", port)
+        assert evaluator.get("/api/v1/decisions") == decisions
+        again = evaluator.wait("/api/v1/cells", lambda answer: any(cell["firing"] for cell in answer["cells"]))
+        assert {c["verdict"]["slice"]: c["since"] for c in again["cells"] if c["firing"]} == cells
+        feed(
+            traffic,
+            evaluator,
+            lambda: "FAIL" in statuses(evaluator.get("/api/v1/verdicts"), GOOD).values(),
+            code=0.2,
+            prose=0.2,
+        )
+        time.sleep(1.5)
+        assert len(pager.bodies) == paged
+        assert len(set(pager.ids)) == len(pager.ids)
+
+
+def test_silence_is_no_data_and_holds_promotion(serve: Callable[..., Evaluator], contract_file: Path) -> None:
+    """A kernel pair that stops reporting is NO_DATA after the heartbeat, and the gate waits for it by name."""
+    evaluator = serve()
+    traffic = Traffic(contract_file, exporter_of("http", evaluator))
+    with traffic.recorder:
+        feed(
+            traffic,
+            evaluator,
+            lambda: set(statuses(evaluator.get("/api/v1/verdicts"), GOOD).values()) == {"PASS"},
+            code=0.005,
+            prose=0.005,
+        )
+    evaluator.wait(
+        "/api/v1/verdicts", lambda answer: {verdict["status"] for verdict in answer["verdicts"]} == {"NO_DATA"}
+    )
+    contracts = evaluator.wait(
+        "/api/v1/contracts", lambda answer: "hold-promotion" in answer["contracts"][0]["directives"]
+    )
+    assert contracts["contracts"][0]["status"] == "NO_DATA"
+    gate = evaluator.get("/api/v1/gates/policy", kernel=GOOD.fingerprint, stage="canary")
+    assert gate["decision"]["outcome"] == "wait"
+    assert any("NO_DATA" in reason for reason in gate["decision"]["missing"])
+
+
+def test_metrics_page_and_health(serve: Callable[..., Evaluator], contract_file: Path) -> None:
+    """`/metrics` is what Prometheus reads, `/readyz` says when evaluations have begun."""
+    evaluator = serve()
+    traffic = Traffic(contract_file, exporter_of("grpc", evaluator))
+    with traffic.recorder:
+        traffic.send(code=0.005, prose=0.005)
+    evaluator.wait("/api/v1/verdicts", lambda answer: any(verdict["samples"] for verdict in answer["verdicts"]))
+    assert httpx.get(f"{evaluator.api}/readyz").text == "ready\n"
+    assert httpx.get(f"{evaluator.api}/healthz").text == "ok\n"
+    page = httpx.get(f"{evaluator.api}/metrics").text
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    verdict = families["kc_verdict"].samples
+    assert {sample.labels["kc_slice"] for sample in verdict} == {"all", "code", "prose"}
+    assert all(sample.labels["kc_contract"] == "policy" for sample in verdict)
+    accepted = next(
+        sample for sample in families["kc_evaluator_points"].samples if sample.labels["kc_outcome"] == "accepted"
+    )
+    assert accepted.value > 0
+
+
+def test_two_evaluators_cannot_share_a_state_file(serve: Callable[..., Evaluator], contract_file: Path) -> None:
+    """The second one is refused with the remedy, not left to corrupt the first."""
+    import subprocess
+    import sys
+
+    evaluator = serve()
+    state = contract_file.parent / "state.sqlite"
+    second = subprocess.run(
+        [
+            *(sys.executable, "-m", "kc_otel.cli", "serve", str(contract_file), "--state", str(state), "--no-webhooks"),
+            *("--grpc-port", "0", "--http-port", "0", "--api-port", "0"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert second.returncode == 2
+    assert "another evaluator is using this state file" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert evaluator.process.poll() is None

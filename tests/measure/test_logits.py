@@ -1,0 +1,192 @@
+"""Quantities of full logits, against the straight formulas in float64."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from kc_otel.contract.registry import QUANTITIES, Source
+from kc_otel.measure.logits import LOGITS, SATURATION, logit_drift
+
+PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["blocks", "device"])
+HALF_RANGE, TV, KL_PQ, KL_QP, JS, TOP1, ENTROPY = range(7)
+
+
+def reference(train, inference):
+    """The formulas as a textbook has them, float64 [rows, 7]."""
+    z_p, z_q = np.asarray(train, dtype=np.float64), np.asarray(inference, dtype=np.float64)
+    log_p, log_q = log_softmax(z_p, axis=1), log_softmax(z_q, axis=1)
+    p, q, delta = np.exp(log_p), np.exp(log_q), z_p - z_q
+    log_m = np.log((p + q) / 2)
+    return np.stack(
+        [
+            (delta.max(1) - delta.min(1)) / 2,
+            np.abs(p - q).sum(1) / 2,
+            (p * (log_p - log_q)).sum(1),
+            (q * (log_q - log_p)).sum(1),
+            ((p * (log_p - log_m)).sum(1) + (q * (log_q - log_m)).sum(1)) / 2,
+            z_p.argmax(1) != z_q.argmax(1),
+            (q * log_q).sum(1) - (p * log_p).sum(1),
+        ],
+        axis=1,
+    )
+
+
+def pair(drift, rows=5, vocab=300, seed=0, spread=3.0):
+    """Logits of two kernels, float32."""
+    rng = np.random.default_rng(seed)
+    inference = spread * rng.standard_normal((rows, vocab))
+    train = inference + drift * rng.standard_normal((rows, vocab)) + 3 * rng.standard_normal((rows, 1))
+    return train.astype(np.float32), inference.astype(np.float32)
+
+
+def test_columns_are_the_registry_s_quantities() -> None:
+    """Everything that the registry says is computed from logits is computed, and nothing else."""
+    assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Source.LOGITS}
+
+
+@PATHS
+@given(st.sampled_from([0.01, 0.1, 1.0, 4.0]), st.integers(1, 12), st.integers(2, 400), st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_float32_agrees_with_the_straight_formulas(as_device, drift, rows, vocab, seed) -> None:
+    """Every quantity agrees with float64 arithmetic to float32's precision, over drifts and shapes."""
+    train, inference = pair(drift, rows, vocab, seed)
+    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    expected = reference(train, inference)
+    np.testing.assert_allclose(values, expected, rtol=2e-4, atol=3e-7 * (1 + drift))
+
+
+@PATHS
+def test_kernels_that_differ_in_the_fifth_digit_are_resolved(as_device) -> None:
+    """Divergences of 1e-10 come out right: they are not the difference of two numbers near one."""
+    train, inference = pair(1e-5, rows=4, vocab=2000)
+    inference -= inference.max(1, keepdims=True)
+    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    expected = reference(train, inference)
+    assert expected[:, KL_PQ].max() < 1e-9
+    np.testing.assert_allclose(values[:, TV:TOP1], expected[:, TV:TOP1], rtol=0.05)
+
+
+@PATHS
+def test_float64_keeps_its_precision(as_device) -> None:
+    """Float64 logits are worked on in float64."""
+    train, inference = (each.astype(np.float64) for each in pair(0.1))
+    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    np.testing.assert_allclose(values, reference(train, inference), rtol=1e-10, atol=1e-14)
+
+
+@PATHS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_means_what_it_holds(as_device, dtype) -> None:
+    """Half-precision logits give exactly what their float32 copies give."""
+    train, inference = (torch.from_numpy(each).to(dtype) for each in pair(0.1))
+    half = logit_drift(train, inference, _tensors=as_device).values
+    full = logit_drift(train.float(), inference.float(), _tensors=as_device).values
+    assert half.tolist() == full.tolist()
+
+
+@PATHS
+def test_a_constant_shift_is_no_drift(as_device) -> None:
+    """Softmax ignores a constant, and so does every quantity."""
+    z = np.float32([[1, 2, 3, -4]])
+    values = logit_drift(torch.from_numpy(z), torch.from_numpy(z + 8), _tensors=as_device).values
+    assert values.tolist() == [[0.0] * 7]
+
+
+@PATHS
+@given(st.integers(0, 999))
+@settings(max_examples=20, deadline=None)
+def test_tokens_outside_of_both_distributions_count_for_nothing(as_device, seed) -> None:
+    """Logits of -inf on both sides give what the same rows without them give."""
+    train, inference = pair(0.3, vocab=60, seed=seed)
+    outside = np.random.default_rng(seed).random(60) < 0.5
+    outside[0] = False
+    expected = reference(train[:, ~outside], inference[:, ~outside])
+    train[:, outside], inference[:, outside] = -np.inf, -np.inf
+    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    np.testing.assert_allclose(values, expected, rtol=2e-4, atol=3e-7)
+
+
+@PATHS
+def test_a_token_outside_of_one_distribution_saturates(as_device) -> None:
+    """-inf on one side: half range and the divergence that is infinite are SATURATION, the others stay exact."""
+    p, q = np.array([0.5, 0.25, 0.25, 0.0]), np.array([0.5, 0.5, 0.0, 0.0])
+    with np.errstate(divide="ignore"):
+        train, inference = np.log(p)[None], np.log(q)[None]
+    js = (0.25 * math.log(2 / 3) + 0.25 * math.log(2) + 0.5 * math.log(4 / 3)) / 2
+    expected = [SATURATION, 0.25, SATURATION, math.log(2) / 2, js, 0.0, 1.5 * math.log(2) - math.log(2)]
+    for left, right, order in ((train, inference, 1), (inference, train, -1)):
+        want = list(expected)
+        want[KL_PQ : KL_QP + 1] = want[KL_PQ : KL_QP + 1][::order]
+        want[ENTROPY] *= order
+        values = logit_drift(torch.from_numpy(left), torch.from_numpy(right), _tensors=as_device).values
+        np.testing.assert_allclose(values[0], want, atol=1e-12)
+
+
+@PATHS
+def test_differences_of_any_size_stay_finite(as_device) -> None:
+    """Logits that differ by more than exp can hold give bounded, correct numbers."""
+    train, inference = np.float32([[0, 200, -500, 3]]), np.float32([[300, 0, 100, 3]])
+    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values[0]
+    np.testing.assert_allclose(values, [SATURATION, 1, SATURATION, SATURATION, math.log(2), 1, 0], atol=1e-6)
+
+
+@PATHS
+def test_rows_that_are_not_distributions_are_not_valid(as_device) -> None:
+    """NaN, +inf and nothing but -inf make a row invalid and leave its neighbours alone."""
+    train, inference = pair(0.1, rows=5)
+    expected = reference(train, inference)
+    train[0, 3], inference[1, 3], train[3] = np.nan, np.inf, -np.inf
+    found = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device)
+    assert found.valid.tolist() == [False, False, True, False, True]
+    assert np.isnan(found.values[[0, 1, 3]]).all()
+    np.testing.assert_allclose(found.values[[2, 4]], expected[[2, 4]], rtol=2e-4, atol=1e-6)
+
+
+@PATHS
+def test_rows_are_chosen_and_targets_scored(as_device) -> None:
+    """Only the rows asked for are read, also from a view with gaps, and their targets are scored."""
+    train, inference = (torch.from_numpy(each.reshape(4, 5, -1)) for each in pair(0.1, rows=20, vocab=50))
+    train[0, 0], inference[3, 4] = float("nan"), float("nan")
+    at = np.array([0, 2, 2, 3]), np.array([1, 0, 3, 2])
+    targets = np.array([7, 0, 49, 3])
+    train, inference = train[:, :4], inference[:, :4]
+    found = logit_drift(train, inference, at=at, targets=targets, _tensors=as_device)
+    picked = train.numpy()[at], inference.numpy()[at]
+    np.testing.assert_allclose(found.values, reference(*picked), rtol=2e-4, atol=1e-6)
+    for logprob, z in zip((found.train_logprob, found.inference_logprob), picked, strict=True):
+        expected = log_softmax(z.astype(np.float64), axis=1)[np.arange(4), targets]
+        np.testing.assert_allclose(logprob, expected, rtol=1e-6)
+
+
+@PATHS
+def test_no_rows_are_no_error(as_device) -> None:
+    """An empty selection gives empty results."""
+    train, inference = (torch.from_numpy(each) for each in pair(0.1))
+    found = logit_drift(train, inference, at=(np.zeros(0, dtype=int),), targets=[], _tensors=as_device)
+    assert found.values.shape == (0, 7)
+    assert found.train_logprob.shape == (0,)
+
+
+@pytest.mark.slow
+def test_extra_memory_is_a_few_rows() -> None:
+    """Beyond the inputs, less than a tenth of one logits tensor is needed, for half precision too."""
+    inference = np.random.default_rng(0).random((256, 32768), dtype=np.float32)
+    train = inference + np.roll(inference, 1) / 8
+    for left, right in ((train, inference), (train.astype(np.float16), inference.astype(np.float16))):
+        tracemalloc.start()
+        logit_drift(left, right)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 0.1 * left.nbytes
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    """The message names the argument and both shapes."""
+    with pytest.raises(ValueError, match=r"inference: shape \(5, 299\)"):
+        logit_drift(np.zeros((5, 300)), np.zeros((5, 299)))

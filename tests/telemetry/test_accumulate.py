@@ -1,0 +1,367 @@
+"""Accumulated histograms, against one token at a time with the OpenTelemetry SDK's own mapping."""
+
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
+from scipy.special import log_softmax
+
+from kc_otel.contract.registry import QUANTITIES, Source
+from kc_otel.measure.logits import LOGITS, logit_drift
+from kc_otel.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
+from kc_otel.telemetry import _groups
+from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.telemetry.buckets import ZERO_THRESHOLD
+
+SLICES = ("all", "code", "prose", "long")
+PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch"])
+
+
+def batch(seed=0, shape=(9, 70), noise=0.05):
+    """Log-probabilities, a ragged mask over garbage, and overlapping slices."""
+    rng = np.random.default_rng(seed)
+    inference = np.log(rng.uniform(0.02, 1, shape)).astype(np.float32)
+    train = np.minimum(inference + noise * rng.standard_normal(shape), 0).astype(np.float32)
+    mask = np.arange(shape[1]) < rng.integers(1, shape[1] + 1, (shape[0], 1))
+    mask &= rng.random(shape) < 0.9
+    train[~mask], inference[~mask] = np.nan, 7.0
+    membership = rng.random((shape[0], len(SLICES))) < 0.4
+    membership[:, 0] = True
+    return {"train": train, "inference": inference, "mask": mask, "membership": membership}
+
+
+def bucket(value):
+    """(sign, SDK's bucket index) of a value at scale 4."""
+    if abs(value) <= ZERO_THRESHOLD:
+        return 0, 0
+    return (1 if value > 0 else -1), LogarithmMapping(4).map_to_index(abs(value))
+
+
+def observed(train, inference, mask, membership, advantages=None):
+    """Every observation that a batch makes, token by token: (quantity, slice) -> values in float64."""
+    found = defaultdict(list)
+    for row in range(train.shape[0]):
+        log_ws = []
+        for position in np.flatnonzero(mask[row]):
+            log_w = float(np.clip(train[row, position] - inference[row, position], LOWEST, HIGHEST))
+            log_ws.append(log_w)
+            values = {key: float(quantity(np.float64(log_w))) for key, quantity in TOKEN.items()}
+            if advantages is not None and advantages[row]:
+                side = "positive" if advantages[row] > 0 else "negative"
+                values[f"advantage_drift_{side}"] = math.expm1(log_w) * float(advantages[row])
+            for slice in np.flatnonzero(membership[row]):
+                for key, value in values.items():
+                    found[key, SLICES[slice]].append(value)
+        for slice in np.flatnonzero(membership[row]) if log_ws else ():
+            for key, of in SEQUENCE.items():
+                found[key, SLICES[slice]].append(float(of(np.float64(math.fsum(log_ws)), len(log_ws))))
+    return found
+
+
+def counts(histogram):
+    """Counts of a histogram by (sign, index)."""
+    found = Counter({(0, 0): histogram.zero_count})
+    for sign, buckets in ((1, histogram.positive), (-1, histogram.negative)):
+        found.update({(sign, buckets.offset + k): int(n) for k, n in enumerate(buckets.counts)})
+    return +found
+
+
+def assert_same(snapshot, expected):
+    """A snapshot holds exactly these observations."""
+    assert set(snapshot) == set(expected)
+    for key, values in expected.items():
+        histogram = snapshot[key]
+        # A float32 number's bucket; sums over a sequence round, and may differ in the last digit from their float32.
+        assert counts(histogram) == Counter(bucket(float(np.float32(value))) for value in values), key
+        assert histogram.count == len(values)
+        assert histogram.sum == pytest.approx(math.fsum(values), rel=1e-9, abs=1e-12)
+        assert histogram.minimum == pytest.approx(min(values), rel=1e-12, abs=1e-15)
+        assert histogram.maximum == pytest.approx(max(values), rel=1e-12, abs=1e-15)
+
+
+@PATHS
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequences, tokens) -> None:
+    """Counts, sums and extremes of all quantities and slices are those of recording token by token; padding never counts."""
+    given_batch = batch(seed, (sequences, tokens), noise)
+    advantages = np.random.default_rng(seed).integers(-2, 3, sequences).astype(np.float32)
+    accumulator = Accumulator(SLICES)
+    arrays = {key: torch.from_numpy(value) for key, value in given_batch.items()} if as_device else given_batch
+    result = accumulator.add_sampled(**arrays, advantages=advantages, _tensors=as_device)
+    if not result.invalid:
+        assert_same(accumulator.snapshot(), observed(**given_batch, advantages=advantages))
+
+
+@given(st.integers(0, 10_000), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_torch_counts_what_numpy_counts(seed, faults) -> None:
+    """On tensors, what is counted, found invalid and called worst is bit for bit what it is on arrays."""
+    arrays = batch(seed, (20, 60), noise=0.3)
+    rng = np.random.default_rng(seed)
+    advantages = rng.standard_normal(arrays["train"].shape)
+    if faults:
+        arrays["train"][3, 0], arrays["mask"][3, 0] = np.nan, True
+        arrays["inference"][7] = 0
+        arrays["train"][9] = np.roll(arrays["train"][9], 1)
+        advantages[11] = np.inf
+    numpy, tensors = Accumulator(SLICES), Accumulator(SLICES)
+    first = numpy.add_sampled(**arrays, advantages=advantages)
+    other = {key: torch.from_numpy(value) for key, value in arrays.items()}
+    second = tensors.add_sampled(**other, advantages=torch.from_numpy(advantages), _tensors=True)
+    assert (first.sequences, first.tokens, first.worst, first.slices, first.invalid) == (
+        (second.sequences, second.tokens, second.worst, second.slices, second.invalid)
+    )
+    assert first.tv_token == pytest.approx(second.tv_token, rel=1e-12, nan_ok=True)
+    one, two = numpy.snapshot(), tensors.snapshot()
+    assert set(one) == set(two)
+    for key, histogram in one.items():
+        assert counts(histogram) == counts(two[key])
+        assert histogram.sum == pytest.approx(two[key].sum, rel=1e-9, abs=1e-12)
+        assert histogram.minimum == pytest.approx(two[key].minimum, rel=1e-12, abs=1e-15)
+        assert histogram.maximum == pytest.approx(two[key].maximum, rel=1e-12, abs=1e-15)
+
+
+@PATHS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_any_floating_dtype_is_read_for_what_it_holds(as_device, dtype) -> None:
+    """Half precision counts as its float32 copy does; float64 differences are taken in float64."""
+    arrays = {key: torch.from_numpy(value) for key, value in batch().items()}
+    arrays |= {side: arrays[side].to(dtype) for side in ("train", "inference")}
+    accumulator = Accumulator(SLICES)
+    accumulator.add_sampled(**arrays, _tensors=as_device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = {
+        key: value.numpy()
+        for key, value in (arrays | {side: arrays[side].to(wide) for side in ("train", "inference")}).items()
+    }
+    difference = (expected["train"] - expected["inference"]).astype(np.float32)
+    expected |= {"train": difference, "inference": np.zeros_like(difference)}
+    assert_same(accumulator.snapshot(), observed(**expected))
+
+
+@PATHS
+@pytest.mark.parametrize("groups", [True, False], ids=["by-group", "by-slice"])
+def test_both_ways_of_counting_agree(monkeypatch, as_device, groups) -> None:
+    """Whether tokens are counted per group of sequences or per slice is a matter of speed alone."""
+    monkeypatch.setattr(_groups, "count_groups", lambda *_: groups)
+    if as_device:
+        from kc_otel.telemetry import _reduce_device
+
+        monkeypatch.setattr(_reduce_device, "count_groups", lambda *_: groups)
+    arrays = batch()
+    accumulator = Accumulator(SLICES)
+    accumulator.add_sampled(**{key: torch.from_numpy(value) for key, value in arrays.items()}, _tensors=as_device)
+    assert_same(accumulator.snapshot(), observed(**arrays))
+
+
+def test_large_batches_take_the_same_path_in_blocks() -> None:
+    """A batch of many blocks, and rows longer than a block, accumulate like small ones."""
+    rng = np.random.default_rng(1)
+    inference = -rng.random((5, 70_000), dtype=np.float32)
+    train = inference - np.float32(0.125)
+    accumulator = Accumulator(SLICES)
+    result = accumulator.add_sampled(train, inference)
+    exact = (train.astype(np.float64) - inference).sum()
+    histogram = accumulator.snapshot()["log_ratio", "all"]
+    assert (result.tokens, histogram.count) == (350_000, 350_000)
+    assert histogram.sum == pytest.approx(exact, rel=1e-12)
+
+
+def test_batches_accumulate() -> None:
+    """A snapshot is of everything since the accumulator was made, and leaves it as it is."""
+    accumulator, expected = Accumulator(SLICES), defaultdict(list)
+    for seed in range(3):
+        accumulator.add_sampled(**batch(seed))
+        for key, values in observed(**batch(seed)).items():
+            expected[key] += values
+        accumulator.snapshot()
+    assert_same(accumulator.snapshot(), expected)
+
+
+def test_the_worst_token_is_named() -> None:
+    """The batch's result says where its largest |l| is, with its sign, id and slices."""
+    arrays = batch(noise=0.001)
+    arrays["mask"][4, 33], arrays["mask"][4, 2] = True, False
+    arrays["train"][4, 33], arrays["inference"][4, 33] = -2.5, -0.5
+    arrays["membership"][4] = [True, False, True, False]
+    ids = np.arange(9 * 70).reshape(9, 70)
+    result = Accumulator(SLICES).add_sampled(**arrays, token_ids=ids)
+    worst = result.worst
+    assert (worst.row, worst.position, worst.token_id, worst.slices) == (4, 33, ids[4, 33], ("all", "prose"))
+    assert (worst.log_ratio, worst.abs_log_ratio) == (-2.0, 2.0)
+    tv = observed(**arrays)["tv_token", "all"]
+    assert result.tv_token == pytest.approx(sum(tv) / len(tv))
+    assert (result.sequences, result.tokens) == (9, arrays["mask"].sum())
+
+
+@PATHS
+def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
+    """A sequence that fails a check leaves no trace in any histogram, and its neighbours are all there."""
+    arrays = batch(noise=0.01)
+    arrays["mask"][:] = True
+    arrays["train"], arrays["inference"] = (
+        np.minimum(np.nan_to_num(arrays[side], nan=-1), -0.01) for side in ("train", "inference")
+    )
+    arrays["inference"] = arrays["train"] + np.float32(0.001)
+    arrays["train"][2, 5] = np.nan
+    arrays["inference"][5, 5] = 2.0
+    accumulator = Accumulator(SLICES)
+    tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
+    result = accumulator.add_sampled(**tensors, _tensors=as_device)
+    assert result.invalid == {"nan_logprob": 1, "positive_logprob": 1}
+    assert result.sequences == 7
+    valid = np.array([0, 1, 3, 4, 6, 7, 8])
+    assert_same(accumulator.snapshot(), observed(**{key: value[valid] for key, value in arrays.items()}))
+
+
+@PATHS
+def test_nothing_valid_records_nothing(as_device) -> None:
+    """A batch of which every sequence is invalid, empty or declared incomparable leaves the accumulator empty."""
+    arrays = {key: torch.from_numpy(value) for key, value in batch().items()}
+    accumulator = Accumulator(SLICES)
+    different = ({"temperature": 1}, {"temperature": 0.6})
+    assert accumulator.add_sampled(**arrays, processing=different, _tensors=as_device).invalid == {
+        "processing_mismatch": 9
+    }
+    wrong = arrays | {"inference": arrays["inference"][:, 1:]}
+    assert accumulator.add_sampled(**wrong, _tensors=as_device).invalid == {"shape_mismatch": 9}
+    ids = torch.zeros((9, 70), dtype=torch.int64)
+    found = accumulator.add_sampled(**arrays, token_ids=ids, inference_token_ids=ids + 1, _tensors=as_device)
+    assert found.invalid == {"token_mismatch": 9}
+    masked = accumulator.add_sampled(**(arrays | {"mask": torch.zeros((9, 70))}), _tensors=as_device)
+    assert (masked.sequences, masked.tokens, masked.worst, masked.invalid) == (0, 0, None, {})
+    assert math.isnan(masked.tv_token)
+    assert accumulator.snapshot() == {}
+
+
+def test_advantages_may_be_per_token() -> None:
+    """Advantages [sequences, tokens] say the same as [sequences] where they are constant; a bad one is invalid."""
+    arrays, advantages = batch(), np.linspace(-1, 1, 9)
+    advantages[4] = 0
+    one, two = Accumulator(SLICES), Accumulator(SLICES)
+    one.add_sampled(**arrays, advantages=advantages)
+    two.add_sampled(**arrays, advantages=torch.from_numpy(advantages)[:, None].expand(9, 70))
+    for key, histogram in one.snapshot().items():
+        assert counts(histogram) == counts(two.snapshot()[key])
+        assert histogram.sum == two.snapshot()[key].sum
+    advantages[2] = np.nan
+    assert one.add_sampled(**arrays, advantages=advantages).invalid == {"nan_advantage": 1}
+
+
+def logits(seed=0, shape=(4, 6, 50)):
+    """Logits of two kernels, a mask over NaN, slices, and targets."""
+    rng = np.random.default_rng(seed)
+    inference = rng.standard_normal(shape) * 2
+    train = inference + 0.1 * rng.standard_normal(shape)
+    mask = np.arange(shape[1]) < rng.integers(1, shape[1] + 1, (shape[0], 1))
+    train[~mask] = np.nan
+    membership = rng.random((shape[0], len(SLICES))) < 0.5
+    membership[:, 0] = True
+    return train.astype(np.float32), inference.astype(np.float32), mask, membership, rng.integers(0, 50, shape[:2])
+
+
+@PATHS
+def test_logits_are_recorded_per_token_and_slice(as_device) -> None:
+    """Each quantity of the registry that comes from logits is recorded for every unmasked token, in its slices."""
+    train, inference, mask, membership, _ = logits()
+    accumulator = Accumulator(SLICES)
+    result = accumulator.add_logits(
+        torch.from_numpy(train), torch.from_numpy(inference), mask=mask, membership=membership, _tensors=as_device
+    )
+    drift = logit_drift(train[mask], inference[mask]).values
+    snapshot = accumulator.snapshot()
+    assert {key for key, _ in snapshot} == {k for k, quantity in QUANTITIES.items() if quantity.source is Source.LOGITS}
+    rows = np.nonzero(mask)[0]
+    for column, quantity in enumerate(LOGITS):
+        for slice, name in enumerate(SLICES):
+            values = drift[membership[rows, slice], column]
+            if values.size:
+                assert snapshot[quantity, name].count == values.size
+                assert snapshot[quantity, name].sum == pytest.approx(values.sum(), rel=1e-4, abs=1e-6)
+    assert (result.sequences, result.tokens, result.worst) == (4, mask.sum(), None)
+    assert result.tv_token == pytest.approx(drift[:, LOGITS.index("tv_exact")].mean(), rel=1e-4)
+
+
+@PATHS
+def test_targets_make_logits_a_sample_too(as_device) -> None:
+    """With the sampled tokens, logits record what their log-probabilities would have recorded."""
+    train, inference, mask, membership, targets = logits()
+    accumulator, sampled = Accumulator(SLICES), Accumulator(SLICES)
+    tensors = torch.from_numpy(train), torch.from_numpy(inference)
+    result = accumulator.add_logits(*tensors, mask=mask, membership=membership, targets=targets, _tensors=as_device)
+    scored = [
+        np.take_along_axis(log_softmax(z.astype(np.float64), 2), targets[..., None], 2)[..., 0]
+        for z in (train, inference)
+    ]
+    other = sampled.add_sampled(*scored, mask=mask, membership=membership, token_ids=targets)
+    found = accumulator.snapshot()
+    for key, histogram in sampled.snapshot().items():
+        assert found[key].count == histogram.count
+        assert found[key].sum == pytest.approx(histogram.sum, rel=1e-4, abs=1e-5)
+    assert {key for key, _ in found} == {key for key, _ in sampled.snapshot()} | set(LOGITS)
+    assert (result.worst.row, result.worst.position, result.worst.token_id) == (
+        (other.worst.row, other.worst.position, other.worst.token_id)
+    )
+
+
+def test_rows_of_logits_are_not_sequences() -> None:
+    """Logits [rows, vocab] with targets record nothing about whole sequences, of which they know nothing."""
+    train, inference, mask, _, targets = logits()
+    accumulator = Accumulator(SLICES)
+    result = accumulator.add_logits(train[mask], inference[mask], targets=targets[mask])
+    assert {key for key, _ in accumulator.snapshot()} == {*TOKEN, *LOGITS}
+    assert result.tokens == mask.sum()
+
+
+def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
+    """The sequence with the fault is left out of every histogram, with and without targets."""
+    train, inference, mask, membership, targets = logits()
+    train[1, 0, 3] = np.nan
+    for extra in ({}, {"targets": targets}):
+        accumulator = Accumulator(SLICES)
+        result = accumulator.add_logits(train, inference, mask=mask, membership=membership, **extra)
+        assert result.invalid == {"nan_logits": 1}
+        assert {h.count for (key, slice), h in accumulator.snapshot().items() if slice == "all" and key in LOGITS} == {
+            mask[[0, 2, 3]].sum()
+        }
+    assert accumulator.add_logits(train, inference[:, :, 1:]).invalid == {"shape_mismatch": 4}
+
+
+def test_other_values_are_recorded_as_they_are() -> None:
+    """A lag recorded once per batch is in the slices that were named, and adds up with what was measured."""
+    accumulator = Accumulator(SLICES)
+    accumulator.add_values("weights_lag", [0.0], membership=np.array([[True, True, False, False]]))
+    accumulator.add_values("weights_lag", 3)
+    accumulator.add_values("tv_token", np.float32([0.25, 0.5]))
+    accumulator.add_sampled(np.float32([[-1.0]]), np.float32([[-0.5]]))
+    snapshot = accumulator.snapshot()
+    lag = snapshot["weights_lag", "all"]
+    assert (lag.count, lag.sum, lag.zero_count, lag.minimum, lag.maximum) == (2, 3.0, 1, 0.0, 3.0)
+    assert snapshot["weights_lag", "code"].count == 1
+    assert ("weights_lag", "prose") not in snapshot
+    assert snapshot["tv_token", "all"].sum == pytest.approx(0.75 - math.expm1(-0.5))
+    assert snapshot["tv_token", "all"].count == 3
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    """Mistakes of the caller are errors that name the argument, and record nothing."""
+    accumulator, arrays = Accumulator(SLICES), batch()
+    with pytest.raises(ValueError, match=r"membership: shape \(9, 3\) is not \[9, 4\]"):
+        accumulator.add_sampled(**(arrays | {"membership": np.ones((9, 3), bool)}))
+    with pytest.raises(ValueError, match=r"advantages: shape \(8,\)"):
+        accumulator.add_sampled(**arrays, advantages=np.ones(8))
+    with pytest.raises(ValueError, match=r"train: shape \(3,\) is not \[sequences, tokens\]"):
+        accumulator.add_sampled(np.zeros(3), np.zeros(3))
+    with pytest.raises(ValueError, match="quantity: 'latency' is not one of"):
+        accumulator.add_values("latency", [1.0])
+    with pytest.raises(ValueError, match="values: .* finite"):
+        accumulator.add_values("weights_lag", [math.inf])
+    with pytest.raises(ValueError, match="slices: .* each once"):
+        Accumulator(["all", "all"])
+    assert accumulator.snapshot() == {}

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kc_otel.telemetry import environment
+
+
+def test_service_name_and_attributes_come_from_the_environment(monkeypatch):
+    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES describe the resource."""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab,service.instance.id=r7")
+    attributes = environment.process_resource().attributes
+    assert attributes["service.name"] == "trainer"
+    assert attributes["deployment.environment.name"] == "lab"
+    assert attributes["service.instance.id"] == "r7"
+
+
+def test_every_resource_has_an_instance_id():
+    """A resource without a service.instance.id gets one."""
+    assert environment.process_resource().attributes["service.instance.id"]
+
+
+def test_an_instance_id_that_is_taken_is_replaced(monkeypatch):
+    """An id that another writer uses is not used twice, even if the user asked for it."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=r7")
+    assert environment.process_resource({"r7"}).attributes["service.instance.id"] != "r7"
+
+
+@pytest.mark.parametrize(("text", "names"), [("", ("otlp",)), ("none", ()), ("console", ("console",)),
+                                             ("otlp, console", ("otlp", "console"))])  # fmt: skip
+def test_exporter_names(monkeypatch, text, names):
+    """OTEL_METRICS_EXPORTER is a list; OTLP is the default, and none means none."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", text)
+    assert environment.exporter_names() == names
+
+
+@pytest.mark.parametrize(
+    ("variables", "module"),
+    [
+        ({}, "grpc"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "grpc"}, "grpc"),
+        ({"OTEL_METRICS_EXPORTER": "otlp_proto_http"}, "http"),
+    ],
+)
+def test_the_protocol_chooses_the_exporter(monkeypatch, variables, module):
+    """The signal's own protocol goes before the general one, and gRPC is the default."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (exporter,) = environment.metric_exporters()
+    assert f".otlp.proto.{module}." in type(exporter).__module__
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_METRICS_EXPORTER", "carrier-pigeon"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "smtp")]
+)
+def test_unknown_exporters_are_named_in_the_error(monkeypatch, variable, value):
+    """What is not installed is refused with the variable, the value and what to write instead."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=rf"{variable}.*{value}.*write"):
+        environment.metric_exporters()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("1500", 1.5)])
+def test_the_interval_is_given_in_milliseconds(monkeypatch, text, seconds):
+    """OTEL_METRIC_EXPORT_INTERVAL is in milliseconds; without it the caller's default counts."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", text)
+    assert environment.export_interval(20.0) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-5", "nan"])
+def test_an_impossible_interval_is_logged_and_ignored(monkeypatch, caplog, text):
+    """A wrong interval does not stop a program; it is logged and the default is used."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", text)
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        assert environment.export_timeout() == 30.0
+    assert "OTEL_METRIC_EXPORT_TIMEOUT" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "disabled"), [("true", True), ("TRUE", True), ("", False), ("false", False)])
+def test_sdk_disabled(monkeypatch, text, disabled):
+    """OTEL_SDK_DISABLED is true only for true."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", text)
+    assert environment.sdk_disabled() is disabled

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+from opentelemetry.sdk.resources import Resource
+
+from kc_otel.telemetry import environment
+from kc_otel.telemetry.counters import Counters
+from kc_otel.telemetry.export import SCOPE, ExportLoop
+
+
+class Remember(MetricExporter):
+    """Keeps what it is given, and answers as it is told."""
+
+    def __init__(self, result=MetricExportResult.SUCCESS, wait=None):
+        super().__init__()
+        self.got, self.shutdowns, self.result, self.wait = [], 0, result, wait
+
+    def export(self, metrics_data, **_):
+        if self.wait is not None:
+            self.wait.wait(5)
+        if isinstance(self.result, Exception):
+            raise self.result
+        self.got.append(metrics_data)
+        return self.result
+
+    def force_flush(self, **_):
+        return True
+
+    def shutdown(self, **_):
+        self.shutdowns += 1
+
+
+class Counting:
+    """A source that is nothing but its counters."""
+
+    def __init__(self):
+        self.counters = Counters("policy")
+        self.start = time.time_ns()
+
+    def collect(self, now):
+        return self.counters.metrics(self.start, now)
+
+    def exported(self, error):
+        if error is None:
+            self.counters.exported()
+        else:
+            self.counters.export_failed(error)
+
+
+@pytest.fixture
+def loops():
+    running = []
+
+    def make(exporter=None, *, source=None, interval=1000.0, resource=None, exporters=None):
+        loop = ExportLoop(
+            source or Counting(),
+            exporters=exporters or (lambda: (exporter,)),
+            resource=resource or Resource({"service.instance.id": "test"}),
+            interval=interval,
+            timeout=5.0,
+        )
+        running.append(loop)
+        return loop
+
+    yield make
+    for loop in running:
+        loop.shutdown(2.0)
+
+
+def wait_until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_one_export_owns_one_resource_and_one_scope(loops):
+    """An export is one resource with one scope, which is how the SDK's encoder can send it whole."""
+    exporter = Remember()
+    assert loops(exporter).force_flush(5)
+    (data,) = exporter.got
+    (resource,) = data.resource_metrics
+    (scope,) = resource.scope_metrics
+    assert resource.resource.attributes["service.instance.id"] == "test"
+    assert scope.scope is SCOPE
+    assert {metric.name for metric in scope.metrics} == {"kc.recorder.tokens", "kc.recorder.export.failures"}
+
+
+def test_it_exports_every_interval_though_nothing_changed(loops):
+    """A stream that stands still is sent again, because the evaluator takes silence for a dead program."""
+    exporter = Remember()
+    loops(exporter, interval=0.02)
+    wait_until(lambda: len(exporter.got) >= 3)
+
+
+def test_force_flush_waits_for_the_export_that_contains_what_came_before(loops):
+    """What was counted before force_flush is in an export when it returns."""
+    exporter, source = Remember(), Counting()
+    loop = loops(exporter, source=source)
+    for i in range(1, 20):
+        source.counters.measured(1, 10)
+        assert loop.force_flush(5)
+        tokens = next(
+            m for m in exporter.got[-1].resource_metrics[0].scope_metrics[0].metrics if m.name == "kc.recorder.tokens"
+        )
+        assert tokens.data.data_points[0].value == 10 * i
+
+
+def test_force_flush_keeps_its_deadline(loops):
+    """A slow endpoint costs the caller the timeout and no more, and the answer is False."""
+    release = threading.Event()
+    loop = loops(Remember(wait=release))
+    began = time.monotonic()
+    assert not loop.force_flush(0.05)
+    assert time.monotonic() - began < 1
+    release.set()
+
+
+def test_shutdown_exports_once_more_and_closes_the_exporter_once(loops):
+    """Shutdown sends what is left; doing it again changes nothing."""
+    exporter = Remember()
+    loop = loops(exporter)
+    assert loop.shutdown(5)
+    assert loop.shutdown(5)
+    assert len(exporter.got) == 1
+    assert exporter.shutdowns == 1
+    assert not loop.force_flush(0.1)
+
+
+def test_shutdown_interrupts_an_export_that_hangs(loops):
+    """Shutdown keeps its deadline when the exporter hangs, and closes the exporter to set it free."""
+    release = threading.Event()
+    exporter = Remember(wait=release)
+    loop = loops(exporter)
+    began = time.monotonic()
+    assert not loop.shutdown(0.05)
+    assert time.monotonic() - began < 1
+    wait_until(lambda: exporter.shutdowns == 1)
+    release.set()
+
+
+@pytest.mark.parametrize("result", [MetricExportResult.FAILURE, RuntimeError("no route")])
+def test_failed_exports_are_counted_and_logged_once_an_outage(loops, caplog, result):
+    """Each failure is counted; an outage is logged when it begins, not every interval, and so is the next one."""
+    exporter, source = Remember(result), Counting()
+    loop = loops(exporter, source=source)
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        for _ in range(3):
+            assert not loop.force_flush(5)
+        assert source.counters.values().export_failures == 3
+        assert len(caplog.records) == 1
+        exporter.result = MetricExportResult.SUCCESS
+        assert loop.force_flush(5)
+        exporter.result = result
+        assert not loop.force_flush(5)
+        assert len(caplog.records) == 2
+
+
+def test_an_exporter_that_cannot_be_made_is_tried_again(loops):
+    """A missing certificate or library is a failed export, and the next interval tries again."""
+    source, exporter, attempts = Counting(), Remember(), []
+
+    def make():
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise OSError("no certificate yet")
+        return (exporter,)
+
+    loop = loops(source=source, exporters=make)
+    assert not loop.force_flush(5)
+    assert loop.force_flush(5)
+    assert source.counters.values().export_failures == 1
+    assert exporter.got
+
+
+def test_all_of_several_exporters_must_accept(loops):
+    """With two exporters both get the data, and one that fails makes a failed export."""
+    good, bad = Remember(), Remember(MetricExportResult.FAILURE)
+    assert not loops(exporters=lambda: (good, bad)).force_flush(5)
+    assert good.got
+    assert bad.got
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_real_exporters_deliver_to_a_real_endpoint(monkeypatch, grpc_receiver, http_receiver, loops, protocol):
+    """The SDK's OTLP exporters, configured by the environment, deliver over gRPC and HTTP."""
+    receiver = grpc_receiver if protocol == "grpc" else http_receiver
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
+    source = Counting()
+    source.counters.measured(2, 64)
+    source.counters.dropped("queue-full", "full", 3)
+    source.counters.invalid("nan", 5)
+    loop = loops(source=source, exporters=environment.metric_exporters, resource=environment.process_resource())
+    assert loop.force_flush(5)
+    (tokens,) = receiver.points("kc.recorder.tokens")
+    assert tokens.as_int == 64
+    assert tokens.start_time_unix_nano == source.start < tokens.time_unix_nano
+    (dropped,) = receiver.points("kc.recorder.dropped")
+    assert {a.key: a.value.string_value for a in dropped.attributes} == {
+        "kc.contract": "policy",
+        "kc.reason": "queue-full",
+    }
+    (invalid,) = receiver.points("kc.input.invalid")
+    assert invalid.as_int == 5
+    resource = {a.key: a.value.string_value for a in receiver.requests[-1].resource_metrics[0].resource.attributes}
+    assert resource["service.name"] == "trainer"
+    assert resource["service.instance.id"]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_dead_endpoint_blocks_nobody(loops, monkeypatch, protocol):
+    """With nobody listening, failures are counted and shutdown returns in time."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    source = Counting()
+    loop = loops(source=source, exporters=environment.metric_exporters)
+    assert not loop.force_flush(5)
+    assert source.counters.values().export_failures == 1
+    began = time.monotonic()
+    loop.shutdown(3)
+    assert time.monotonic() - began < 3
