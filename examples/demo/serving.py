@@ -14,9 +14,9 @@ from examples.demo.train import windows
 from kc_otel import Contract, Kernel, Recorder
 from kc_otel.routing.client import Router
 
-BATCH = {"code": 32, "prose": 27, "tables": 5}
-"""Requests of each kind in a batch; tables are 8% of the traffic."""
-PROMPT, COMPLETION = 32, 64
+BATCH = {"code": 32, "prose": 26, "tables": 6}
+"""Requests of each kind in a batch; tables are a tenth of the traffic."""
+PROMPT, COMPLETION = 32, 48
 
 Sampled = tuple[torch.Tensor, torch.Tensor]
 

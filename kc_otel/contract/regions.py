@@ -35,9 +35,7 @@ def satisfiable(conditions: Conditions) -> bool:
     named = _named(conditions)
     if named is not None:
         return bool(named)
-    interval = _interval(conditions)
-    point = interval.point
-    return not interval.empty and (point is None or all(condition.holds(point) for condition in conditions))
+    return not _interval(conditions).empty
 
 
 def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> bool:
@@ -68,7 +66,10 @@ def _interval(conditions: Conditions) -> _Interval:
                 result = _Interval(value, is_open, result.high, result.high_open)
         elif result.high is None or value < result.high or (value == result.high and is_open):
             result = _Interval(result.low, result.low_open, value, is_open)
-    return result
+    excluded = {condition.values[0] for condition in conditions if condition.comparison == "!="}
+    return _Interval(
+        result.low, result.low_open or result.low in excluded, result.high, result.high_open or result.high in excluded
+    )
 
 
 def _implied(known: Conditions, condition: Condition) -> bool:

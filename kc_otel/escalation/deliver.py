@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
@@ -79,10 +80,9 @@ class Dispatcher:
             while True:
                 self._wake.clear()
                 self._start_due()
-                try:
-                    await asyncio.wait_for(self._wake.wait(), self._poll)
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll):
+                        await self._wake.wait()
         finally:
             await self.aclose()
 

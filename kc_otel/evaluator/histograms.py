@@ -141,8 +141,8 @@ def difference(later: Histogram, earlier: Histogram) -> Histogram | None:
         zero_count=zero_count,
         positive=positive,
         negative=negative,
-        minimum=later.minimum if moved_down or not low < later.minimum else low,
-        maximum=later.maximum if moved_up or not high > later.maximum else high,
+        minimum=later.minimum if moved_down or low < later.minimum else low,
+        maximum=later.maximum if moved_up or high > later.maximum else high,
         zero_threshold=later.zero_threshold,
         maximum_observed=moved_up and later.maximum_observed,
     )

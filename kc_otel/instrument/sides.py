@@ -78,7 +78,8 @@ def paired_batch(work: Work, pairs: Sequence[Pair]) -> tuple[Work, capture.Rows]
         "advantages": None if any(a is None for a in advantages) else advantages,
     }
     waited = [(pair.scored if work.kind == "sampled" else pair.sampled).origin.work for pair in pairs]
-    links = dict.fromkeys((*work.links, *(span for other in waited for span in other.spans)))
+    spans = (*work.links, *(span for other in waited for span in other.spans))
+    links = {(span.trace_id, span.span_id): span for span in spans}
     batch = replace(
         work.without_arrays(),
         kind="compare",
@@ -86,7 +87,7 @@ def paired_batch(work: Work, pairs: Sequence[Pair]) -> tuple[Work, capture.Rows]
         attributes=[{**pair.scored.origin.attributes, **pair.sampled.origin.attributes} for pair in pairs],
         processing=(scored.processing[0], sampled.processing[1]),
         weights=(scored.weights[0], sampled.weights[1]),
-        links=tuple(links),
+        links=tuple(links.values()),
     )
     return batch, capture.laid_out(arrays, like="train")
 

@@ -93,14 +93,30 @@ class Core:
         return Outcome()
 
     def tick(self, now: float) -> None:
-        """Evaluate every cell, and carry out what follows."""
+        """Evaluate every cell, and carry out what follows.
+
+        Raises:
+            sqlite3.OperationalError: If the state cannot be written. Nothing has changed then, and the next tick makes
+                up for it.
+        """
         started = time.perf_counter()
         verdicts = self.evaluator.evaluate(now)
-        with transaction(self._connection):
-            announcements = self._judge(verdicts, now)
-            self._evaluator_store.save(self.evaluator)
+        try:
+            with transaction(self._connection):
+                changes = self.history.write(verdicts)
+                policies, decisions, transitions = self._judge(verdicts, now)
+                said = [self._changed(change, now) for change in changes if not _first_silence(change)]
+                said += [self._escalated(transition) for transition in transitions]
+                self._evaluator_store.save(self.evaluator)
+        except sqlite3.OperationalError:
+            self._evaluator_store.rolled_back(self.evaluator)
+            raise
+        self.policies, self.decisions = policies, decisions
+        self.history.adopt(verdicts)
+        for name in self.contracts:
+            self.rounds.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
         self.evaluated_at, self.tick_seconds = now, time.perf_counter() - started
-        for severity, message, attributes in announcements:
+        for severity, message, attributes in said:
             _log.info("%s", message)
             self.announce(severity, message, attributes)
 
@@ -116,13 +132,14 @@ class Core:
         lifted = len(before.routes) - len(after.routes)
         where = "every slice" if slice is None else f"slice {slice}"
         with transaction(self._connection):
-            self._decide(after)
+            self._decisions.save(after)
             self.events.record_event(
                 contract,
                 "resumed",
                 {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"},
                 now,
             )
+        self.decisions = after
         return lifted
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
@@ -133,25 +150,27 @@ class Core:
             for alert in state.firing
         )
 
-    def _judge(self, verdicts: Sequence[Verdict], now: float) -> list[tuple[str, str, Mapping[str, str]]]:
-        changes = self.history.update(verdicts)
-        said = [self._changed(change, now) for change in changes if not _first_silence(change)]
+    def _judge(
+        self, verdicts: Sequence[Verdict], now: float
+    ) -> tuple[dict[str, PolicyState], DecisionTable, list[Transition]]:
+        """What the policies make of the verdicts: written, but not yet in force."""
+        policies, decisions, happened = {}, self.decisions, []
         for name, contract in self.contracts.items():
             own = [verdict for verdict in verdicts if verdict.cell.contract == name]
-            self.rounds.add(name, now, own)
             invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
-            state, transitions = advance(contract, self.policies[name], own, invalid, now)
-            if state != self.policies[name]:
-                self.policies[name] = state
-                self.events.save(state, now)
-            said += self._escalate(contract, transitions, now)
-            self._decide(apply(self.decisions, transitions, contract, now))
-        return said
+            policies[name], transitions = advance(contract, self.policies[name], own, invalid, now)
+            if policies[name] != self.policies[name]:
+                self.events.save(policies[name], now)
+            self.events.record(transitions)
+            self._enqueue(contract, transitions, now)
+            decisions = apply(decisions, transitions, contract, now)
+            happened += transitions
+        if decisions.version != self.decisions.version:
+            self._decisions.save(decisions)
+        return policies, decisions, happened
 
-    def _escalate(
-        self, contract: Contract, transitions: Sequence[Transition], now: float
-    ) -> list[tuple[str, str, Mapping[str, str]]]:
-        self.events.record(transitions)
+    def _enqueue(self, contract: Contract, transitions: Sequence[Transition], now: float) -> None:
+        """One message per endpoint and step, with every alert that fired or resolved in this tick."""
         targets = {
             str(action.target)
             for transition in transitions
@@ -163,14 +182,11 @@ class Core:
             for _, group in groupby(wanted, key=lambda transition: (transition.step, transition.what)):
                 body = alert_body(contract, list(group), receiver=target, external_url=self.external_url)
                 self.outbox.enqueue(target, contract.name, encode(body), now)
-        return [
-            (
-                transition.severity if transition.what is What.FIRING else "info",
-                summary(transition),
-                _attributes(contract, transition.verdict) | {"kc.severity": transition.severity},
-            )
-            for transition in transitions
-        ]
+
+    def _escalated(self, transition: Transition) -> tuple[str, str, Mapping[str, str]]:
+        severity = transition.severity if transition.what is What.FIRING else "info"
+        attributes = _attributes(self.contracts[transition.contract], transition.verdict)
+        return severity, summary(transition), attributes | {"kc.severity": transition.severity}
 
     def _changed(self, change: Change, now: float) -> tuple[str, str, Mapping[str, str]]:
         verdict = change.verdict
@@ -194,19 +210,15 @@ class Core:
         severity = "warning" if verdict.status is Status.FAIL else "info"
         return severity, message, _attributes(contract, verdict)
 
-    def _decide(self, table: DecisionTable) -> None:
-        if table.version != self.decisions.version:
-            self._decisions.save(table)
-        self.decisions = table
-
     def _retire(self, now: float) -> None:
+        """Contracts that are no longer served leave nothing firing and nothing routed."""
         for name in self.events.contracts():
-            if name in self.contracts:
-                continue
-            _, transitions = retire(self.events.load(name), now)
-            self.events.record(transitions)
-            self.events.forget(name)
-            self._decide(forget(self.decisions, name, now))
+            if name not in self.contracts:
+                _, transitions = retire(self.events.load(name), now)
+                self.events.record(transitions)
+                self.events.forget(name)
+                self.decisions = forget(self.decisions, name, now)
+        self._decisions.save(self.decisions)
 
 
 def _first_silence(change: Change) -> bool:

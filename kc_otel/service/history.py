@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
@@ -27,11 +27,11 @@ class Change:
     before: Status | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Line:
     verdict: Verdict
     since: float
-    glances: deque[Glance] = field(default_factory=lambda: deque(maxlen=_GLANCES))
+    glances: deque[Glance]
 
 
 class CellHistory:
@@ -47,25 +47,30 @@ class CellHistory:
         rows = connection.execute(
             "SELECT contract, clause, slice, kernel_train, kernel_inference, status, since FROM cell_status"
         )
-        self._remembered = {Cell(*row[:5]): (Status(row[5]), float(row[6])) for row in rows}
+        remembered = {Cell(*row[:5]): (Status(row[5]), float(row[6])) for row in rows}
+        self._standing: dict[Cell, tuple[Status, float]] = remembered
         self._lines: dict[Cell, _Line] = {}
 
-    def update(self, verdicts: Iterable[Verdict]) -> list[Change]:
-        """Take in an evaluation of every cell; cells that are gone are forgotten. Returns what changed."""
-        changes, lines = [], {}
+    def write(self, verdicts: Sequence[Verdict]) -> list[Change]:
+        """Write an evaluation of every cell, and say what it changes; `adopt` follows when it is committed."""
+        changes, gone = [], self._standing.keys() - {verdict.cell for verdict in verdicts}
         for verdict in verdicts:
+            before, _ = self._standing.get(verdict.cell, (None, 0.0))
+            if before is not verdict.status:
+                changes.append(Change(verdict, before))
+                self._save(verdict.cell, verdict.status, verdict.at)
+        for cell in gone:
+            self._forget(cell)
+        return changes
+
+    def adopt(self, verdicts: Sequence[Verdict]) -> None:
+        """What was written has been committed; cells that are gone are forgotten."""
+        lines = {}
+        for verdict in verdicts:
+            status, since = self._standing.get(verdict.cell, (None, verdict.at))
             line = self._lines.get(verdict.cell)
-            if line is None:
-                status, since = self._remembered.get(verdict.cell, (None, verdict.at))
-            else:
-                status, since = line.verdict.status, line.since
-            if status is not verdict.status:
-                changes.append(Change(verdict, status))
-                since = verdict.at
-                self._save(verdict.cell, verdict.status, since)
-            fresh = line or _Line(verdict, since)
-            fresh.verdict, fresh.since = verdict, since
-            fresh.glances.append(
+            glances: deque[Glance] = line.glances if line else deque(maxlen=_GLANCES)
+            glances.append(
                 (
                     verdict.at,
                     finite(verdict.estimate),
@@ -74,11 +79,9 @@ class CellHistory:
                     verdict.status.code,
                 )
             )
-            lines[verdict.cell] = fresh
-        for cell in (self._lines.keys() | self._remembered.keys()) - lines.keys():
-            self._forget(cell)
-        self._lines, self._remembered = lines, {}
-        return changes
+            lines[verdict.cell] = _Line(verdict, since if status is verdict.status else verdict.at, glances)
+        self._lines = lines
+        self._standing = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
 
     def cells(self) -> list[tuple[Verdict, float, list[Glance]]]:
         """(verdict, since, glances) of every cell, in the cells' order."""

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -139,7 +140,10 @@ async def _tick_forever(core: Core, seconds: float, decided: Changes, dispatcher
     following = loop.time()
     while True:
         before = core.decisions.version
-        core.tick(time.time())
+        try:
+            core.tick(time.time())
+        except sqlite3.OperationalError as error:  # a full disk: what was received stays in memory, and is tried again
+            _log.error("the state cannot be written, nothing is decided until it can: %s", error)  # noqa: TRY400
         dispatcher.wake()
         if core.decisions.version != before:
             await decided.notify()

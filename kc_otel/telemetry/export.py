@@ -35,7 +35,7 @@ SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 
 
 class Source(Protocol):
-    """What the loop exports. Both methods are called on the loop's thread."""
+    """What the loop exports. Both methods are called by one thread at a time."""
 
     def collect(self, now: int) -> Sequence[Metric]:
         """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
@@ -49,7 +49,7 @@ class ExportLoop:
 
     Args:
         source: What is exported.
-        exporters: Makes the exporters, on the loop's thread; called again after it raised.
+        exporters: Makes the exporters, at once; called again with the next export when it raised.
         resource: The one resource of every export.
         interval: Seconds between exports; inf for exports on request only.
         timeout: Seconds given to the exporter for one export.
@@ -76,6 +76,12 @@ class ExportLoop:
         self._accepted = True
         self._stopping = False
         self._closed = False
+        try:
+            # Not when they are first needed: a short program may need them at its exit, when the interpreter is too far
+            # gone to import gRPC.
+            self._exporters = exporters()
+        except Exception as error:  # noqa: BLE001 - counted, and tried again with the next export
+            source.exported(error)
         self._thread = threading.Thread(target=self._run, name="kc-otel-export", daemon=True)
         self._thread.start()
 

@@ -7,8 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kc_otel.bounds import Buckets, ExponentialHistogram
+
+# How long an example takes says more about the machine's other tenants than about the mathematics.
+settings.register_profile("bounds", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("bounds")
 
 ZERO = 2.0**-30
 
@@ -98,7 +103,7 @@ def joint() -> Callable[[list[np.ndarray]], np.ndarray]:
 
 @pytest.fixture(scope="session")
 def log_token_ratios() -> Callable[..., np.ndarray]:
-    """log w_t of every sequence and step [V^T, T] from two kernels' conditional tables."""
+    """Log ratio l_t of every sequence and step [V^T, T] from two kernels' conditional tables."""
 
     def compute(train: list[np.ndarray], inference: list[np.ndarray]) -> np.ndarray:
         horizon, vocabulary = len(train), train[0].shape[1]

@@ -1,4 +1,4 @@
-"""Intervals miss no more often than they say, where that is hardest: tiny means, heavy skew, coins, few observations."""
+"""Intervals miss no more often than they say, where that is hardest: tiny means, skew, coins, few observations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_mean_interval_covers(three_sigma, law, n, runs):
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("binned", [False, True])
 def test_mean_interval_covers_at_the_size_of_a_window(three_sigma, histogram_of, law, binned):
-    """At the default number of samples and several times it, exact or binned at scale 4, misses stay at or below alpha."""
+    """At the size of real windows, exact or binned at scale 4, misses stay at or below alpha."""
     build = (lambda row: histogram_of(row).binned()) if binned else Binned.of_samples
     for n, runs in ((2000, 3000), (20_000, 600)):
         samples, mean = law(np.random.default_rng(n), (runs, n))
@@ -107,7 +107,7 @@ def test_quantile_intervals_cover_exactly(rank, n):
 
 
 def test_dkw_covers_all_ranks_at_once(three_sigma):
-    """The largest distance of the empirical distribution is beyond the shift at most alpha of the time, and nearly as often."""
+    """Some rank of the empirical distribution is off by more than the shift nearly, but at most, alpha of the time."""
     rng, n, runs, alpha = np.random.default_rng(3), 200, 4000, 0.1
     x = np.sort(rng.random((runs, n)), axis=1)
     shift = math.sqrt(math.log(1 / alpha) / (2 * n))

@@ -146,7 +146,7 @@ def test_the_largest_double_has_a_bin():
 def test_edges_agree_with_the_sdk(scale):
     """The OpenTelemetry SDK puts values into the buckets whose edges these are, up to the last digit."""
     mapping = LogarithmMapping(scale)
-    values = np.exp(np.random.default_rng(scale).uniform(-20, 20, 300)).tolist() + [1.0, 2.0, 0.25, 1024.0]
+    values = [*np.exp(np.random.default_rng(scale).uniform(-20, 20, 300)).tolist(), 1.0, 2.0, 0.25, 1024.0]
     for value in values:
         index = mapping.map_to_index(value)
         one = ExponentialHistogram(scale, 1, value, 0, Buckets(index, np.array([1])), Buckets.empty()).binned()

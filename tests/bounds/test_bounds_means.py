@@ -106,7 +106,7 @@ def test_variance_bound_covers_every_placement(edges, seed):
     st.integers(0, 20),
 )
 def test_variance_bound_is_attained_on_edges(bins, raised):
-    """Where the sum puts whole values on edges, the bound is the variance of the worst placement, found by trying all."""
+    """Where the sum puts whole values on edges, the bound is the variance of the worst of all placements."""
     edges = np.cumsum([0.0, *(width for _, width in bins)])
     count = np.array([c for c, _ in bins])
     n = int(count.sum())

@@ -37,8 +37,8 @@ def test_gradient_bounds_hold(random_kernels, joint, divergences, log_token_rati
     train, inference = random_kernels(*kernel)
     horizon, rng = len(train), np.random.default_rng(kernel[0])
     p, q = joint(train), joint(inference)
-    l = log_token_ratios(train, inference)
-    w, big_w = np.exp(l), np.exp(l.sum(axis=1))
+    log_w = log_token_ratios(train, inference)
+    w, big_w = np.exp(log_w), np.exp(log_w.sum(axis=1))
     score = rng.normal(size=(p.size, horizon, 3))
     score *= 2.0 / np.linalg.norm(score, axis=2, keepdims=True)
     advantage = rng.uniform(-5, 5, p.size)
@@ -49,7 +49,7 @@ def test_gradient_bounds_hold(random_kernels, joint, divergences, log_token_rati
     bias = np.linalg.norm((q - p) @ f)
     facts = {
         "sequence_tv": divergences(p, q)["tv"],
-        "log_ratio": float(np.abs(l).max()),
+        "log_ratio": float(np.abs(log_w).max()),
         "ratio_deviation": float(np.abs(w - 1).max()),
     }
     singles = [gradients.gradient_bias(horizon, **{name: fact}, **norms).value for name, fact in facts.items()]
@@ -110,7 +110,7 @@ def test_gradient_bias_names_the_winner():
 
 
 def test_ess_and_clip_share():
-    """ESS is n/(1 + chi2); the clip share is E|l| over log(1 + clip)."""
+    """ESS is n/(1 + chi2); the clip share is E|log_w| over log(1 + clip)."""
     assert gradients.ess_share(0.25) == pytest.approx(0.8)
     assert gradients.clip_budget_share(math.log(1.1), 0.21) == pytest.approx(0.5)
     rho = np.array([0.1, 1.0])

@@ -36,8 +36,8 @@ def test_every_sequence_bound_holds(random_kernels, joint, divergences, log_toke
     worst = np.array([rows.max() for rows in tv])
     on_policy = np.array([rows @ prefix for rows, prefix in zip(tv, prefixes, strict=True)])
     kl_steps = np.array([rows @ prefix for rows, prefix in zip(kl, prefixes, strict=True)])
-    l = log_token_ratios(train, inference)
-    lam, ratios = np.abs(l).max(), np.exp(l)
+    log_w = log_token_ratios(train, inference)
+    lam, ratios = np.abs(log_w).max(), np.exp(log_w)
     eta = np.abs(ratios - 1).max()
     slack = 1e-9
 
@@ -45,10 +45,10 @@ def test_every_sequence_bound_holds(random_kernels, joint, divergences, log_toke
     assert sequences.tv_sequence_worst_case(worst) <= worst.sum() + slack
     assert d["tv"] <= sequences.tv_sequence_uniform(worst.max(), horizon) + slack
     assert d["tv"] <= sequences.tv_sequence_on_policy(on_policy) + slack
-    assert d["tv"] <= q @ sequences.sequence_coupling(l) + slack
-    assert d["tv"] == pytest.approx(q @ np.maximum(1 - np.exp(l.sum(axis=1)), 0), abs=1e-9)
+    assert d["tv"] <= q @ sequences.sequence_coupling(log_w) + slack
+    assert d["tv"] == pytest.approx(q @ np.maximum(1 - np.exp(log_w.sum(axis=1)), 0), abs=1e-9)
     assert d["kl_qp"] == pytest.approx(sequences.kl_sequence(np.maximum(kl_steps, 0)), abs=1e-9)
-    deviation = np.abs(np.exp(l.sum(axis=1)) - 1).max()
+    deviation = np.abs(np.exp(log_w.sum(axis=1)) - 1).max()
     for known in ({"log_ratio": lam}, {"ratio_deviation": eta}):
         assert deviation <= sequences.ratio_deviation_sequence(horizon, **known).value * (1 + 1e-9) + slack
 
@@ -104,8 +104,8 @@ def test_ratio_deviation_is_attained(horizon, lam):
 
 def test_coupling_is_attained_where_a_sequence_only_loses():
     """Values are 1 - prod min(1, w), per sequence, and exactly (1 - W)+ where no ratio exceeds one."""
-    l = np.log(np.array([[0.5, 1.0, 0.8], [2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
-    np.testing.assert_allclose(sequences.sequence_coupling(l), [0.6, 0.5, 0.0])
+    log_w = np.log(np.array([[0.5, 1.0, 0.8], [2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+    np.testing.assert_allclose(sequences.sequence_coupling(log_w), [0.6, 0.5, 0.0])
     assert sequences.sequence_coupling([-math.inf, 0.3]) == 1.0
 
 

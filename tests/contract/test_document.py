@@ -93,7 +93,7 @@ def test_lines_of_keys_values_and_items():
         ("a: " + "9" * 5000, "c.yaml:1: a: a number of 5000 characters; write at most 40"),
         ("? [a]\n: 1", "c.yaml:1: a key must be plain text"),
         ("{[a]: 1}", "c.yaml:1: a key must be plain text"),
-        ("a: 1\nb: {: 2}", "c.yaml:2: b: a key is missing before the colon"),
+        ("a: 1\n? \n: 2", "c.yaml:2: a key is missing before the colon"),
     ],
 )
 def test_what_a_contract_may_not_hold_is_refused_at_its_line(text, problem):

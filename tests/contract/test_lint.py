@@ -3,6 +3,8 @@
 import pytest
 
 from kc_otel.contract import Contract, lint
+from kc_otel.contract.limits import scale_of
+from kc_otel.contract.model import Assumptions
 
 
 def _clause(section: str, **fields: object) -> str:
@@ -14,7 +16,10 @@ def _clause(section: str, **fields: object) -> str:
     ("lines", "problem"),
     [
         # ids
-        (["runtime: [{id: token-tv, metric: weights_lag, limit: 1}]"], "5: runtime[0].id: 'token-tv' is already the id of s"),
+        (
+            ["runtime: [{id: token-tv, metric: weights_lag, limit: 1}]"],
+            "5: runtime[0].id: 'token-tv' is already the id of s",
+        ),
         (
             ["numerical:", "- {id: a, metric: js, limit: 0.1}", "- {id: a, metric: tv_exact, limit: 0.1}"],
             "7: numerical[1].id: 'a' is already the id of numerical[0]; choose another",
@@ -28,7 +33,10 @@ def _clause(section: str, **fields: object) -> str:
             ["slices:", "  a: {where: {n: '>= 8, < 9', t: x}}", "  b: {where: {t: [x], n: '<9, >=8'}}"],
             "7: slices.b: matches exactly what 'a' matches; keep one of them",
         ),
-        ([_clause("numerical", metric="js", limit=0.1, slices="{cod: 0.2}")], "5: numerical[0].slices.cod: no slice is named"),
+        (
+            [_clause("numerical", metric="js", limit=0.1, slices="{cod: 0.2}")],
+            "5: numerical[0].slices.cod: no slice is named",
+        ),
         (
             ["slices: {code: {where: {t: code}}}", _clause("numerical", metric="js", limit=0.1, slices="{cod: 0.2}")],
             "6: numerical[0].slices.cod: no slice is named 'cod'; did you mean 'code'?",
@@ -37,47 +45,121 @@ def _clause(section: str, **fields: object) -> str:
             ["slices: {code: {where: {t: code}}}", _clause("numerical", metric="js", limit=0.1, slices="{zzz: 0.2}")],
             "6: numerical[0].slices.zzz: no slice is named 'zzz'; declared are code",
         ),
-        ([_clause("numerical", metric="js", limit=0.1, slices="{all: 0.2}")], "5: numerical[0].slices.all: 'all' has the"),
+        (
+            [_clause("numerical", metric="js", limit=0.1, slices="{all: 0.2}")],
+            "5: numerical[0].slices.all: 'all' has the",
+        ),
         # sections
-        ([_clause("numerical", metric="k3", limit=0.1)], "5: numerical[0].metric: k3 is measured from logprobs; move the "),
-        ([_clause("numerical", metric="k1", limit=0.1)], "5: numerical[0].metric: k1 is a bound; move the clause to statistic"),
-        ([_clause("runtime", metric="js", limit=0.1)], "5: runtime[0].metric: js is measured from logits; move the clause to n"),
-        ([_clause("numerical", metric="gen_ai.x", limit=1)], "5: numerical[0].metric: gen_ai.x is a runtime metric; move "),
-        ([_clause("numerical", metric="weights_lag", limit=1)], "5: numerical[0].metric: weights_lag is measured from runtime"),
+        (
+            [_clause("numerical", metric="k3", limit=0.1)],
+            "5: numerical[0].metric: k3 is measured from logprobs; move the ",
+        ),
+        (
+            [_clause("numerical", metric="k1", limit=0.1)],
+            "5: numerical[0].metric: k1 is a bound; move the clause to statistic",
+        ),
+        (
+            [_clause("runtime", metric="js", limit=0.1)],
+            "5: runtime[0].metric: js is measured from logits; move the clause to n",
+        ),
+        (
+            [_clause("numerical", metric="gen_ai.x", limit=1)],
+            "5: numerical[0].metric: gen_ai.x is a runtime metric; move ",
+        ),
+        (
+            [_clause("numerical", metric="weights_lag", limit=1)],
+            "5: numerical[0].metric: weights_lag is measured from runtime",
+        ),
         # limits
-        ([_clause("numerical", metric="tv_exact", limit=4)], "5: numerical[0].limit: 4 is more than a total variation can be "),
-        ([_clause("numerical", metric="tv_exact", limit=1)], "5: numerical[0].limit: 1 can never be exceeded: a total variat"),
-        ([_clause("numerical", metric="tv_exact", limit=-0.1)], "5: numerical[0].limit: -0.1 can never be kept: a total var"),
-        ([_clause("numerical", metric="js", limit=0.7)], "5: numerical[0].limit: 0.7 is more than a Jensen-Shannon divergence"),
-        ([_clause("numerical", metric="logit_half_range", statistic="mean", limit=20)], "5: numerical[0].limit: 20 can never"),
+        (
+            [_clause("numerical", metric="tv_exact", limit=4)],
+            "5: numerical[0].limit: 4 is more than a total variation can be ",
+        ),
+        (
+            [_clause("numerical", metric="tv_exact", limit=1)],
+            "5: numerical[0].limit: 1 can never be exceeded: a total variat",
+        ),
+        (
+            [_clause("numerical", metric="tv_exact", limit=-0.1)],
+            "5: numerical[0].limit: -0.1 can never be kept: a total var",
+        ),
+        (
+            [_clause("numerical", metric="js", limit=0.7)],
+            "5: numerical[0].limit: 0.7 is more than a Jensen-Shannon divergence",
+        ),
+        (
+            [_clause("numerical", metric="logit_half_range", statistic="mean", limit=20)],
+            "5: numerical[0].limit: 20 can never",
+        ),
         (
             [_clause("numerical", metric="logit_half_range", statistic="mean", cap=2, limit=3)],
             "5: numerical[0].limit: 3 can never be exceeded: the interval is for the mean of min(value, 2), at most 2",
         ),
-        ([_clause("numerical", metric="js", statistic="max", cap=2, limit=0.1)], "5: numerical[0].cap: a cap only bounds a mean"),
-        ([_clause("numerical", metric="entropy_difference", statistic="mean", limit=-9)], "5: numerical[0].limit: -9 can never"),
-        ([_clause("runtime", metric="gen_ai.x", limit=-1)], "5: runtime[0].limit: -1 can never be kept: gen_ai.x is at least 0"),
-        ([_clause("numerical", metric="js", statistic="fraction > 0.1", limit=2)], "5: numerical[0].limit: 2 is more than a f"),
-        ([_clause("numerical", metric="js", statistic="fraction > 0.1", limit=-1)], "5: numerical[0].limit: -1 can never be k"),
-        ([_clause("numerical", metric="js", statistic="fraction > 0.7", limit=0.5)], "5: numerical[0].statistic: js is never "),
-        ([_clause("numerical", metric="js", statistic="fraction > -1", limit=0.5)], "5: numerical[0].statistic: js is always "),
         (
-            ["slices: {a: {where: {t: a}}}", "numerical:", "- id: x", "  metric: tv_exact", "  limit: 0.1", "  slices:", "    a: 40"],
+            [_clause("numerical", metric="js", statistic="max", cap=2, limit=0.1)],
+            "5: numerical[0].cap: a cap only bounds a mean",
+        ),
+        (
+            [_clause("numerical", metric="entropy_difference", statistic="mean", limit=-9)],
+            "5: numerical[0].limit: -9 can never",
+        ),
+        (
+            [_clause("runtime", metric="gen_ai.x", limit=-1)],
+            "5: runtime[0].limit: -1 can never be kept: gen_ai.x is at least 0",
+        ),
+        (
+            [_clause("numerical", metric="js", statistic="fraction > 0.1", limit=2)],
+            "5: numerical[0].limit: 2 is more than a f",
+        ),
+        (
+            [_clause("numerical", metric="js", statistic="fraction > 0.1", limit=-1)],
+            "5: numerical[0].limit: -1 can never be k",
+        ),
+        (
+            [_clause("numerical", metric="js", statistic="fraction > 0.7", limit=0.5)],
+            "5: numerical[0].statistic: js is never ",
+        ),
+        (
+            [_clause("numerical", metric="js", statistic="fraction > -1", limit=0.5)],
+            "5: numerical[0].statistic: js is always ",
+        ),
+        (
+            [
+                "slices: {a: {where: {t: a}}}",
+                "numerical:",
+                "- id: x",
+                "  metric: tv_exact",
+                "  limit: 0.1",
+                "  slices:",
+                "    a: 40",
+            ],
             "11: numerical[0].slices.a: 40 is more than a total variation can be (0..1); did you mean 0.04?",
         ),
         # window and confidence
-        (["observability: {window: 2h}"], "5: observability.window: 2h is longer than long_window (1h); make long_window"),
+        (
+            ["observability: {window: 2h}"],
+            "5: observability.window: 2h is longer than long_window (1h); make long_window",
+        ),
         (["observability: {heartbeat: 6m}"], "5: observability.heartbeat: 6m is longer than window (5m)"),
         (["observability: {window: 0s, long_window: 1h}"], "5: observability.window: 0s holds no data"),
         (["observability: {heartbeat: 0s}"], "5: observability.heartbeat: 0s holds no data"),
-        (["observability: {confidence: 0.9999999999}"], "5: observability.confidence: 0.9999999999 leaves no room for error"),
+        (
+            ["observability: {confidence: 0.9999999999}"],
+            "5: observability.confidence: 0.9999999999 leaves no room for error",
+        ),
         # escalation
         (
             ["escalation:", "- on: fail", "  do: [notify]", "  clauses:", "  - token-vt"],
             "9: escalation[0].clauses[0]: no clause has the id 'token-vt'; did you mean 'token-tv'?",
         ),
-        (["escalation: [{on: invalid-input, do: [halt], clauses: [token-tv]}]"], "5: escalation[0].clauses: an input check is"),
-        (["escalation: [{on: fail, do: [notify, halt, notify]}]"], "5: escalation[0].do[2]: notify is in the same step twice"),
+        (
+            ["escalation: [{on: invalid-input, do: [halt], clauses: [token-tv]}]"],
+            "5: escalation[0].clauses: an input check is",
+        ),
+        (
+            ["escalation: [{on: fail, do: [notify, halt, notify]}]"],
+            "5: escalation[0].do[2]: notify is in the same step twice",
+        ),
         (
             ["escalation: [{on: no-data, do: [{route: train-kernel}, {route: inference-kernel}]}]"],
             "5: escalation[0].do[1]: a step cannot route to both kernels; keep one route",
@@ -98,12 +180,21 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ([_clause("statistical", metric="reward_drift_bound", limit=0.1)], "reward_drift_bound needs assumptions.reward_range; "),
         (
-            ["assumptions: {horizon: 9, score_norm_max: 1}", _clause("statistical", metric="gradient_bias_bound", limit=0.1)],
+            [_clause("statistical", metric="reward_drift_bound", limit=0.1)],
+            "reward_drift_bound needs assumptions.reward_range; ",
+        ),
+        (
+            [
+                "assumptions: {horizon: 9, score_norm_max: 1}",
+                _clause("statistical", metric="gradient_bias_bound", limit=0.1),
+            ],
             "gradient_bias_bound needs assumptions.advantage_max; write `assumptions: {advantage_max: 5}` with",
         ),
-        ([_clause("statistical", metric="clip_budget_share", limit=0.1)], "clip_budget_share needs assumptions.clip; write"),
+        (
+            [_clause("statistical", metric="clip_budget_share", limit=0.1)],
+            "clip_budget_share needs assumptions.clip; write",
+        ),
         (
             ["assumptions: {reward_range: [0, 2]}", _clause("statistical", metric="reward_drift_bound", limit=2)],
             "2 can never be exceeded: a reward drift over this reward_range is at most 2",
@@ -112,8 +203,14 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
             ["assumptions: {reward_range: [0, 2]}", _clause("statistical", metric="reward_drift_bound", limit=3)],
             "3 is more than a reward drift over this reward_range can be (0..2); did you mean 0.003?",
         ),
-        ([_clause("statistical", metric="support_deficit", limit=-0.1)], "-0.1 can never be kept: a probability is at least 0"),
-        ([_clause("statistical", metric="k1", limit=5)], "5 can never be exceeded: the interval is for the mean of min(value, "),
+        (
+            [_clause("statistical", metric="support_deficit", limit=-0.1)],
+            "-0.1 can never be kept: a probability is at least 0",
+        ),
+        (
+            [_clause("statistical", metric="k1", limit=5)],
+            "5 can never be exceeded: the interval is for the mean of min(value, ",
+        ),
         (["statistical: []"], "promises nothing; add a clause under numerical, statistical or runtime"),
     ],
 )
@@ -127,14 +224,26 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ([_clause("numerical", metric="js", statistic="p99.9", limit=0.1)], "a p99.9 cannot PASS at confidence 0.99 below 4603 "),
+        (
+            [_clause("numerical", metric="js", statistic="p99.9", limit=0.1)],
+            "a p99.9 cannot PASS at confidence 0.99 below 4603 ",
+        ),
         ([_clause("numerical", metric="logit_half_range", limit=0.1)], "numerical[0].metric: a p99.9 cannot PASS"),
         ([_clause("numerical", metric="js", limit=0)], "0 can never be shown to be kept"),
         ([_clause("numerical", metric="js", statistic="fraction > 0.1", limit=0)], "0 can never be shown to be kept"),
-        (["numerical: [{id: a, metric: js, limit: 0.1}, {id: b, metric: js, limit: 0.1}]"], "promises exactly what 'a' promises"),
-        (["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"], "1 quantities on 2 slices are 2 streams for one"),
+        (
+            ["numerical: [{id: a, metric: js, limit: 0.1}, {id: b, metric: js, limit: 0.1}]"],
+            "promises exactly what 'a' promises",
+        ),
+        (
+            ["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"],
+            "1 quantities on 2 slices are 2 streams for one",
+        ),
         (["escalation: [{on: fail, for: 2d, do: [notify]}]"], "escalation[0].for: 2d is more than a day"),
-        (["escalation: [{on: fail, clear_for: 25h, do: [notify]}]"], "escalation[0].clear_for: 1d1h is more than a day"),
+        (
+            ["escalation: [{on: fail, clear_for: 25h, do: [notify]}]"],
+            "escalation[0].clear_for: 1d1h is more than a day",
+        ),
         (["escalation: [{on: fail, do: [sample-more]}]"], "every batch is measured already"),
         (["escalation: [{on: fail, do: [{route: inference-kernel}]}]"], "keeps traffic on the kernel that fails"),
         (
@@ -156,10 +265,10 @@ def test_a_route_between_kernels_that_are_alike_is_refused(written, said):
     text = written("escalation: [{on: fail, do: [{route: train-kernel}]}]").replace(
         "{engine: vllm, dtype: fp8}", "{engine: torch, dtype: bfloat16}"
     )
-    assert said(text) == [
-        "c.yaml:5: escalation[0].do[0]: both kernels are described alike, so a route changes nothing; "
-        "say under kernels how they differ"
-    ]
+    (problem,) = said(text)
+    assert problem.startswith(
+        "c.yaml:5: escalation[0].do[0]: both kernels are described alike, so a route changes nothing"
+    )
 
 
 def test_the_ladder_of_the_design_is_sound(contract):
@@ -172,6 +281,28 @@ def test_the_ladder_of_the_design_is_sound(contract):
         "- {on: fail, for: 30m, clear_for: 10m, severity: critical, do: [{webhook: pager}], clauses: [token-tv]}",
         "- {on: no-data, for: 3m, do: [notify, hold-promotion]}",
     )
+
+
+def test_a_step_that_acts_sooner_or_holds_longer_is_not_a_repetition(contract):
+    """Nor is one of another severity, or one with an action of its own."""
+    contract(
+        "escalation:",
+        "- {on: fail, for: 5m, do: [notify]}",
+        "- {on: fail, for: 1m, do: [notify]}",
+        "- {on: fail, for: 5m, clear_for: 1h, do: [notify]}",
+        "- {on: fail, for: 5m, severity: critical, do: [notify]}",
+        "- {on: fail, for: 5m, do: [notify, halt]}",
+    )
+
+
+def test_bounds_have_the_factors_that_the_registry_states():
+    """E|l| / log(1+clip), (r_max - r_min) TV_seq and 2 A_max horizon G TV_seq, each checked against its formula."""
+    assumptions = Assumptions(reward_range=(-1.0, 2.0), horizon=100, advantage_max=5.0, score_norm_max=40.0, clip=0.2)
+    assert scale_of("clip_budget_share", assumptions) == pytest.approx(5.484814948)
+    assert scale_of("reward_drift_bound", assumptions) == 3.0
+    assert scale_of("gradient_bias_bound", assumptions) == 2 * 5 * 100 * 40
+    assert scale_of("k1", Assumptions()) == 1.0
+    assert scale_of("reward_drift_bound", Assumptions()) is None
 
 
 def test_lint_is_pure_and_finds_nothing_in_a_sound_contract(contract):

@@ -6,12 +6,21 @@ import pytest
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        (["asumptions: {}"], "c.yaml:5: asumptions: unknown key; did you mean 'assumptions'? keys here are apiVersion, "),
+        (
+            ["asumptions: {}"],
+            "c.yaml:5: asumptions: unknown key; did you mean 'assumptions'? keys here are apiVersion, ",
+        ),
         (["observability:", "  windw: 5m"], "c.yaml:6: observability.windw: unknown key; did you mean 'window'? keys"),
-        (["observability: {window: 5}"], "c.yaml:5: observability.window: 5 is not a duration; write a number with a unit"),
+        (
+            ["observability: {window: 5}"],
+            "c.yaml:5: observability.window: 5 is not a duration; write a number with a unit",
+        ),
         (["observability: {window: 5x}"], "c.yaml:5: observability.window: '5x' is not a duration; write numbers with"),
         (["observability: {window: 400d}"], "c.yaml:5: observability.window: '400d' is above 366d"),
-        (["observability: {confidence: 99}"], "c.yaml:5: observability.confidence: 99 is not below 1; did you mean 0.99?"),
+        (
+            ["observability: {confidence: 99}"],
+            "c.yaml:5: observability.confidence: 99 is not below 1; did you mean 0.99?",
+        ),
         (["observability: {confidence: 0.2}"], "c.yaml:5: observability.confidence: 0.2 is not above 0.5"),
         (["observability: {confidence: '0.99'}"], "c.yaml:5: observability.confidence: '0.99' is not a number"),
         (["observability: {sampling: 5}"], "c.yaml:5: observability.sampling: 5 is above 1; did you mean 0.05?"),
@@ -23,34 +32,88 @@ import pytest
         (["slices: {Long Context: {where: {a: 1}}}"], "c.yaml:5: slices.Long Context: 'Long Context' is not a name"),
         (["slices: {all: {where: {a: 1}}}"], "c.yaml:5: slices: 'all' is reserved; choose another name"),
         (["slices:", "  x:", "    where: {}"], "c.yaml:7: slices.x.where: is empty (Attribute to value"),
-        (["slices:", "  x: {where: {n: '> abc'}}"], "c.yaml:6: slices.x.where.n: '> abc' compares with text; > needs a"),
+        (
+            ["slices:", "  x: {where: {n: '> abc'}}"],
+            "c.yaml:6: slices.x.where.n: '> abc' compares with text; > needs a",
+        ),
         (["slices:", "  x: {where: {n: '>= nan'}}"], "c.yaml:6: slices.x.where.n: '>= nan' compares with text"),
-        (["slices:", "  x: {where: {n: [1, [2]]}}"], "c.yaml:6: slices.x.where.n: [1, [2]] must be a list of plain values"),
+        (
+            ["slices:", "  x: {where: {n: [1, [2]]}}"],
+            "c.yaml:6: slices.x.where.n: [1, [2]] must be a list of plain values",
+        ),
         (["slices:", "  x: {where: {a.b: []}}"], "c.yaml:6: slices.x.where.a.b: an empty list matches nothing"),
-        (["slices:", "  x: {where: {n: {a: 1}}}"], "c.yaml:6: slices.x.where.n: {'a': 1} is not a condition; write a value"),
+        (
+            ["slices:", "  x: {where: {n: {a: 1}}}"],
+            "c.yaml:6: slices.x.where.n: {'a': 1} is not a condition; write a value",
+        ),
         (["assumptions: {reward_range: [1, 0]}"], "c.yaml:5: assumptions.reward_range: [1, 0] is not a range"),
         (["assumptions: {reward_range: [1]}"], "c.yaml:5: assumptions.reward_range[1]: is missing"),
         (["assumptions: {clip: -1}"], "c.yaml:5: assumptions.clip: -1 is not above 0"),
-        (["escalation:", "- on: failed", "  do: [notify]"], "c.yaml:6: escalation[0].on: 'failed' is not accepted here; did"),
-        (["escalation:", "- on: fail", "  do: notify"], "c.yaml:7: escalation[0].do: 'notify' is not a list; write [...]"),
+        (
+            ["escalation:", "- on: failed", "  do: [notify]"],
+            "c.yaml:6: escalation[0].on: 'failed' is not accepted here; did",
+        ),
+        (
+            ["escalation:", "- on: fail", "  do: notify"],
+            "c.yaml:7: escalation[0].do: 'notify' is not a list; write [...]",
+        ),
         (["escalation: [{on: fail, do: []}]"], "c.yaml:5: escalation[0].do: is empty (What happens"),
         (["escalation: [{on: fail}]"], "c.yaml:5: escalation[0].do: is missing (What happens"),
-        (["escalation: [{on: fail, do: [page]}]"], "c.yaml:5: escalation[0].do[0]: 'page' is not an action; write one of"),
-        (["escalation: [{on: fail, do: [route]}]"], "c.yaml:5: escalation[0].do[0]: 'route' needs a target; write {route:"),
-        (["escalation: [{on: fail, do: [{route: gpu}]}]"], "c.yaml:5: escalation[0].do[0].route: 'gpu' is not a kernel"),
+        (
+            ["escalation: [{on: fail, do: [page]}]"],
+            "c.yaml:5: escalation[0].do[0]: 'page' is not an action; write one of",
+        ),
+        (
+            ["escalation: [{on: fail, do: [route]}]"],
+            "c.yaml:5: escalation[0].do[0]: 'route' needs a target; write {route:",
+        ),
+        (
+            ["escalation: [{on: fail, do: [{route: gpu}]}]"],
+            "c.yaml:5: escalation[0].do[0].route: 'gpu' is not a kernel",
+        ),
         (["escalation: [{on: fail, do: [{webhook: A B}]}]"], "c.yaml:5: escalation[0].do[0].webhook: 'A B' is not an"),
-        (["escalation: [{on: fail, do: [{notify: 1}]}]"], "c.yaml:5: escalation[0].do[0]: 'notify' is not an action with"),
-        (["escalation: [{on: fail, do: [notify, 3]}]"], "c.yaml:5: escalation[0].do[1]: 3 is not an action; write a name"),
-        (["runtime: [{id: a, metric: weights_lag, limit: 5%}]"], "c.yaml:5: runtime[0].limit: '5%' is a share, but the"),
-        (["runtime: [{id: a, metric: weights_lag, limit: true}]"], "c.yaml:5: runtime[0].limit: true is not a limit; write"),
-        (["runtime: [{id: a, metric: gen_ai.x, limit: fast}]"], "c.yaml:5: runtime[0].limit: 'fast' is not a number with a"),
+        (
+            ["escalation: [{on: fail, do: [{notify: 1}]}]"],
+            "c.yaml:5: escalation[0].do[0]: 'notify' is not an action with",
+        ),
+        (
+            ["escalation: [{on: fail, do: [notify, 3]}]"],
+            "c.yaml:5: escalation[0].do[1]: 3 is not an action; write a name",
+        ),
+        (
+            ["runtime: [{id: a, metric: weights_lag, limit: 5%}]"],
+            "c.yaml:5: runtime[0].limit: '5%' is a share, but the",
+        ),
+        (
+            ["runtime: [{id: a, metric: weights_lag, limit: true}]"],
+            "c.yaml:5: runtime[0].limit: true is not a limit; write",
+        ),
+        (
+            ["runtime: [{id: a, metric: gen_ai.x, limit: fast}]"],
+            "c.yaml:5: runtime[0].limit: 'fast' is not a number with a",
+        ),
         (["runtime: [{metric: weights_lag, limit: 1}]"], "c.yaml:5: runtime[0].id: is missing (Name of the clause"),
-        (["numerical:", "- id: a", "  metric: tv_exat", "  limit: 1%"], "c.yaml:7: numerical[0].metric: 'tv_exat' is not a "),
-        (["numerical: [{id: a, metric: js, limit: 0.1, statistic: p100}]"], "c.yaml:5: numerical[0].statistic: 'p100' is"),
-        (["numerical: [{id: a, metric: js, limit: 0.1, statistic: fraction > -}]"], "c.yaml:5: numerical[0].statistic: "),
+        (
+            ["numerical:", "- id: a", "  metric: tv_exat", "  limit: 1%"],
+            "c.yaml:7: numerical[0].metric: 'tv_exat' is not a ",
+        ),
+        (
+            ["numerical: [{id: a, metric: js, limit: 0.1, statistic: p100}]"],
+            "c.yaml:5: numerical[0].statistic: 'p100' is",
+        ),
+        (
+            ["numerical: [{id: a, metric: js, limit: 0.1, statistic: fraction > -}]"],
+            "c.yaml:5: numerical[0].statistic: ",
+        ),
         (["numerical: [{id: a, metric: js, limit: {x: 1}}]"], "c.yaml:5: numerical[0].limit: {'x': 1} is not "),
-        (["numerical: [{id: a, metric: js, limit: 0.1, slices: {b: 5m}}]"], "c.yaml:5: numerical[0].slices.b: '5m' is a"),
-        (["numerical: [{id: a, metric: js, limit: 0.1, slices: {b.c: 5m}}]"], "c.yaml:5: numerical[0].slices.b.c: '5m' is"),
+        (
+            ["numerical: [{id: a, metric: js, limit: 0.1, slices: {b: 5m}}]"],
+            "c.yaml:5: numerical[0].slices.b: '5m' is a",
+        ),
+        (
+            ["numerical: [{id: a, metric: js, limit: 0.1, slices: {b.c: 5m}}]"],
+            "c.yaml:5: numerical[0].slices.b.c: '5m' is",
+        ),
         (["numerical: [{id: a, metric: js, limit: 0.1, cap: 0}]"], "c.yaml:5: numerical[0].cap: 0 is not above 0"),
     ],
 )
@@ -64,9 +127,17 @@ def test_each_refusal_has_its_line_its_field_and_a_way_out(written, said, lines,
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("kernel-contract/v1", "kernel-contract/v2", "c.yaml:1: apiVersion: 'kernel-contract/v2' is not accepted here; wri"),
+        (
+            "kernel-contract/v1",
+            "kernel-contract/v2",
+            "c.yaml:1: apiVersion: 'kernel-contract/v2' is not accepted here; wri",
+        ),
         ("KernelContract", "Deployment", "c.yaml:2: kind: 'Deployment' is not accepted here; write KernelContract"),
-        ("name: policy-7b", "name: Policy 7B", "c.yaml:3: metadata.name: 'Policy 7B' is not a name (lower-case letters, "),
+        (
+            "name: policy-7b",
+            "name: Policy 7B",
+            "c.yaml:3: metadata.name: 'Policy 7B' is not a name (lower-case letters, ",
+        ),
         ("version: 3", "version: '3'", "c.yaml:3: metadata.version: '3' is not a whole number"),
         (", owner: rl-infra", "", "c.yaml:3: metadata.owner: is missing (Team or person that answers for it)"),
         ("owner: rl-infra", "owner: " + "x" * 300, "c.yaml:3: metadata.owner: is too long; at most 200 are accepted"),

@@ -14,6 +14,7 @@ from kc_otel.contract.model import Contract
 
 NOW = 1_800_000_000.0
 SCALE = 4
+ZERO = 2.0**-30
 
 
 def index(value: float, scale: int = SCALE) -> int:
@@ -51,15 +52,22 @@ class Sender:
             "kc.kernel.inference": inference,
         }
         self.samples: list[float] = []
+        self._sides: dict[int, Counter[int]] = {1: Counter(), 0: Counter(), -1: Counter()}
 
     def restart(self, start: float) -> None:
         """Forget everything, as a process that starts again does."""
         self.samples, self.start = [], start
+        self._sides = {1: Counter(), 0: Counter(), -1: Counter()}
 
     def request(self, time: float, values: Any = ()) -> ExportMetricsServiceRequest:
         """The request that reports `values` at `time`, and with cumulative temporality all before them."""
         new = [float(value) for value in values]
-        self.samples = self.samples + new if self.cumulative else new
+        if not self.cumulative:
+            self.restart(self.start)
+        self.samples += new
+        for value in new:
+            sign = 0 if abs(value) <= ZERO else 1 if value > 0 else -1
+            self._sides[sign][index(abs(value)) if sign else 0] += 1
         message = ExportMetricsServiceRequest()
         resource = message.resource_metrics.add()
         pair = resource.resource.attributes.add(key="service.instance.id")
@@ -86,18 +94,12 @@ class Sender:
         return message
 
     def _exponential(self, point: Any) -> None:
-        point.scale = SCALE
-        point.zero_threshold = 2.0**-30
-        sides: dict[int, Counter[int]] = {1: Counter(), -1: Counter()}
-        for value in self.samples:
-            if abs(value) <= point.zero_threshold:
-                point.zero_count += 1
-            else:
-                sides[1 if value > 0 else -1][index(abs(value))] += 1
+        point.scale, point.zero_threshold, point.zero_count = SCALE, ZERO, self._sides[0][0]
         for sign, side in ((1, point.positive), (-1, point.negative)):
-            if sides[sign]:
-                side.offset = min(sides[sign])
-                side.bucket_counts.extend(sides[sign][i] for i in range(min(sides[sign]), max(sides[sign]) + 1))
+            counts = self._sides[sign]
+            if counts:
+                side.offset = min(counts)
+                side.bucket_counts.extend(counts[i] for i in range(min(counts), max(counts) + 1))
 
 
 def ns(seconds: float) -> int:

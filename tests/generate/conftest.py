@@ -12,7 +12,9 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 
 
-def _debian():
+@pytest.fixture(scope="session")
+def debian():
+    """The module that fetches programs from Debian's archive."""
     path = HERE.parent / "tools" / "debian.py"
     spec = importlib.util.spec_from_file_location("kc_otel_tests_debian", path)
     module = importlib.util.module_from_spec(spec)
@@ -49,9 +51,8 @@ def policy(policy_path: Path) -> Contract:
 
 
 @pytest.fixture(scope="session")
-def program():
+def program(debian):
     """A function from a program's name to its path; skips the test where the program cannot be had."""
-    debian = _debian()
 
     def find(name: str) -> str:
         try:

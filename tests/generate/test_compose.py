@@ -7,8 +7,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import typer
 import yaml
 
+from kc_otel.cli import serve
 from kc_otel.generate.grafana import DATASOURCE_UID
 
 
@@ -66,6 +68,18 @@ def test_every_mounted_file_exists_and_every_volume_is_declared(compose: dict, r
                 assert source in compose["volumes"]
 
 
+def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: Path) -> None:
+    """Every option in the compose file and in the Dockerfile is one of `kc-otel serve`."""
+    in_image = json.loads(re.search(r"^CMD (\[.*\])$", (repository / "Dockerfile").read_text(), re.MULTILINE)[1])
+    for command in (compose["services"]["evaluator"]["command"], in_image):
+        assert command[:2] == ["serve", "/contracts"]
+        given = {word.partition("=")[0] for word in command if word.startswith("--")}
+        app = typer.Typer()
+        serve.register(app)
+        known = {option for one in typer.main.get_command(app).params for option in (*one.opts, *one.secondary_opts)}
+        assert given <= known
+
+
 def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:
     """Anonymous viewers only: no admin is created and nobody can log in."""
     environment = compose["services"]["grafana"]["environment"]
@@ -100,7 +114,7 @@ def test_addresses_in_the_configurations_are_services(compose: dict, repository:
 
 @pytest.mark.slow
 def test_prometheus_and_alertmanager_accept_their_configurations(program, repository: Path, tmp_path: Path) -> None:
-    """promtool with the generated rules in their place, and amtool; both refuse a planted error."""
+    """Promtool with the generated rules in their place, and amtool; both refuse a planted error."""
     folder = repository / "dashboards"
     text = (folder / "provisioning" / "prometheus" / "prometheus.yaml").read_text()
     own = tmp_path / "prometheus.yaml"

@@ -58,7 +58,7 @@ def metrics_page(policy: Contract) -> Iterator[str]:
     scrapes = 0
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the standard library's name
+        def do_GET(self) -> None:
             nonlocal scrapes
             scrapes += 1
             body = page(policy, scrapes).encode()

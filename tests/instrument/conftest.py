@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kc_otel.contract.model import Contract
+from kc_otel.instrument.measurer import Measurer
 from kc_otel.instrument.recorder import Recorder
 
 
@@ -114,6 +116,20 @@ def logprobs():
         return inference + drift * rng.normal(size=shape).clip(-3, 3), inference
 
     return make
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Keeps measuring threads from going on until it is set."""
+    release, handle = threading.Event(), Measurer.handle
+
+    def wait(measurer, work, now):
+        release.wait(5)
+        return handle(measurer, work, now)
+
+    monkeypatch.setattr(Measurer, "handle", wait)
+    yield release
+    release.set()
 
 
 @pytest.fixture

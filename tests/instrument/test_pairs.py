@@ -119,6 +119,7 @@ def test_what_waits_is_bounded_and_what_is_let_go_is_counted(recorders, memory, 
     assert memory.points("kc.recorder.dropped", kc_reason="pair-evicted")[0].value == 1
 
 
+@pytest.mark.slow
 def test_what_waits_too_long_is_let_go(recorders, logprobs, ids, wait_until):
     """A side whose other side never comes does not stay for ever, though nothing else is handed over."""
     _, inference = logprobs(1, 20)
@@ -129,7 +130,7 @@ def test_what_waits_too_long_is_let_go(recorders, logprobs, ids, wait_until):
 
 
 @pytest.mark.parametrize("key", [None, "names"])
-def test_both_sides_sample_the_same_sequences(recorders, memory, ids, key):
+def test_both_sides_sample_the_same_sequences(recorders, key):
     """With a share below one, every sequence that one side kept is kept by the other."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50, size=(300, 4))

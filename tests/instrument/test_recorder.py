@@ -8,24 +8,8 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.registry import QUANTITIES
-from kc_otel.instrument.measurer import Measurer
 from kc_otel.telemetry.accumulate import Accumulator
 from kc_otel.telemetry.kernel import Kernel
-
-
-class Held:
-    """Keeps the measuring thread from going on until it is released."""
-
-    def __init__(self, monkeypatch):
-        self.entered, self.release = threading.Event(), threading.Event()
-        handle = Measurer.handle
-
-        def held(measurer, work, now):
-            self.entered.set()
-            self.release.wait(5)
-            return handle(measurer, work, now)
-
-        monkeypatch.setattr(Measurer, "handle", held)
 
 
 def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
@@ -123,22 +107,20 @@ def test_invalid_input_is_counted_by_reason_and_not_measured(recorders, memory, 
     assert {p.attributes["kc.reason"]: p.value for p in memory.points("kc.input.invalid")} == recorder.stats().invalid
 
 
-def test_the_caller_may_change_its_arrays_at_once(recorders, memory, monkeypatch, logprobs):
+def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs):
     """Arrays are copied before compare returns."""
-    held = Held(monkeypatch)
     train, inference = logprobs(2, 10)
     expected = (train - inference).sum()
     recorder = recorders()
     recorder.compare(train, inference)
     train[:] = -7.0
-    held.release.set()
+    held.set()
     recorder.force_flush()
     assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_full_queue_drops_and_counts(recorders, memory, monkeypatch, caplog, logprobs):
+def test_a_full_queue_drops_and_counts(recorders, memory, held, caplog, logprobs):
     """With the queue full a batch is dropped, counted, exported and logged once; the caller does not wait."""
-    held = Held(monkeypatch)
     train, inference = logprobs(1, 1000)
     recorder = recorders(queue_bytes=40_000)
     with caplog.at_level(logging.WARNING, "kc_otel"):
@@ -151,7 +133,7 @@ def test_a_full_queue_drops_and_counts(recorders, memory, monkeypatch, caplog, l
         assert stats.queued_batches == 2
         assert 32_000 <= stats.queued_bytes <= 40_000
         assert len(caplog.records) == 1
-    held.release.set()
+    held.set()
     assert recorder.force_flush()
     assert memory.points("kc.recorder.dropped", kc_reason="queue-full")[0].value == 8
     assert memory.count() == 2000
@@ -391,9 +373,8 @@ def test_shutdown_measures_what_is_queued_and_is_final(recorders, memory, logpro
     assert recorder.stats().dropped == {"shutdown": 1}
 
 
-def test_shutdown_keeps_its_deadline(recorders, monkeypatch, logprobs):
+def test_shutdown_keeps_its_deadline(recorders, held, logprobs):
     """When measuring hangs, shutdown returns in time and says what was lost."""
-    held = Held(monkeypatch)
     recorder = recorders()
     recorder.compare(*logprobs(1, 5))
     recorder.compare(*logprobs(1, 5))
@@ -401,7 +382,7 @@ def test_shutdown_keeps_its_deadline(recorders, monkeypatch, logprobs):
     assert not recorder.shutdown(0.1)
     assert time.monotonic() - began < 2
     assert recorder.stats().dropped == {"shutdown": 2}
-    held.release.set()
+    held.set()
 
 
 def test_a_recorder_is_a_context_manager(contract, memory, logprobs):

@@ -121,7 +121,7 @@ def test_a_span_processor_that_fails_costs_the_span_and_not_the_measurement(reco
     """Tracing is foreign code: when it raises, the batch is measured all the same, and it shows in the stats."""
 
     class Broken(SpanProcessor):
-        def on_end(self, span):
+        def on_end(self, _):
             raise RuntimeError("planted")
 
     provider = TracerProvider()

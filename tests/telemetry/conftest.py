@@ -84,7 +84,7 @@ def http_receiver():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield Receiver(f"http://127.0.0.1:{server.server_port}", requests)
     server.shutdown()

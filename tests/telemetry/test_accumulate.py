@@ -76,8 +76,9 @@ def assert_same(snapshot, expected):
     assert set(snapshot) == set(expected)
     for key, values in expected.items():
         histogram = snapshot[key]
-        # A float32 number's bucket; sums over a sequence round, and may differ in the last digit from their float32.
-        assert counts(histogram) == Counter(bucket(float(np.float32(value))) for value in values), key
+        # Advantages make a quantity of two variables, which is rounded to float32 to find its bucket.
+        exact = np.float32(values).tolist() if key[0].startswith("advantage") else values
+        assert counts(histogram) == Counter(map(bucket, exact)), key
         assert histogram.count == len(values)
         assert histogram.sum == pytest.approx(math.fsum(values), rel=1e-9, abs=1e-12)
         assert histogram.minimum == pytest.approx(min(values), rel=1e-12, abs=1e-15)
@@ -86,9 +87,9 @@ def assert_same(snapshot, expected):
 
 @PATHS
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequences, tokens) -> None:
-    """Counts, sums and extremes of all quantities and slices are those of recording token by token; padding never counts."""
+    """Counts, sums and extremes are those of recording each token in each of its slices; padding never counts."""
     given_batch = batch(seed, (sequences, tokens), noise)
     advantages = np.random.default_rng(seed).integers(-2, 3, sequences).astype(np.float32)
     accumulator = Accumulator(SLICES)
@@ -205,9 +206,7 @@ def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
     """A sequence that fails a check leaves no trace in any histogram, and its neighbours are all there."""
     arrays = batch(noise=0.01)
     arrays["mask"][:] = True
-    arrays["train"], arrays["inference"] = (
-        np.minimum(np.nan_to_num(arrays[side], nan=-1), -0.01) for side in ("train", "inference")
-    )
+    arrays["train"] = np.minimum(np.nan_to_num(arrays["train"], nan=-1), -0.01)
     arrays["inference"] = arrays["train"] + np.float32(0.001)
     arrays["train"][2, 5] = np.nan
     arrays["inference"][5, 5] = 2.0
@@ -295,10 +294,7 @@ def test_targets_make_logits_a_sample_too(as_device) -> None:
     accumulator, sampled = Accumulator(SLICES), Accumulator(SLICES)
     tensors = torch.from_numpy(train), torch.from_numpy(inference)
     result = accumulator.add_logits(*tensors, mask=mask, membership=membership, targets=targets, _tensors=as_device)
-    scored = [
-        np.take_along_axis(log_softmax(z.astype(np.float64), 2), targets[..., None], 2)[..., 0]
-        for z in (train, inference)
-    ]
+    scored = [np.take_along_axis(log_softmax(z, 2), targets[..., None], 2)[..., 0] for z in (train, inference)]
     other = sampled.add_sampled(*scored, mask=mask, membership=membership, token_ids=targets)
     found = accumulator.snapshot()
     for key, histogram in sampled.snapshot().items():
@@ -360,8 +356,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         accumulator.add_sampled(np.zeros(3), np.zeros(3))
     with pytest.raises(ValueError, match="quantity: 'latency' is not one of"):
         accumulator.add_values("latency", [1.0])
-    with pytest.raises(ValueError, match="values: .* finite"):
+    with pytest.raises(ValueError, match=r"values: .* finite"):
         accumulator.add_values("weights_lag", [math.inf])
-    with pytest.raises(ValueError, match="slices: .* each once"):
+    with pytest.raises(ValueError, match=r"slices: .* each once"):
         Accumulator(["all", "all"])
     assert accumulator.snapshot() == {}

@@ -120,7 +120,8 @@ def _top() -> Iterator[Any]:
         (Status.PASS, "Holding", "Cells whose upper bound is at or below the limit, with enough samples."),
     )
     for id, (status, title, description) in enumerate(stats, start=1):
-        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status])
+        base = "#808080" if status is Status.PASS else "green"
+        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base)
     yield stat_panel(
         5,
         "Alerts firing",

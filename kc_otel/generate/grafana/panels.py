@@ -91,15 +91,16 @@ def property_of(name: str, value: object) -> Any:
     return models.DynamicConfigValue(name, value)
 
 
-def stat_panel(id: int, title: str, description: str, query: str, colour: str) -> Any:
-    """A count that is quiet at zero and coloured above it."""
+def stat_panel(id: int, title: str, description: str, query: str, colour: str, base: str = "green") -> Any:
+    """A count: `base` is the colour of zero, `colour` that of anything above it."""
     panel = _common(stat.Panel(), id, title, description, (Query(query),), instant=True)
     return (
         panel.height(4)
         .span(4)
         .unit("none")
         .decimals(0)
-        .thresholds(thresholds("text", (1, colour)))
+        .thresholds(thresholds(base, (1, colour)))
+        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
         .color_mode(common_models.BigValueColorMode.BACKGROUND)
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .text_mode(common_models.BigValueTextMode.VALUE)

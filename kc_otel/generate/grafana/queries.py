@@ -58,7 +58,7 @@ def since() -> str:
     changed = f"timestamp({cells('kc.verdict')} != {cells('kc.verdict', offset=_STEP)})"
     seen = f"timestamp({cells('kc.verdict')})"
     first = f"min_over_time({seen}[$__range:{_STEP}])"
-    return f"1000 * (max_over_time({changed}[$__range:{_STEP}]) or {first})"
+    return f"1000 * (max_over_time({changed}[$__range:{_STEP}]) or {first} or {seen})"
 
 
 def margin_share() -> str:

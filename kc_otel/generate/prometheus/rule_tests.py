@@ -1,7 +1,7 @@
 """Tests of a contract's rules, made from the contract, for `promtool test rules`.
 
 One scenario per clause and verdict that a step waits for: every cell passes, then the clause gets that verdict on all
-traffic for as long as its slowest step needs, then (where the policy says so) a verdict that holds, then PASS until
+traffic for as long as its slowest step needs, then the verdicts that keep it firing (if any), then PASS until
 every alert has cleared. Each step is expected to be quiet just before its `for` is over and to fire when it is, to
 fire just before its `clear_for` is over and to be quiet when it is; nothing else may fire.
 """
@@ -9,7 +9,7 @@ fire just before its `clear_for` is over and to be quiet when it is; nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -24,52 +24,56 @@ from kc_otel.generate.prometheus.rules import BOUNDS, INTERVAL, Shown, annotatio
 
 __all__ = ["rule_test_file"]
 
-_STEP: Final = int(INTERVAL)
-_CALM: Final = 4 * _STEP
+_CALM: Final = 4
 _CELL: Final = {"kc.slice": "all", "kc.kernel.train": "0123456789ab", "kc.kernel.inference": "ba9876543210"}
 _BEYOND: Final = {"estimate": 1.5, "lower bound": 1.25, "upper bound": 1.75, "limit": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class _Scenario:
-    """A clause that leaves PASS and comes back. Times in seconds, multiples of the rules' interval."""
+    """A clause that leaves PASS and comes back. Times in seconds, multiples of `step`, which is that of evaluations."""
 
     clause: Clause
     status: Status
     climbing: tuple[Rung, ...]
+    step: int
 
     @property
     def breach(self) -> int:
-        return _CALM
+        return _CALM * self.step
 
     @property
     def hold(self) -> int:
-        return self.breach + max(_up(rung.step.after) for rung in self.climbing) + _CALM
+        return self.breach + max(self._up(rung.step.after) for rung in self.climbing) + _CALM * self.step
 
     @property
     def over(self) -> int:
-        return self.hold + (_CALM if HELD_BY[self.status] else 0)
+        return self.hold + _CALM * self.step * len(HELD_BY[self.status])
 
     @property
     def end(self) -> int:
-        return self.over + max(_up(rung.step.clear_for) for rung in self.climbing) + _CALM
+        return self.over + max(self._up(rung.step.clear_for) for rung in self.climbing) + _CALM * self.step
 
     def fires(self, rung: Rung, at: int) -> bool:
-        return self.breach + _up(rung.step.after) <= at < self.over + _up(rung.step.clear_for)
+        return self.breach + self._up(rung.step.after) <= at < self.over + self._up(rung.step.clear_for)
 
     def checks(self) -> list[int]:
         """Times at which a step's state changes, and the evaluation before each."""
         edges = {self.breach, self.hold, self.over}
         for rung in self.climbing:
-            edges |= {self.breach + _up(rung.step.after), self.over + _up(rung.step.clear_for)}
-        return sorted(edges | {edge - _STEP for edge in edges})
+            edges |= {self.breach + self._up(rung.step.after), self.over + self._up(rung.step.clear_for)}
+        return sorted(edges | {edge - self.step for edge in edges})
+
+    def _up(self, seconds: float) -> int:
+        """The first evaluation at or after `seconds`."""
+        return math.ceil(round(seconds / self.step, 9)) * self.step
 
 
 def rule_test_file(contract: Contract) -> GeneratedFile:
     """The tests of a contract's rules; they name the rule file by its place beside them."""
     content = {
         "rule_files": [f"../rules/{rules_path(contract).name}"],
-        "evaluation_interval": format_duration(INTERVAL),
+        "evaluation_interval": format_duration(_step(contract)),
         "tests": [_test(contract, scenario) for scenario in _scenarios(contract)],
     }
     path = PurePosixPath("prometheus", "tests", f"{contract.name}.yaml")
@@ -77,12 +81,12 @@ def rule_test_file(contract: Contract) -> GeneratedFile:
 
 
 def _scenarios(contract: Contract) -> Iterator[_Scenario]:
-    every = rungs(contract)
+    every, step = rungs(contract), _step(contract)
     for clause in contract.clauses:
         for status in Status:
             climbing = tuple(rung for rung in every if rung.clause is clause and rung.status is status)
             if climbing:
-                yield _Scenario(clause, status, climbing)
+                yield _Scenario(clause, status, climbing, step)
 
 
 def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
     expected = scenario.climbing[0].alert
     return {
         "name": f"{scenario.clause.id}: {scenario.status}",
-        "interval": format_duration(INTERVAL),
+        "interval": format_duration(scenario.step),
         "input_series": list(_series(contract, scenario)),
         "alert_rule_test": [
             {
@@ -104,13 +108,13 @@ def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
             }
             for at in scenario.checks()
             for name in names
-            if name == expected or at == scenario.hold - _STEP
+            if name == expected or at == scenario.hold - scenario.step
         ],
     }
 
 
 def _series(contract: Contract, scenario: _Scenario) -> Iterator[dict[str, str]]:
-    steps = scenario.end // _STEP
+    steps = scenario.end // scenario.step
     passing = f"{Status.PASS.code}x{steps}"
     for clause in contract.clauses:
         cell = {"kc.contract": contract.name, "kc.clause": clause.id, **_CELL}
@@ -124,15 +128,14 @@ def _series(contract: Contract, scenario: _Scenario) -> Iterator[dict[str, str]]
 
 
 def _values(scenario: _Scenario) -> str:
-    held = HELD_BY[scenario.status]
-    parts: Sequence[tuple[Status, int]] = (
+    parts = (
         (Status.PASS, scenario.breach),
         (scenario.status, scenario.hold - scenario.breach),
-        (held[0] if held else Status.PASS, scenario.over - scenario.hold),
+        *((held, _CALM * scenario.step) for held in HELD_BY[scenario.status]),
         (Status.PASS, scenario.end - scenario.over),
     )
     # `0x3` is four samples: the value, and three more.
-    return " ".join(f"{status.code}x{seconds // _STEP - 1}" for status, seconds in parts if seconds)
+    return " ".join(f"{status.code}x{seconds // scenario.step - 1}" for status, seconds in parts)
 
 
 def _bounds(clause: Clause) -> dict[str, float]:
@@ -155,6 +158,7 @@ def _alert(scenario: _Scenario, rung: Rung) -> dict[str, Any]:
     }
 
 
-def _up(seconds: float) -> int:
-    """The first evaluation at or after `seconds`."""
-    return math.ceil(round(seconds / _STEP, 9)) * _STEP
+def _step(contract: Contract) -> int:
+    """Seconds between evaluations: a minute where every duration is whole minutes, else as the rules themselves."""
+    durations = (seconds for step in contract.escalation for seconds in (step.after, step.clear_for))
+    return 60 if all(seconds % 60 == 0 for seconds in durations) else int(INTERVAL)

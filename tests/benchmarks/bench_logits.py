@@ -1,0 +1,129 @@
+"""How fast full logits are compared, on one core, against eager torch as one would write it.
+
+    python tests/benchmarks/bench_logits.py
+
+Both compute half range, exact total variation, both KLs, Jensen-Shannon, top-1 disagreement and the difference of
+entropies for [256, 32768] logits, taking turns in one process. Extra memory is the peak beyond the inputs: of the
+process while ours runs (its arrays are NumPy's and torch's alike), as a share of one logits tensor.
+"""
+
+from __future__ import annotations
+
+import os
+
+# ruff: noqa: E402 - libraries read these when they are loaded
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ[f"{_library}_NUM_THREADS"] = "1"
+
+import argparse
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import torch
+from _timing import interleaved, spread
+from torch.nn.functional import log_softmax
+
+from kc_otel.measure.logits import logit_drift
+
+ROWS, VOCAB = 256, 32_768
+
+
+def naive(z_train: torch.Tensor, z_inference: torch.Tensor) -> torch.Tensor:
+    """The textbook's formulas, a whole tensor at a time."""
+    log_p, log_q = log_softmax(z_train.float(), -1), log_softmax(z_inference.float(), -1)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = ((p + q) / 2).log()
+    delta = z_train.float() - z_inference.float()
+    return torch.stack(
+        [
+            (delta.amax(-1) - delta.amin(-1)) / 2,
+            (p - q).abs().sum(-1) / 2,
+            (p * (log_p - log_q)).sum(-1),
+            (q * (log_q - log_p)).sum(-1),
+            ((p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)) / 2,
+            (z_train.argmax(-1) != z_inference.argmax(-1)).float(),
+            (q * log_q).sum(-1) - (p * log_p).sum(-1),
+        ],
+        dim=1,
+    )
+
+
+def resident() -> int:
+    """Bytes of the process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def extra_resident(program) -> int:
+    """Growth of the process's memory, at its highest, while a program runs again and again for a while."""
+    base, highest, stop = resident(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not stop.is_set():
+            highest = max(highest, resident() - base)
+            time.sleep(0.0005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(3):
+        program()
+    stop.set()
+    watcher.join()
+    return highest
+
+
+def extra_traced(program) -> int:
+    """Peak of what NumPy allocates while a program runs."""
+    tracemalloc.start()
+    program()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def main() -> None:
+    """Time both and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    inference = 3 * torch.randn((ROWS, VOCAB), generator=generator)
+    train = inference + 0.05 * torch.randn((ROWS, VOCAB), generator=generator)
+    top_k = train.masked_fill(train < train.topk(50, -1).values[:, -1:], -torch.inf)
+    low, kept = [each.bfloat16() for each in (train, inference)], top_k == -torch.inf
+    both_top_k = top_k, inference.masked_fill(kept, -torch.inf)
+    programs = {
+        "naive eager torch": lambda: naive(train, inference),
+        "kc-otel": lambda: logit_drift(train, inference),
+        "naive eager torch, bf16": lambda: naive(*low),
+        "kc-otel, bf16": lambda: logit_drift(*low),
+        "kc-otel, top-50 (-inf elsewhere)": lambda: logit_drift(*both_top_k),
+    }
+    worst = np.abs(logit_drift(train, inference).values - naive(train.double(), inference.double()).numpy()).max()
+    traced = {name: extra_traced(program) for name, program in programs.items() if name.startswith("kc-otel")}
+    grown = {name: extra_resident(program) for name, program in programs.items()}
+    seconds = interleaved(programs, rounds)
+    rates = {name: spread(each, 1.0) for name, each in seconds.items()}
+    size = train.numel() * train.element_size()
+    print(
+        f"one core, [{ROWS}, {VOCAB}], {rounds} interleaved rounds, CPU time; one float32 tensor is {size >> 20} MiB\n"
+    )
+    print(f"{'milliseconds':34s}{'best':>8s}{'median':>8s}{'worst':>8s}{'speed':>8s}", end="")
+    print(f"{'extra MiB: resident / NumPy':>30s}")
+    for name, rate in rates.items():
+        numbers = "".join(f"{1e3 / each:8.1f}" for each in rate)
+        base = rates["naive eager torch, bf16" if "bf16" in name else "naive eager torch"][0]
+        own = f"{traced[name] / 2**20:.1f}" if name in traced else "-"
+        print(f"{name:34s}{numbers}{rate[0] / base:7.1f}x{grown[name] / 2**20:>20.1f} / {own:>7s}")
+    ratio = rates["kc-otel"][0] / rates["naive eager torch"][0]
+    median = rates["kc-otel"][1] / rates["naive eager torch"][1]
+    print(f"\nneeded: 5 x naive, a tenth of one tensor. here: {ratio:.1f} x (median {median:.1f} x),", end=" ")
+    print(f"{traced['kc-otel'] / size:.1%} of one tensor; largest difference from float32 torch's formulas {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""`kc-otel check`, `diff`, `schema`, `metrics`."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import contract as commands
+from kc_otel.contract.registry import DERIVED, QUANTITIES
+
+_CONTRACTS = Path(__file__).parents[2] / "contracts"
+_TEXT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: a, version: 1, owner: o}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+"""
+_UNKNOWN = "unknown key; did you mean 'owner'? keys here are name, version, owner, description, runbook"
+
+
+@pytest.fixture
+def run():
+    """The exit code, standard output and standard error of a command."""
+    app = typer.Typer()
+    commands.register(app)
+
+    def invoke(*arguments, stdin=None):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes contracts with one replacement each, and returns their paths."""
+
+    def write(**replacements):
+        paths = []
+        for name, (old, new) in replacements.items():
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(_TEXT.replace(old, new), encoding="utf-8")
+            paths.append(path)
+        return paths
+
+    return write
+
+
+def test_check_accepts_the_example_contracts(run):
+    """A folder, a summary, exit code 0."""
+    count = len(list(_CONTRACTS.glob("*.yaml")))
+    assert run("check", _CONTRACTS) == (0, f"{count} files: 0 errors, 0 warnings\n", "")
+
+
+def test_check_prints_every_problem_of_every_file(run, files):
+    """By file and line, with a summary and exit code 2."""
+    first, second = files(x=("limit: 0.01", "limit: 4"), y=("owner: o", "ownr: o"))
+    code, out, _ = run("check", first, second)
+    assert code == 2
+    assert out.splitlines() == [
+        f"{first}:5: statistical[0].limit: 4 is more than a total variation can be (0..1); did you mean 0.004?",
+        f"{second}:3: metadata.owner: is missing (Team or person that answers for it)",
+        f"{second}:3: metadata.ownr: {_UNKNOWN}",
+        "2 files: 3 errors, 0 warnings",
+    ]
+
+
+def test_check_prints_warnings_and_exits_0(run, files):
+    """A warning does not stop a deploy."""
+    (path,) = files(x=("limit: 0.01", "limit: 0"))
+    code, out, _ = run("check", path)
+    assert code == 0
+    assert out.startswith(f"{path}:5: warning: statistical[0].limit: ")
+    assert out.endswith("1 file: 0 errors, 1 warning\n")
+
+
+def test_check_reads_standard_input(run):
+    """So that an editor can check what is not saved yet."""
+    assert run("check", "-", stdin=_TEXT)[0] == 0
+    assert run("check", "-", stdin=_TEXT.replace("0.01", "4"))[1].startswith("-:5: statistical[0].limit: 4 is more")
+
+
+def test_check_as_json(run, files):
+    """Problems with file, line, field, message, level; contracts with name, version, hash."""
+    first, second = files(x=("limit: 0.01", "limit: 4"), y=("name: a", "name: b"))
+    code, out, _ = run("check", "--json", first, second)
+    refused, sound = json.loads(out)["files"]
+    assert code == 2
+    assert refused["contract"] is None
+    assert refused["problems"][0] | {"message": ""} == {
+        "file": str(first),
+        "line": 5,
+        "field": "statistical[0].limit",
+        "message": "",
+        "level": "error",
+    }
+    assert sound["contract"]["name"] == "b"
+    assert len(sound["contract"]["hash"]) == 64
+
+
+def test_check_without_a_contract_exits_2(run, tmp_path):
+    """A missing file and an empty folder are errors."""
+    assert run("check", tmp_path / "nowhere.yaml")[0] == 2
+    assert run("check", tmp_path)[0] == 2
+    assert run("check")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("new", "code", "last"),
+    [
+        ("limit: 0.01", 0, "no difference"),
+        ("limit: 0.005", 0, "2 changes, none loosening"),
+        ("limit: 0.02", 1, "2 changes, 1 loosening"),
+    ],
+)
+def test_diff_exits_1_when_anything_loosens(run, files, new, code, last):
+    """0 when nothing does, with a line for each change and a summary."""
+    old, changed = files(old=("", ""), new=("limit: 0.01", new))
+    got, out, _ = run("diff", old, changed)
+    assert got == code
+    assert out.splitlines()[-1] == last
+
+
+def test_diff_says_what_loosens(run, files):
+    """Kind, place, and a sentence with both values."""
+    old, new = files(old=("", ""), new=("limit: 0.01", "limit: 0.02"))
+    assert (
+        "loosens   statistical[tv].limit: tv_token may be 0.02 instead of 0.01 everywhere" in run("diff", old, new)[1]
+    )
+
+
+def test_diff_as_json(run, files):
+    """For a bot that comments on a pull request."""
+    old, new = files(old=("", ""), new=("limit: 0.01", "limit: 0.02"))
+    code, out, _ = run("diff", old, new, "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["loosens"] is True
+    assert answer["changes"][1]["old"] == 0.01
+
+
+def test_diff_of_what_cannot_be_read_exits_2(run, files, tmp_path):
+    """With the problems on standard error."""
+    old, broken = files(old=("", ""), broken=("limit: 0.01", "limit: 4"))
+    code, out, err = run("diff", old, broken)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{broken}:5: statistical[0].limit: 4 is more than")
+    assert run("diff", tmp_path / "nowhere.yaml", old)[0] == 2
+
+
+def test_schema_prints_the_schema(run):
+    """As JSON that a validator accepts."""
+    code, out, _ = run("schema")
+    assert code == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(out))
+
+
+def test_metrics_lists_the_registry(run):
+    """Every name that a clause can have, with its meaning."""
+    code, out, _ = run("metrics")
+    assert code == 0
+    assert all(name in out for name in (*QUANTITIES, *DERIVED))
+    listed = json.loads(run("metrics", "--json")[1])
+    assert [entry["metric"] for entry in listed["quantities"]] == list(QUANTITIES)
+    assert [entry["metric"] for entry in listed["derived"]] == list(DERIVED)

@@ -1,0 +1,237 @@
+"""What loosens, what tightens, and what is only different."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.contract import Contract, diff, load_text
+
+_TEXT = """
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: a, version: 1, owner: o}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+assumptions: {reward_range: [0, 1], clip: 0.2, horizon: 4096}
+slices:
+  long: {where: {n: ">= 8192"}}
+  code: {where: {task: code}}
+numerical:
+  - {id: half-range, metric: logit_half_range, statistic: p99, limit: 0.15}
+  - {id: half-range-mean, metric: logit_half_range, statistic: mean, limit: 0.1, cap: 2}
+statistical:
+  - {id: tv, metric: tv_token, limit: 0.01, slices: {long: 0.02}}
+  - {id: extreme, metric: ratio, statistic: fraction > 2, limit: 1%}
+  - {id: reward, metric: reward_drift_bound, limit: 0.5}
+  - {id: share, metric: clip_budget_share, limit: 0.5}
+runtime:
+  - {id: lag, metric: weights_lag, limit: 1}
+observability: {window: 5m, long_window: 1h, confidence: 0.99, min_samples: 5000, sampling: 0.1, heartbeat: 60s}
+escalation:
+  - {on: fail, severity: warning, do: [notify]}
+  - {on: fail, for: 2m, clear_for: 10m, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
+  - {on: no-data, for: 3m, do: [notify, hold-promotion]}
+"""
+_OLD = load_text(_TEXT)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("limit: 0.15", "limit: 0.2", ["loosens numerical[half-range].limit"]),
+        ("limit: 0.15", "limit: 0.1", ["tightens numerical[half-range].limit"]),
+        ("limit: 0.01,", "limit: 0.015,", ["loosens statistical[tv].limit"]),
+        ("long: 0.02", "long: 0.03", ["loosens statistical[tv].slices.long"]),
+        ("{long: 0.02}", "{}", ["tightens statistical[tv].slices.long"]),
+        ("{long: 0.02}", "{long: 0.02, code: 0.02}", ["loosens statistical[tv].slices.code"]),
+        ("{long: 0.02}", "{long: 0.02, code: 0.005}", ["tightens statistical[tv].slices.code"]),
+        ("limit: 0.01, slices: {long: 0.02}", "limit: 0.02", ["loosens statistical[tv].limit"]),
+        ("  - {id: share, metric: clip_budget_share, limit: 0.5}\n", "", ["drops statistical[share]"]),
+        ("limit: 1}\n", "limit: 1}\n  - {id: more, metric: gen_ai.x, limit: 1}\n", ["adds runtime[more]"]),
+        ("metric: tv_token", "metric: k3", ["drops statistical[tv]", "adds statistical[tv]"]),
+        ("statistic: p99,", "statistic: p99.9,", ["tightens numerical[half-range].statistic"]),
+        ("statistic: p99,", "statistic: max,", ["tightens numerical[half-range].statistic"]),
+        ("statistic: p99,", "statistic: p95,", ["loosens numerical[half-range].statistic"]),
+        ("statistic: p99,", "statistic: mean,", ["drops numerical[half-range]", "adds numerical[half-range]"]),
+        ("fraction > 2", "fraction > 3", ["loosens statistical[extreme].statistic"]),
+        ("fraction > 2", "fraction > 1.5", ["tightens statistical[extreme].statistic"]),
+        ("cap: 2", "cap: 1", ["loosens numerical[half-range-mean].statistic"]),
+        (", cap: 2", "", ["tightens numerical[half-range-mean].statistic"]),
+        (
+            "p99, limit: 0.15",
+            "p95, limit: 0.1",
+            ["loosens numerical[half-range].statistic", "tightens numerical[half-range].limit"],
+        ),
+        (
+            "limit: 0.5}\n  - {id: share",
+            "limit: 0.5, description: why}\n  - {id: share",
+            ["changes statistical[reward].description"],
+        ),
+        # observability
+        ("confidence: 0.99", "confidence: 0.95", ["loosens observability.confidence"]),
+        ("min_samples: 5000", "min_samples: 4000", ["loosens observability.min_samples"]),
+        ("min_samples: 5000", "min_samples: 6000", ["tightens observability.min_samples"]),
+        ("sampling: 0.1", "sampling: 0.05", ["loosens observability.sampling"]),
+        ("heartbeat: 60s", "heartbeat: 2m", ["loosens observability.heartbeat"]),
+        ("heartbeat: 60s", "heartbeat: 30s", ["tightens observability.heartbeat"]),
+        ("window: 5m", "window: 10m", ["changes observability.window"]),
+        ("heartbeat: 60s", "max_series: 100", ["loosens observability.max_series"]),
+        # assumptions: factors of a bound
+        ("[0, 1]", "[0, 0.9]", ["loosens assumptions.reward_range"]),
+        ("[0, 1]", "[-1, 1]", ["tightens assumptions.reward_range"]),
+        ("[0, 1]", "[1, 2]", ["changes assumptions.reward_range"]),
+        ("clip: 0.2", "clip: 0.3", ["loosens assumptions.clip"]),
+        ("clip: 0.2", "clip: 0.1", ["tightens assumptions.clip"]),
+        ("horizon: 4096", "horizon: 100", ["changes assumptions.horizon"]),
+        # slices
+        ("  code: {where: {task: code}}\n", "", ["drops slices.code"]),
+        ("code: {where: {task: code}}", "code: {where: {task: code}}\n  new: {where: {x: 1}}", ["adds slices.new"]),
+        ('">= 8192"', '">= 16384"', ["loosens slices.long.where"]),
+        ('">= 8192"', '">= 1024"', ["changes slices.long.where"]),
+        ("{task: code}", "{task: [code, math]}", ["changes slices.code.where"]),
+        ("{task: code}", "{task: math}", ["loosens slices.code.where"]),
+        ("{task: code}", "{task: code, lang: c}", ["loosens slices.code.where"]),
+        ("{task: code}", "{task: [code]}", []),
+        # escalation
+        ("for: 2m", "for: 5m", ["loosens escalation[1].for"]),
+        ("for: 2m", "for: 1m", ["tightens escalation[1].for"]),
+        ("clear_for: 10m", "clear_for: 1m", ["loosens escalation[1].clear_for"]),
+        ("clear_for: 10m", "clear_for: 20m", ["tightens escalation[1].clear_for"]),
+        ("severity: critical", "severity: info", ["loosens escalation[1].severity"]),
+        ("[notify, hold-promotion]", "[notify]", ["drops escalation[2].do"]),
+        ("[notify, hold-promotion]", "[notify, halt]", ["drops escalation[2].do", "adds escalation[2].do"]),
+        ("  - {on: no-data, for: 3m, do: [notify, hold-promotion]}\n", "", ["drops escalation[2]"]),
+        ("do: [notify]}", "do: [notify], clauses: [tv]}", ["loosens escalation[0].clauses"]),
+        ("escalation:\n", "escalation:\n  - {on: inconclusive, for: 1h, do: [notify]}\n", ["adds escalation[0]"]),
+        # what is only said
+        ("owner: o", "owner: p", ["changes metadata.owner"]),
+        ("engine: vllm", "engine: sglang", ["changes kernels.inference.engine"]),
+    ],
+)
+def test_each_change_is_named_and_judged(old, new, expected):
+    """Kind and place of every difference, and nothing else but that the version stood still."""
+    assert old in _TEXT
+    changes = diff(_OLD, load_text(_TEXT.replace(old, new)))
+    found = [f"{change.kind} {change.field}" for change in changes]
+    assert [entry for entry in found if entry != "changes metadata.version"] == expected
+    assert all(change.sentence for change in changes)
+
+
+def test_a_new_version_number_is_a_change_and_no_complaint():
+    """Content and version changed together are two changes; a version that stands still is said."""
+    after = load_text(_TEXT.replace("version: 1", "version: 2").replace("limit: 0.15", "limit: 0.2"))
+    assert diff(_OLD, after)[0].sentence == "1 becomes 2"
+    stale = load_text(_TEXT.replace("limit: 0.15", "limit: 0.2"))
+    assert diff(_OLD, stale)[0].sentence == "the content differs, but version is still 1"
+
+
+def test_a_dropped_promise_is_a_loosening():
+    """As is whatever is said to loosen; adding and tightening are not."""
+    after = load_text(_TEXT.replace("  - {id: share, metric: clip_budget_share, limit: 0.5}\n", ""))
+    assert [change.loosening for change in diff(_OLD, after)] == [False, True]
+
+
+def test_reordered_steps_are_the_same_ladder():
+    """Steps are paired by what they wait for, not by their place."""
+    lines = _TEXT.splitlines()
+    lines[-3:] = lines[-3:][::-1]
+    assert [change.field for change in diff(_OLD, load_text("\n".join(lines)))] == ["metadata.version"]
+
+
+_LIMIT = st.floats(0.001, 0.9).map(lambda value: round(value, 4))
+_SLICES = ("long", "code", "math")
+
+
+@st.composite
+def contracts(draw):
+    slices = draw(st.lists(st.sampled_from(_SLICES), unique=True))
+    metrics = draw(st.lists(st.sampled_from(["tv_token", "k3", "abs_log_ratio", "tv_seq"]), unique=True, min_size=1))
+    clauses = [
+        {
+            "id": metric.replace("_", "-"),
+            "metric": metric,
+            "limit": draw(_LIMIT),
+            "slices": draw(st.dictionaries(st.sampled_from(slices), _LIMIT)) if slices else {},
+        }
+        for metric in metrics
+    ]
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "a", "version": draw(st.integers(1, 3)), "owner": "o"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            "slices": {name: {"where": {"task": name}} for name in slices},
+            "statistical": clauses,
+            "observability": {
+                "confidence": draw(st.sampled_from([0.9, 0.95, 0.99])),
+                "min_samples": draw(st.sampled_from([100, 2000])),
+                "sampling": draw(st.sampled_from([0.05, 1.0])),
+                "heartbeat": draw(st.sampled_from(["10s", "60s"])),
+            },
+            "escalation": draw(
+                st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "on": st.sampled_from(["fail", "no-data"]),
+                            "for": st.sampled_from(["0s", "2m"]),
+                            "severity": st.sampled_from(["warning", "critical"]),
+                            "do": st.lists(st.sampled_from(["notify", "halt"]), min_size=1, max_size=2, unique=True),
+                        }
+                    ),
+                    max_size=3,
+                )
+            ),
+        }
+    )
+
+
+@given(contracts())
+def test_a_contract_does_not_differ_from_itself(one):
+    """Whatever it says."""
+    assert diff(one, one) == []
+
+
+@given(contracts(), contracts())
+def test_going_back_undoes_the_judgement(one, other):
+    """What loosens one way tightens the other way, and what is dropped is added."""
+    opposite = {"loosens": "tightens", "tightens": "loosens", "adds": "drops", "drops": "adds", "changes": "changes"}
+
+    def judged(changes, turn):
+        return sorted(
+            (turn.get(change.kind, change.kind), change.field)
+            for change in changes
+            if not change.field.startswith(("escalation", "metadata"))
+        )
+
+    assert judged(diff(one, other), {}) == judged(diff(other, one), opposite)
+
+
+@given(contracts(), contracts())
+def test_the_ladder_is_judged_the_same_way_back(one, other):
+    """As many steps and actions are dropped one way as are added the other way."""
+
+    def count(changes, kinds):
+        return sum(change.kind in kinds for change in changes if change.field.startswith("escalation"))
+
+    there, back = diff(one, other), diff(other, one)
+    assert count(there, {"drops", "adds"}) == count(back, {"drops", "adds"})
+    assert count(there, {"loosens", "tightens"}) == count(back, {"loosens", "tightens"})
+
+
+@given(contracts(), st.data())
+def test_tightening_a_limit_never_loosens(one, data):
+    """Nor is it silent, unless every slice had its own limit already."""
+    content = one.model_dump(by_alias=True, mode="json")
+    clause = data.draw(st.sampled_from(content["statistical"]))
+    place = data.draw(st.sampled_from(["limit", *clause["slices"]]))
+    limits = clause if place == "limit" else clause["slices"]
+    limits[place] = limits[place] / 2
+    changes = diff(one, Contract.model_validate(content))
+    assert not any(change.loosening for change in changes)
+    assert [change.kind for change in changes if change.field.startswith("statistical")] == ["tightens"]
+
+
+@given(contracts(), contracts())
+def test_equal_hashes_mean_no_difference(one, other):
+    """Diffing and the content hash agree on what is the same."""
+    assert (diff(one, other) == []) == (one.hash == other.hash)

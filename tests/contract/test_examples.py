@@ -1,0 +1,42 @@
+"""The contracts that teams start from."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kc_otel.contract import lint, load, load_all
+
+_FOLDER = Path(__file__).parents[2] / "contracts"
+_CONTRACTS = sorted(_FOLDER.glob("*.yaml"))
+_WANTED = {"rl-rollouts-bf16-fp8", "serving-int8", "serving-awq", "attention-kernel-upgrade", "moe", "batch-invariance"}
+
+
+def test_there_is_one_for_each_need():
+    """Named as their files are, and loadable as a folder."""
+    assert {contract.name for contract in load_all([_FOLDER])} >= _WANTED
+    assert all(load(path).name == path.stem for path in _CONTRACTS)
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_it_is_sound_without_a_warning(path):
+    """An example is not where one learns to ignore warnings."""
+    assert lint(load(path)) == []
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_every_clause_says_why_its_limit_has_its_value(path):
+    """With a comment before or beside each limit, or at the head of the file for all of them."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    clauses = [index for index, line in enumerate(lines) if re.match(r" +- \{?id: ", line)]
+    for index in clauses:
+        near = [lines[index - 1], *lines[index : index + 4]]
+        previous_clause = re.match(r" +- \{id: ", lines[index - 1])
+        assert any("#" in line for line in near) or previous_clause, lines[index]
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_figures_have_a_source(path):
+    """Each file names where its limits were published."""
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"arXiv:\d{4}\.\d{5}|\b20\d\d \(\"|README\.md|docs/", text)

@@ -1,0 +1,127 @@
+"""The JSON Schema: it accepts what the loader accepts and refuses what one place is enough to refuse."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from kc_otel.contract import ContractError, json_schema, load_text
+from kc_otel.contract.document import parse
+
+_CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))
+_VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+
+
+def _data(text):
+    document, _ = parse(text, "c.yaml")
+    assert document is not None
+    return document.data
+
+
+def test_the_schema_is_a_schema():
+    """Of the dialect that it names, with an id and a title."""
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert schema["title"]
+    assert schema["$id"]
+
+
+def test_every_key_is_described():
+    """Editors show the description of each key."""
+    schema = json_schema()
+    places = {"": schema, **schema["$defs"]}
+    silent = [
+        f"{name}.{key}"
+        for name, place in places.items()
+        for key, value in place.get("properties", {}).items()
+        if not value.get("description") and "$ref" not in value and "const" not in value
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_the_example_contracts_are_accepted(path):
+    """As the loader reads them, and as an editor with YAML 1.2 does."""
+    _VALIDATOR.validate(_data(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("kernel-contract/v1", "kernel-contract/v9"),
+        ("name: policy-7b", "name: Policy 7B"),
+        ("version: 3", "version: 0"),
+        ("version: 3", "version: three"),
+        (", owner: rl-infra", ""),
+        ("owner: rl-infra", "owner: rl-infra, ownr: x"),
+        ("engine: torch", "engin: torch"),
+        ("metric: tv_token", "metric: tv_tokn"),
+        ("metric: tv_token", "metric: 3"),
+        ("limit: 0.004", "limit: [1]"),
+        ("limit: 0.004", "limit: true"),
+        ("limit: 0.004", "limt: 0.004"),
+        ("limit: 0.004", "limit: 0.004, statistic: p999"),
+        ("limit: 0.004", "limit: 0.004, statistic: fraction > x"),
+        ("limit: 0.004", "limit: 0.004, cap: -1"),
+        ("limit: 0.004", "limit: 0.004, slices: {A B: 1}"),
+        ("statistical:", "observability: {window: 5}\nstatistical:"),
+        ("statistical:", "observability: {window: 5 m}\nstatistical:"),
+        ("statistical:", "observability: {confidence: 99}\nstatistical:"),
+        ("statistical:", "observability: {confidence: '0.9'}\nstatistical:"),
+        ("statistical:", "observability: {sampling: true}\nstatistical:"),
+        ("statistical:", "observability: {max_series: 0}\nstatistical:"),
+        ("statistical:", "assumptions: {reward_range: [0]}\nstatistical:"),
+        ("statistical:", "assumptions: {clip: 0}\nstatistical:"),
+        ("statistical:", "slices: {all: {where: {a: 1}}}\nstatistical:"),
+        ("statistical:", "slices: {A B: {where: {a: 1}}}\nstatistical:"),
+        ("statistical:", "slices: {a: {where: {}}}\nstatistical:"),
+        ("statistical:", "slices: {a: {where: {b: []}}}\nstatistical:"),
+        ("statistical:", "slices: {a: {where: {b: {c: 1}}}}\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: []}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: failed, do: [notify]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: [page]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: [route]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: [{route: gpu}]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: [{webhook: A B}]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, do: [{notify: x}]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, after: 5m, do: [notify]}]\nstatistical:"),
+        ("statistical:", "escalation: [{on: fail, severity: page, do: [notify]}]\nstatistical:"),
+    ],
+)
+def test_planted_errors_are_refused_by_both(written, old, new):
+    """What the schema refuses the loader refuses, and the other way round."""
+    text = written()
+    assert old in text
+    planted = text.replace(old, new)
+    assert not _VALIDATOR.is_valid(_data(planted))
+    with pytest.raises(ContractError):
+        load_text(planted)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "runtime: [{id: a, metric: gen_ai.client.operation.duration, statistic: p99, limit: 800ms}]",
+        "slices: {a: {where: {x: [1, two, true], y: '>= 3, < 4', z: false}, description: why}}",
+        "escalation: [{on: fail, for: 1h30m, do: [notify, {route: train-kernel}, {webhook: pager}]}]",
+        "escalation: [{on: fail, do: [{kind: halt}, {kind: webhook, target: pager}]}]",
+        "assumptions: {reward_range: [-1, 1.5], horizon: 10, advantage_max: 5, score_norm_max: 1e2, clip: .2}",
+        "observability: {window: 500ms, long_window: 1d, heartbeat: 1ms}",
+        "numerical: [{id: a, metric: js, statistic: fraction > 1e-3, limit: 2%}]",
+    ],
+)
+def test_what_the_loader_accepts_is_accepted(written, contract, line):
+    """Every form that a value may have."""
+    contract(line)
+    _VALIDATOR.validate(_data(written(line)))
+
+
+def test_a_yaml_1_1_reader_agrees_on_the_examples():
+    """Editors that turn `on` into a boolean see no other difference."""
+    for path in _CONTRACTS:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for step in data["escalation"]:
+            step["on"] = step.pop(True)
+        _VALIDATOR.validate(data)

@@ -1,0 +1,349 @@
+"""The evaluator from OTLP to verdicts: what its windows hold, which cells it has, what it counts and what it bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from kc_otel.evaluator.evaluator import Evaluator, SeriesId
+from kc_otel.evaluator.state import STREAMS_PER_SERIES
+from kc_otel.evaluator.verdict import Cell, Status
+
+TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
+RNG = np.random.default_rng(3)
+
+
+def small(size: int) -> Any:
+    """Total variations well below the limit of 0.004."""
+    return RNG.beta(1, 2000, size)
+
+
+def large(size: int) -> Any:
+    """Total variations well above it."""
+    return RNG.beta(1, 50, size)
+
+
+def cell(slice: str = "all", inference: str = INFERENCE) -> Cell:
+    return Cell("policy", "token-tv", slice, TRAIN, inference)
+
+
+def statuses(evaluator: Evaluator, now: float) -> dict[Cell, Status]:
+    return {verdict.cell: verdict.status for verdict in evaluator.evaluate(now)}
+
+
+def exact(binned: Any, values: Any) -> bool:
+    """Whether bins hold exactly these values, as far as bins can tell."""
+    ordered = np.sort(np.asarray(values, dtype=float))
+    repeated = [np.repeat(edge, binned.count) for edge in (binned.lower, binned.upper)]
+    fits = (repeated[0] <= ordered * (1 + 1e-12)).all() and (ordered <= repeated[1] * (1 + 1e-12)).all()
+    return bool(binned.total == len(ordered) and fits and np.isclose(binned.sum, ordered.sum()))
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now: float, cumulative: bool) -> None:
+    """Both temporalities lead to the histogram of exactly the samples that were sent within the window."""
+    evaluator, source = Evaluator([contract()]), sender(cumulative=cumulative)
+    sent = [(now + 20.0 * step, RNG.lognormal(-7, 2, 40).clip(0, 1)) for step in range(1, 40)]
+    for time, values in sent:
+        evaluator.ingest_metrics(source.request(time, values), time)
+        for window, width in ((300.0, 30.0), (3600.0, 300.0)):
+            panes = window / width
+            inside = [values for at, values in sent if at <= time and at // width > time // width - panes]
+            assert exact(evaluator.distribution(cell(), window, time), np.concatenate(inside))
+    assert evaluator.counters == {"accepted": 39}
+
+
+def test_delta_and_cumulative_of_the_same_data_agree(contract: Any, sender: Any, now: float) -> None:
+    """The temporality that a sender chose changes no verdict."""
+    made = contract()
+    pair = [(Evaluator([made]), sender(cumulative=flag)) for flag in (True, False)]
+    for step in range(1, 20):
+        time, values = now + 15.0 * step, (large if step > 10 else small)(400)
+        verdicts = []
+        for evaluator, source in pair:
+            evaluator.ingest_metrics(source.request(time, values), time)
+            verdicts.append(evaluator.evaluate(time + 1))
+        for a, b in zip(*verdicts, strict=True):
+            assert (a.cell, a.status, a.samples) == (b.cell, b.status, b.samples)
+            # A delta says its own extremes, a cumulative value only bounds them: the intervals differ by a hair.
+            assert np.isclose(a.estimate, b.estimate, equal_nan=True)
+            assert np.isclose(a.upper, b.upper, rtol=0.02, equal_nan=True)
+
+
+def test_processes_of_one_pair_merge(contract: Any, sender: Any, merged: Any, now: float) -> None:
+    """Several processes report one cell; their restarts do not disturb one another."""
+    evaluator = Evaluator([contract()])
+    senders = [sender(instance=str(i)) for i in range(3)]
+    values = [small(100) for _ in range(6)]
+    evaluator.ingest_metrics(merged(*[s.request(now + 5, v) for s, v in zip(senders, values, strict=False)]), now + 5)
+    senders[1].restart(now + 6)
+    again = [s.request(now + 10, v) for s, v in zip(senders, values[3:], strict=True)]
+    evaluator.ingest_metrics(merged(*again), now + 10)
+    assert exact(evaluator.distribution(cell(), 300.0, now + 10), np.concatenate(values))
+    assert evaluator.stream_count == 3
+    assert evaluator.series_count == 1
+    assert evaluator.events["reset"] == 1
+
+
+def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any, now: float) -> None:
+    """Drift planted in one slice fails there while the average still passes, and later fails `all` too."""
+    evaluator, whole, code = Evaluator([contract()]), sender(), sender(slice="code")
+    rest, bad = small(60_000), large(2000)
+    evaluator.ingest_metrics(
+        merged(whole.request(now + 5, np.concatenate([rest, bad])), code.request(now + 5, bad)), now + 5
+    )
+    assert statuses(evaluator, now + 6) == {cell(): Status.PASS, cell("code"): Status.FAIL}
+    more = large(60_000)
+    evaluator.ingest_metrics(merged(whole.request(now + 10, more), code.request(now + 10, more)), now + 10)
+    assert statuses(evaluator, now + 11) == {cell(): Status.FAIL, cell("code"): Status.FAIL}
+
+
+def test_before_anything_arrives_there_is_one_silent_cell_per_slice(contract: Any, now: float) -> None:
+    """A contract nobody has reported for has cells without kernels, NO_DATA, with a reason that says where to look."""
+    verdicts = Evaluator([contract()]).evaluate(now)
+    assert [(v.cell.slice, v.cell.kernel_train, v.status) for v in verdicts] == [
+        ("all", "", Status.NO_DATA),
+        ("code", "", Status.NO_DATA),
+    ]
+    assert "nothing received for kc.drift.tv_token" in verdicts[0].reason
+
+
+def test_a_slice_without_traffic_is_no_data_alone(contract: Any, sender: Any, now: float) -> None:
+    """Only the slice that nothing was observed on is NO_DATA, under the pair that is current."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender().request(now, small(20_000)), now)
+    assert statuses(evaluator, now) == {cell(): Status.PASS, cell("code"): Status.NO_DATA}
+
+
+def test_a_new_kernel_version_takes_the_place_of_the_old_one(contract: Any, sender: Any, now: float) -> None:
+    """While both report, both are judged; when the old one stops it is replaced, not NO_DATA."""
+    evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)
+    for step in range(1, 60):
+        time = now + 10.0 * step
+        if step <= 20:
+            evaluator.ingest_metrics(old.request(time, large(300)), time)
+        if step >= 15:
+            evaluator.ingest_metrics(new.request(time, small(1000)), time)
+        found = statuses(evaluator, time)
+        if step == 14:
+            assert found == {cell(): Status.FAIL}
+        if step == 20:
+            assert found == {cell(): Status.FAIL, cell(inference=NEWER): Status.PASS}
+    assert found == {cell(inference=NEWER): Status.PASS}
+
+
+def test_a_replaced_version_that_is_still_exported_disappears(contract: Any, sender: Any, now: float) -> None:
+    """A cumulative sender repeats a retired pair's last value for ever; without new observations it is not current."""
+    evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)
+    evaluator.ingest_metrics(old.request(now, large(500)), now)
+    for step in range(1, 40):
+        time = now + 10.0 * step
+        evaluator.ingest_metrics(old.request(time), time)
+        evaluator.ingest_metrics(new.request(time, small(500)), time)
+    assert statuses(evaluator, time) == {cell(inference=NEWER): Status.PASS}
+
+
+def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now: float) -> None:
+    """A pair that stops reporting is NO_DATA one heartbeat after its next report was due, and keeps its name."""
+    evaluator, source = Evaluator([contract(slices={})]), sender()
+    for step in range(6):
+        evaluator.ingest_metrics(source.request(now + 30 * step, small(5000)), now + 30 * step)
+    last = now + 150
+    assert statuses(evaluator, last + 89) == {cell(): Status.PASS}
+    (verdict,) = evaluator.evaluate(last + 91)
+    assert (verdict.cell, verdict.status) == (cell(), Status.NO_DATA)
+    assert "no report for 1m31s (heartbeat 1m)" in verdict.reason
+    assert statuses(evaluator, last + 90_000) == {cell(): Status.NO_DATA}
+
+
+def test_a_slow_exporter_is_not_silent_between_two_reports(contract: Any, sender: Any, now: float) -> None:
+    """Reports that come as rarely as the heartbeat do not flap between PASS and NO_DATA."""
+    evaluator, source = Evaluator([contract(slices={})]), sender()
+    seen = set()
+    for second in range(0, 1200, 5):
+        time = now + second
+        if second % 60 == 0:
+            evaluator.ingest_metrics(source.request(time + 0.3, small(4000)), time + 0.3)
+        seen.add(statuses(evaluator, time + 0.9)[cell()])
+    assert Status.NO_DATA not in seen
+    assert Status.PASS in seen
+
+
+def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, merged: Any, now: float) -> None:
+    """Unknown contracts and slices are refused with a reason for the sender; foreign metrics are passed over."""
+    evaluator = Evaluator([contract()])
+    outcome = evaluator.ingest_metrics(
+        merged(
+            sender(contract="other").request(now, [0.1]),
+            sender(slice="poetry").request(now, [0.1]),
+            sender("http.duration").request(now, [0.1]),
+            sender(attributes={"kc.slice": "all"}).request(now, [0.1]),
+            sender().request(now, [0.1]),
+        ),
+        now,
+    )
+    assert evaluator.counters == {
+        "unknown_contract": 1, "unknown_slice": 1, "ignored": 1, "malformed": 1, "accepted": 1,
+    }  # fmt: skip
+    assert outcome.rejected == 3
+    assert "contract 'other' is not loaded here; loaded: policy" in outcome.message
+    assert "contract policy has no slice 'poetry'" in outcome.message
+
+
+def test_clock_that_is_ahead_is_told(contract: Any, sender: Any, now: float) -> None:
+    """A little ahead is tolerated and counts now; far ahead is refused."""
+    evaluator = Evaluator([contract()], tolerance=30)
+    assert evaluator.ingest_metrics(sender().request(now + 29, [0.1]), now).rejected == 0
+    assert evaluator.distribution(cell(), 300, now).total == 1
+    outcome = evaluator.ingest_metrics(sender(instance="1").request(now + 31, [0.1]), now)
+    assert (outcome.rejected, evaluator.counters["future"]) == (1, 1)
+    assert "clock" in outcome.message
+
+
+def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:
+    """Kernel versions without end fill the cap and no more; what is over it is still counted, as slice `other`."""
+    evaluator = Evaluator([contract(observability={"max_series": 5})])
+    for i in range(20):
+        evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5, 0.25]), now)
+    assert evaluator.series_count == 6
+    other = SeriesId("policy", "kc.drift.tv_token", "other", "", "")
+    assert other in evaluator.series()
+    assert evaluator.distribution(other, 300, now).total == 30
+    assert evaluator.events["series_over_cap"] == 15
+
+
+def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: float) -> None:
+    """Identities without end cost bounded memory, and the sender is told."""
+    evaluator = Evaluator([contract(observability={"max_series": 1})])
+    outcomes = [
+        evaluator.ingest_metrics(sender(instance=str(i)).request(now, [0.5]), now)
+        for i in range(STREAMS_PER_SERIES + 3)
+    ]
+    assert [outcome.rejected for outcome in outcomes] == [0] * STREAMS_PER_SERIES + [1] * 3
+    assert "max_series" in outcomes[-1].message
+    assert evaluator.stream_count == STREAMS_PER_SERIES
+
+
+def test_memory_is_given_back(contract: Any, sender: Any, now: float) -> None:
+    """What no window covers any more is forgotten, and makes room under the cap."""
+    evaluator = Evaluator([contract(observability={"max_series": 2})])
+    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
+    evaluator.evaluate(now)
+    evaluator.evaluate(now + 3600 + 301)
+    assert (evaluator.series_count, evaluator.stream_count) == (0, 0)
+
+
+def test_gen_ai_histograms_are_judged_where_a_clause_names_them(contract: Any, sender: Any, now: float) -> None:
+    """A serving engine's own latency histogram counts for `all` and for the slices that its attributes match."""
+    made = contract(
+        slices={"big": {"where": {"gen_ai.request.model": "big"}}, "tiny": {"where": {"gen_ai.request.model": "tiny"}}},
+        statistical=[],
+        runtime=[{"id": "ttft", "metric": "gen_ai.server.time_to_first_token", "statistic": "p90", "limit": "800ms"}],
+        observability={"min_samples": 10},
+    )
+    evaluator = Evaluator([made])
+    edges = (0.1, 0.2, 0.4, 0.8, 1.2, 1.6)
+    source = sender(
+        "gen_ai.server.time_to_first_token", edges=edges, attributes={"gen_ai.request.model": "big"}, start=now - 10
+    )
+    evaluator.ingest_metrics(source.request(now, [0.15] * 950 + [0.5] * 50), now)
+    verdicts = evaluator.evaluate(now)
+    assert [(v.cell.slice, v.status) for v in verdicts] == [
+        ("all", Status.PASS), ("big", Status.PASS), ("tiny", Status.NO_DATA),
+    ]  # fmt: skip
+    assert verdicts[0].upper == pytest.approx(0.2)
+    evaluator.ingest_metrics(source.request(now + 1, [1.5] * 9000), now + 1)
+    assert [v.status for v in evaluator.evaluate(now + 1)][:2] == [Status.FAIL, Status.FAIL]
+
+
+def test_change_of_bucket_edges_starts_afresh(contract: Any, sender: Any, now: float) -> None:
+    """Explicit buckets of another layout replace the ones before, and are counted as an event."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender(edges=(0.1, 0.5)).request(now, [0.2, 0.3]), now)
+    evaluator.ingest_metrics(sender(edges=(0.2,), instance="1").request(now + 1, [0.3]), now + 1)
+    assert evaluator.distribution(cell(), 300, now + 1).total == 1
+    assert evaluator.events["layout_changed"] == 2
+
+
+def counter(now: float, start: float, counts: dict[str, int]) -> Any:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.input.invalid", unit="{sequence}")
+    metric.sum.aggregation_temporality, metric.sum.is_monotonic = 2, True
+    for reason, count in counts.items():
+        point = metric.sum.data_points.add(
+            start_time_unix_nano=round(start * 1e9), time_unix_nano=round(now * 1e9), as_int=count
+        )
+        for name, value in (("kc.contract", "policy"), ("kc.reason", reason)):
+            point.attributes.add(key=name).value.string_value = value
+    return request
+
+
+def test_invalid_input_is_counted_by_reason_within_the_window(contract: Any, now: float) -> None:
+    """Failed input checks are counts per reason that leave the window as time goes on."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(counter(now, now - 5, {"nan": 4, "shift": 1}), now)
+    evaluator.ingest_metrics(counter(now + 60, now - 5, {"nan": 10, "shift": 1}), now + 60)
+    assert evaluator.invalid_input("policy", now + 61, 300) == {"nan": 10, "shift": 1}
+    assert evaluator.invalid_input("policy", now + 320, 300) == {"nan": 6}
+    assert evaluator.invalid_input("policy", now + 320, 3600) == {"nan": 10, "shift": 1}
+    assert evaluator.invalid_input("policy", now + 400, 300) == {}
+
+
+def test_kernels_are_known_by_their_fingerprints(contract: Any, sender: Any, now: float) -> None:
+    """kc.kernel.info points say what a version is made of, and when it was last seen."""
+    evaluator = Evaluator([contract()])
+    request = sender(
+        "kc.kernel.info",
+        attributes={
+            "kc.contract": "policy", "kc.kernel.role": "inference", "kc.kernel.version": INFERENCE,
+            "kc.kernel.engine": "vllm", "kc.kernel.dtype": "fp8",
+        },
+    ).request(now)  # fmt: skip
+    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
+    attributes = list(metric.exponential_histogram.data_points[0].attributes)
+    metric.gauge.data_points.add(time_unix_nano=round(now * 1e9), as_int=1).attributes.extend(attributes)
+    assert evaluator.ingest_metrics(request, now).rejected == 0
+    (info,) = evaluator.kernels("policy")
+    assert (info.role, info.version, info.last_seen) == ("inference", INFERENCE, now)
+    assert info.fields == {"engine": "vllm", "dtype": "fp8"}
+
+
+def test_worst_batches_are_kept_as_examples(contract: Any, now: float) -> None:
+    """Of many kc.compare spans the worst are kept, bounded, worst first, and not for ever."""
+    evaluator = Evaluator([contract()])
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for i in range(100):
+        span = spans.add(
+            name="kc.compare" if i != 99 else "other", span_id=i.to_bytes(8, "big"), trace_id=bytes(16),
+            end_time_unix_nano=round(now * 1e9),
+        )  # fmt: skip
+        span.attributes.add(key="kc.contract").value.string_value = "policy"
+        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = float(i * 37 % 100)
+    evaluator.ingest_traces(request, now)
+    evaluator.ingest_traces(request, now)
+    kept = evaluator.examples("policy", now)
+    assert [example.worst for example in kept] == sorted((i * 37 % 100 for i in range(99)), reverse=True)[:20]
+    assert len({example.span_id for example in kept}) == 20
+    assert evaluator.examples("policy", now + 3601) == ()
+
+
+def test_contracts_that_cannot_be_judged_are_refused(contract: Any) -> None:
+    """Names that clash and assumptions that are missing are errors at the start, not at the first tick."""
+    with pytest.raises(ValueError, match="two contracts are called 'policy'"):
+        Evaluator([contract(), contract()])
+    with pytest.raises(ValueError, match=r"assumptions\.reward_range"):
+        Evaluator([contract(statistical=[{"id": "r", "metric": "reward_drift_bound", "limit": 0.1}])])
+
+
+def test_a_clock_that_jumps_breaks_nothing(contract: Any, sender: Any, now: float) -> None:
+    """Evaluations at times before and long after the data give verdicts, not errors."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender().request(now, small(50_000)), now)
+    for shift in (0, -1000, 5, -1e9, 1e9, 6):
+        assert len(evaluator.evaluate(now + shift)) == 2

@@ -1,0 +1,246 @@
+"""The store: a restart at any point is no restart, and what cannot be read says what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.bounds import Buckets, ExponentialHistogram
+from kc_otel.evaluator.codec import (
+    CodecError,
+    decode_histogram,
+    decode_stream,
+    encode_histogram,
+    encode_stream,
+)
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.evaluator.histograms import ExplicitHistogram
+from kc_otel.evaluator.store import EvaluatorStore, StoreError
+from kc_otel.evaluator.streams import Last, Stream
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """A database in memory."""
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    yield database
+    database.close()
+
+
+def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
+    """Requests of two processes with a restart, a duplicate and a late one."""
+    rng = np.random.default_rng(1)
+    first, second, delta = sender(), sender(instance="1", slice="code"), sender(instance="2", cumulative=False)
+    requests = []
+    for step in range(1, 30):
+        time = now + 20.0 * step
+        if step == 12:
+            second.restart(time - 5)
+        request = merged(
+            *[s.request(time, rng.beta(1, 150 if step > 20 else 800, 300)) for s in (first, second, delta)]
+        )
+        requests.append((time, request))
+        if step % 7 == 0:
+            requests.append((time + 1, requests[-3][1]))
+    return requests
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_restart_at_any_point_equals_no_restart(
+    contract: Any, sender: Any, merged: Any, now: float, connection: sqlite3.Connection, every: int
+) -> None:
+    """An evaluator that is saved and restored again and again says what one that never stopped says."""
+    made = contract()
+    steady = restarted = Evaluator([made])
+    restarted = Evaluator([made])
+    store = EvaluatorStore(connection)
+    for step, (time, request) in enumerate(script(sender, merged, now)):
+        for evaluator in (steady, restarted):
+            evaluator.ingest_metrics(request, time)
+        assert restarted.evaluate(time) == steady.evaluate(time)
+        store.save(restarted)
+        if step % every == 0:
+            restarted, store = Evaluator([made]), EvaluatorStore(connection)
+            store.restore(restarted)
+            assert restarted.evaluate(time) == steady.evaluate(time)
+    assert restarted.series() == steady.series()
+
+
+def test_what_a_crash_loses_a_cumulative_sender_says_again(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """Points taken after the last save are found again in the difference that the next point makes."""
+    made, source = contract(), sender()
+    evaluator = Evaluator([made])
+    store = EvaluatorStore(connection)
+    values = [RNG.beta(1, 500, 200) for _ in range(5)]
+    for step, part in enumerate(values[:4]):
+        evaluator.ingest_metrics(source.request(now + step, part), now + step)
+        if step == 1:
+            store.save(evaluator)
+    after = Evaluator([made])
+    EvaluatorStore(connection).restore(after)
+    after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
+    (series,) = after.series()
+    assert after.distribution(series, 300, now + 9).total == 1000
+    assert after.distribution(series, 300, now + 9).sum == pytest.approx(sum(part.sum() for part in values))
+
+
+def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
+    """A save after nothing happened writes nothing; one after a single point writes that stream and its panes."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    senders = [sender(instance=str(i)) for i in range(50)]
+    for source in senders:
+        evaluator.ingest_metrics(source.request(now, [0.5]), now)
+    store.save(evaluator)
+    before = connection.total_changes
+    store.save(evaluator)
+    assert connection.total_changes == before
+    evaluator.ingest_metrics(senders[0].request(now + 1, [0.5]), now + 1)
+    store.save(evaluator)
+    assert connection.total_changes - before <= 5
+
+
+def test_the_file_does_not_grow_with_time(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """Panes and streams that are no longer needed leave the database too."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    for step in range(200):
+        time = now + 60.0 * step
+        evaluator.ingest_metrics(sender(inference=f"{step // 20:012d}", start=time - 1).request(time, [0.5]), time)
+        evaluator.evaluate(time)
+        store.save(evaluator)
+    panes, series, streams = (
+        connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0]
+        for name in ("panes", "series", "streams")
+    )
+    assert panes <= 40
+    assert series == evaluator.series_count <= 6
+    assert streams == evaluator.stream_count <= 6
+
+
+def test_contracts_and_slices_that_are_gone_are_left_out(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """A store that remembers more than the contracts of today is read for what is still judged."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    for slice in ("all", "code"):
+        evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
+    store.save(evaluator)
+    smaller = Evaluator([contract(slices={})])
+    EvaluatorStore(connection).restore(smaller)
+    assert [series.slice for series in smaller.series()] == ["all"]
+    stranger = Evaluator([contract(metadata={"name": "stranger", "version": 1, "owner": "x"})])
+    EvaluatorStore(connection).restore(stranger)
+    assert stranger.series() == ()
+
+
+def test_windows_of_another_length_keep_their_content(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """After a change of window lengths, what is still inside the new ones is still there."""
+    evaluator, store, source = Evaluator([contract()]), EvaluatorStore(connection), sender()
+    for step in range(10):
+        evaluator.ingest_metrics(source.request(now + 30 * step, [0.5, 0.25]), now + 30 * step)
+    store.save(evaluator)
+    changed = Evaluator([contract(observability={"window": "10m", "long_window": "2h"})])
+    again = EvaluatorStore(connection)
+    again.restore(changed)
+    (series,) = changed.series()
+    assert changed.distribution(series, 600, now + 280).total == 20
+    again.save(changed)
+    third = Evaluator([changed.states["policy"].contract])
+    EvaluatorStore(connection).restore(third)
+    assert third.distribution(series, 600, now + 280).total == 20
+
+
+def test_another_schema_version_is_refused(connection: sqlite3.Connection) -> None:
+    """State of another program version is not guessed at."""
+    EvaluatorStore(connection)
+    connection.execute("UPDATE evaluator_meta SET value = '99'")
+    with pytest.raises(StoreError, match="schema version 99, this program reads 1; use the program that wrote it"):
+        EvaluatorStore(connection)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    """A corrupt file gives an error that says what to do."""
+    path = tmp_path / "state.db"
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    database = sqlite3.connect(path)
+    with pytest.raises(StoreError, match="move the state file away"):
+        EvaluatorStore(database)
+    database.close()
+
+
+@pytest.mark.parametrize("table", ["streams", "panes", "facts"])
+def test_damaged_rows_are_refused(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection, table: str
+) -> None:
+    """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
+    store.save(evaluator)
+    connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
+    with pytest.raises(StoreError, match="damaged"):
+        EvaluatorStore(connection).restore(Evaluator([contract()]))
+
+
+def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
+    """Who owns the connection owns the transaction: rolling back takes everything back."""
+    store = EvaluatorStore(connection)
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
+    connection.execute("BEGIN IMMEDIATE")
+    store.save(evaluator)
+    assert connection.in_transaction
+    connection.execute("ROLLBACK")
+    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+
+
+counts = st.lists(st.integers(0, 2**53), max_size=5).map(lambda values: np.array(values, dtype=np.int64))
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
+def test_histograms_survive_encoding(
+    positive: Any, negative: Any, offset: int, scale: int, total: float, observed: bool, zero: int
+) -> None:
+    """Every number of a histogram comes back as it was."""
+    value = ExponentialHistogram(
+        scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
+        Buckets(-offset, negative), -1.5, 2.5, 2.0**-30, observed,
+    )  # fmt: skip
+    back = decode_histogram(encode_histogram(value))
+    assert isinstance(back, ExponentialHistogram)
+    for name in ("scale", "count", "sum", "zero_count", "minimum", "maximum", "zero_threshold", "maximum_observed"):
+        assert getattr(back, name) == getattr(value, name)
+    for side in ("positive", "negative"):
+        assert getattr(back, side).offset == getattr(value, side).offset
+        assert getattr(back, side).counts.tolist() == getattr(value, side).counts.tolist()
+    explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), total, -1.0, 9.0, observed)
+    stream = Stream(12.5, [Last(3, 4, value), Last(5, 6, explicit)], [7, 8], 9)
+    again = decode_stream(encode_stream(stream))
+    assert (again.heard, again.times, again.forgotten) == (12.5, [7, 8], 9)
+    assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_state(data: bytes) -> None:
+    """Bytes are decoded or refused, never anything else."""
+    for decode in (decode_histogram, decode_stream):
+        try:
+            decode(data)
+        except CodecError:
+            continue

@@ -1,0 +1,96 @@
+"""Rolling windows hold exactly what was observed in them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.bounds import Buckets, ExponentialHistogram
+from kc_otel.evaluator.histograms import ExplicitHistogram
+from kc_otel.evaluator.panes import Ring
+
+WIDTH, SIZE = 30.0, 10
+NOW = 1_800_000_000.0
+
+
+def of(exponents: list[int]) -> ExponentialHistogram:
+    counts = np.bincount(exponents).astype(np.int64)
+    values = [2.0**e for e in exponents]
+    return ExponentialHistogram(
+        0, len(values), sum(values), 0, Buckets(-1, counts), Buckets.empty(), min(values), max(values)
+    )
+
+
+def test_window_ages_out() -> None:
+    """An observation stays for as long as its pane is one of the window's, and then is gone."""
+    ring = Ring(WIDTH, SIZE)
+    ring.add(NOW, NOW, of([1, 2]))
+    assert [ring.count(NOW + age) for age in (0, 29, 269, 299, 300, 3000)] == [2, 2, 2, 2, 0, 0]
+
+
+def test_late_observations_are_found_in_their_own_pane() -> None:
+    """What arrives late counts where it belongs, after complete panes were merged already; older ones do not count."""
+    ring = Ring(WIDTH, SIZE)
+    ring.add(NOW, NOW, of([1]))
+    assert ring.count(NOW + 100) == 1
+    ring.add(NOW + 5, NOW + 100, of([2]))
+    assert ring.count(NOW + 100) == 2
+    assert ring.count(NOW + 300) == 0
+    ring.add(NOW - 330, NOW, of([3]))
+    assert ring.pane(ring.index(NOW - 330)) is None
+
+
+def test_observations_ahead_of_the_clock_count_now() -> None:
+    """A point that a fast clock dated into the future belongs to the present pane."""
+    ring = Ring(WIDTH, SIZE)
+    ring.add(NOW + 40, NOW, of([1]))
+    assert ring.count(NOW) == 1
+
+
+def test_another_layout_starts_afresh() -> None:
+    """Explicit buckets with other edges throw away what was counted with the ones before, and say so."""
+    ring = Ring(WIDTH, SIZE)
+    one = ExplicitHistogram((1.0,), np.array([3, 4]), 9.0, 0.5, 2.0)
+    assert not ring.add(NOW, NOW, one)
+    assert not ring.add(NOW + 31, NOW + 31, one)
+    assert ring.count(NOW + 31) == 14
+    assert ring.add(NOW + 31, NOW + 31, ExplicitHistogram((2.0,), np.array([1, 0]), 1.0))
+    assert ring.count(NOW + 31) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 900), st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=25,
+    ),
+    st.lists(st.integers(0, 1000), max_size=6),
+)
+def test_window_equals_a_direct_histogram(events: list[tuple[int, int, list[int]]], reads: list[int]) -> None:
+    """At every reading the window is the histogram of exactly the observations whose pane it covers."""
+    ring = Ring(WIDTH, SIZE)
+    arrivals = sorted((time + delay, time, values) for time, delay, values in events)
+    clock = sorted({*reads, 1000, *(arrival for arrival, _, _ in arrivals)})
+    for now in clock:
+        for arrival, time, values in arrivals:
+            if arrival == now:
+                ring.add(NOW + time, NOW + now, of(values))
+        head = ring.index(NOW + now)
+        inside = [
+            value
+            for arrival, time, values in arrivals
+            if arrival <= now and head - SIZE < ring.index(NOW + time) <= head
+            for value in values
+        ]
+        if now in reads or now == 1000:
+            bins = ring.binned(NOW + now)
+            assert bins.total == len(inside) == ring.count(NOW + now)
+            if inside:
+                assert bins.sum == sum(2.0**value for value in inside)
+                assert bins.upper.tolist() == sorted({2.0**value for value in inside})
+                assert bins.count.tolist() == np.unique(inside, return_counts=True)[1].tolist()
+                assert (bins.minimum, bins.maximum) == (2.0 ** min(inside), 2.0 ** max(inside))
+            parts = ring.last(NOW + now, WIDTH * SIZE)
+            assert (parts.count if parts else 0) == len(inside)

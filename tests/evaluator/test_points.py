@@ -1,0 +1,154 @@
+"""Decoding: what is ours is read exactly, what contradicts itself is refused, the rest is ignored and counted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.evaluator.points import walk
+
+
+def read(request: ExportMetricsServiceRequest, gen_ai: tuple[str, ...] = ()) -> tuple[list[Any], Counter[str]]:
+    counts: Counter[str] = Counter()
+    points = list(walk(request, gen_ai, lambda outcome, points, _message: counts.update({outcome: points})))
+    return points, counts
+
+
+def only_point(request: ExportMetricsServiceRequest) -> Any:
+    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
+    return getattr(metric, metric.WhichOneof("data")).data_points[0]
+
+
+def test_exponential_points_are_read_exactly(sender: Any, now: float) -> None:
+    """Buckets, zero bucket, sum and extremes arrive as the data model has them."""
+    values = [0.0, 0.5, 0.5, 3.0, -0.25]
+    points, counts = read(sender("kc.drift.log_ratio").request(now, values))
+    (point,) = points
+    bins = point.histogram.binned()
+    assert not counts
+    assert (bins.total, bins.sum, bins.minimum, bins.maximum) == (5, math.fsum(values), -0.25, 3.0)
+    for lower, upper, count in zip(bins.lower, bins.upper, bins.count, strict=True):
+        assert count == sum(lower <= value <= upper for value in values)
+
+
+def test_streams_are_told_apart_as_the_data_model_says(sender: Any, now: float) -> None:
+    """Resource, scope, name, temporality and attributes identify a stream; their order does not."""
+    base = sender().request(now, [0.5])
+    (same,) = read(base)[0]
+    shuffled = ExportMetricsServiceRequest.FromString(base.SerializeToString())
+    attributes = only_point(shuffled).attributes
+    reordered = sorted(attributes, key=lambda pair: pair.key, reverse=True)
+    del attributes[:]
+    attributes.extend(reordered)
+    assert read(shuffled)[0][0].stream == same.stream
+    others = [
+        sender(instance="1"), sender(slice="code"), sender("kc.drift.k3"), sender(cumulative=False),
+        sender(edges=(1.0,)), sender(inference="cccccccccccc"),
+    ]  # fmt: skip
+    digests = {read(other.request(now, [0.5]))[0][0].stream for other in others}
+    assert len(digests) == len(others)
+    assert same.stream not in digests
+
+
+def test_foreign_metrics_are_ignored_and_counted(sender: Any, now: float) -> None:
+    """Other people's metrics, and gen_ai ones that no clause names, are none of ours."""
+    request = sender("http.server.request.duration").request(now, [0.5])
+    request.MergeFrom(sender("gen_ai.server.time_to_first_token").request(now, [0.5]))
+    points, counts = read(request)
+    assert (points, counts) == ([], {"ignored": 2})
+    assert len(read(request, ("gen_ai.server.time_to_first_token",))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("count", 7), ("zero_count", 1), ("scale", 40), ("scale", -40), ("sum", math.nan), ("time_unix_nano", 0),
+        ("start_time_unix_nano", 2**63), ("zero_threshold", -1.0), ("zero_threshold", math.inf), ("zero_count", 2**63),
+    ],
+)  # fmt: skip
+def test_points_that_contradict_themselves_are_malformed(sender: Any, now: float, field: str, value: float) -> None:
+    """A point whose numbers cannot be true is refused, and does not take others with it."""
+    request = sender().request(now, [0.5, 0.25])
+    setattr(only_point(request), field, value)
+    request.MergeFrom(sender("kc.drift.k3").request(now, [0.5]))
+    points, counts = read(request)
+    assert counts == {"malformed": 1}
+    assert [point.metric for point in points] == ["kc.drift.k3"]
+
+
+def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> None:
+    """An offset that no double reaches is refused before anything is allocated for it."""
+    request = sender().request(now, [0.5])
+    only_point(request).positive.offset = 2**31 - 1
+    assert read(request) == ([], {"malformed": 1})
+
+
+def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> None:
+    """More buckets than are kept become fewer, wider ones; nothing is lost."""
+    request = sender().request(now, [0.5])
+    point = only_point(request)
+    point.scale, point.positive.offset = 10, -9000
+    del point.positive.bucket_counts[:]
+    point.positive.bucket_counts.extend([1] * 9000)
+    point.count = 9000
+    (found,) = read(request)[0]
+    assert found.histogram.count == int(found.histogram.positive.counts.sum()) == 9000
+    assert found.histogram.positive.counts.size <= 4096
+
+
+def test_missing_temporality_and_wrong_types_are_malformed(sender: Any, now: float) -> None:
+    """A drift quantity is a histogram with a temporality, or it is refused."""
+    request = sender().request(now, [0.5])
+    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
+    metric.exponential_histogram.aggregation_temporality = 0
+    assert read(request) == ([], {"malformed": 1})
+    metric.gauge.data_points.add(time_unix_nano=5)
+    assert read(request) == ([], {"malformed": 1})
+
+
+def test_staleness_markers_are_ignored(sender: Any, now: float) -> None:
+    """A point that says it has no value is not one."""
+    request = sender().request(now)
+    only_point(request).flags = 1
+    assert read(request) == ([], {"ignored": 1})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    scale=st.integers(-12, 22),
+    offset=st.integers(-(2**31), 2**31 - 1),
+    counts=st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1)), max_size=6),
+    negative=st.lists(st.integers(0, 2**64 - 1), max_size=3),
+    zero=st.integers(0, 2**64 - 1),
+    threshold=st.floats(),
+    total=st.floats(),
+    honest=st.booleans(),
+)
+def test_no_point_can_break_the_reader(
+    scale: int, offset: int, counts: list[int], negative: list[int], zero: int, threshold: float, total: float,
+    honest: bool,
+) -> None:  # fmt: skip
+    """Whatever the numbers, a point is read or refused; what is read has usable bins."""
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.log_ratio")
+    metric.exponential_histogram.aggregation_temporality = 2
+    point = metric.exponential_histogram.data_points.add(time_unix_nano=5, scale=scale, zero_count=zero, sum=total)
+    point.positive.offset, point.negative.offset = offset, -offset // 2
+    point.positive.bucket_counts.extend(counts)
+    point.negative.bucket_counts.extend(negative)
+    point.zero_threshold = threshold
+    point.count = (sum(counts) + sum(negative) + zero) % 2**64 if honest else 3
+    points, refused = read(request)
+    assert len(points) + refused["malformed"] == 1
+    for found in points:
+        bins = found.histogram.binned()
+        assert bins.total == found.histogram.count
+        assert not np.isnan(bins.lower).any()
+        assert (bins.lower <= bins.upper).all()

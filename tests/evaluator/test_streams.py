@@ -1,0 +1,232 @@
+"""Streams: what becomes of points that come twice, late, in the wrong order, after a reset or a gap."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.bounds import Buckets, ExponentialHistogram
+from kc_otel.evaluator.histograms import ExplicitHistogram, difference
+from kc_otel.evaluator.points import Point, PointKind
+from kc_otel.evaluator.streams import MAX_WRITERS, Horizon, Stream
+
+S = 10**9
+LONG = 3600 * S
+NOW = 10_000 * S
+HORIZON = Horizon(future=NOW, start=NOW - LONG, oldest=NOW - LONG - 60 * S, gap=300 * S)
+
+
+def histogram(values: list[int]) -> ExponentialHistogram:
+    """Values 1, 2, 4, ... by exponent, one bucket each."""
+    counts = np.bincount(values, minlength=1).astype(np.int64)
+    total = float(sum(2.0**v for v in values))
+    low, high = (2.0 ** min(values), 2.0 ** max(values)) if values else (math.nan, math.nan)
+    return ExponentialHistogram(0, len(values), total, 0, Buckets(-1, counts), Buckets.empty(), low, high)
+
+
+def point(start: int, time: int, values: list[int], *, cumulative: bool = True) -> Point:
+    return Point(
+        PointKind.HISTOGRAM, "m", b"id", {}, {}, start, time, cumulative, histogram(values)
+    )  # fmt: skip
+
+
+def content(step_increments: list[ExponentialHistogram]) -> Counter[int]:
+    """How often each exponent was counted."""
+    found: Counter[int] = Counter()
+    for item in step_increments:
+        for place, count in enumerate(item.positive.counts):
+            found[item.positive.offset + place + 1] += int(count)
+    return +found
+
+
+def outcomes(stream: Stream, *points: Point) -> list[tuple[str, str, int]]:
+    steps = [stream.accept(item, HORIZON) for item in points]
+    return [(step.outcome, step.event, step.increment.count if step.increment else 0) for step in steps]
+
+
+def test_first_point_counts_when_its_start_is_in_the_long_window() -> None:
+    """A cumulative stream that began within the long window counts from its beginning."""
+    assert outcomes(Stream(), point(NOW - LONG, NOW, [1, 1, 2])) == [("accepted", "", 3)]
+
+
+def test_first_point_of_an_older_stream_is_a_baseline() -> None:
+    """A cumulative stream that began earlier counts from its second point on."""
+    start = NOW - LONG - 1
+    stream = Stream()
+    assert outcomes(stream, point(start, NOW - 9, [1, 1]), point(start, NOW, [1, 1, 2])) == [
+        ("baseline", "", 0),
+        ("accepted", "", 1),
+    ]
+
+
+def test_unknown_start_is_a_baseline() -> None:
+    """A cumulative point without a start time says nothing of when it began."""
+    assert outcomes(Stream(), point(0, NOW, [1])) == [("baseline", "", 0)]
+
+
+def test_duplicates_and_old_points_do_not_count() -> None:
+    """The same time again is a duplicate, an earlier time is out of order; neither counts."""
+    begin = NOW - 100
+    found = outcomes(
+        Stream(), point(begin, NOW - 50, [1]), point(begin, NOW - 50, [1]), point(begin, NOW - 60, []),
+        point(begin, NOW - 40, [1, 2]),
+    )  # fmt: skip
+    assert found == [("accepted", "", 1), ("duplicate", "", 0), ("out_of_order", "", 0), ("accepted", "", 1)]
+
+
+def test_reset_with_new_start_counts_fully() -> None:
+    """After a restart the new value counts from the new start."""
+    found = outcomes(Stream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 40, NOW - 30, [2]))
+    assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
+
+
+def test_reset_without_new_start_counts_fully() -> None:
+    """A value that went down under the same start is counted as a whole, and as a reset."""
+    found = outcomes(Stream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 90, NOW - 30, [1]))
+    assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
+
+
+def test_last_flush_of_a_process_counts_after_its_successor_began() -> None:
+    """Writers of one identity are kept apart by their start times."""
+    found = outcomes(
+        Stream(), point(NOW - 90, NOW - 50, [1]), point(NOW - 40, NOW - 30, [2]), point(NOW - 90, NOW - 35, [1, 1, 1])
+    )
+    assert found == [("accepted", "", 1), ("accepted", "reset", 1), ("accepted", "", 2)]
+
+
+def test_forgotten_writers_never_count_twice() -> None:
+    """More writers than are remembered lose counts, but do not count again from their start."""
+    stream = Stream()
+    writers = [NOW - 1000 + i for i in range(MAX_WRITERS + 1)]
+    first = outcomes(stream, *[point(start, NOW - 500, [1, 1]) for start in writers])
+    assert [count for _, _, count in first] == [2] * len(writers)
+    assert outcomes(stream, point(writers[0], NOW - 400, [1, 1, 1])) == [("baseline", "reset", 0)]
+
+
+def test_gap_is_counted_and_its_content_too() -> None:
+    """A step longer than the short window counts, and is told as a gap."""
+    begin = NOW - 1000 * S
+    found = outcomes(Stream(), point(begin, NOW - 900 * S, [1]), point(begin, NOW, [1, 2, 2]))
+    assert found == [("accepted", "", 1), ("accepted", "gap", 2)]
+
+
+def test_silence_longer_than_the_long_window_begins_anew() -> None:
+    """What was counted over a silence that no window covers is not counted."""
+    begin = NOW - 3 * LONG
+    stream = Stream()
+    stream.accept(point(begin, NOW - 2 * LONG, [1]), HORIZON)
+    assert outcomes(stream, point(begin, NOW, [1, 2, 2])) == [("baseline", "", 0)]
+
+
+def test_late_and_future_points() -> None:
+    """What no pane covers does not count; a late cumulative value is still what the next one is compared with."""
+    begin = NOW - LONG - 100 * S
+    stream = Stream()
+    assert outcomes(stream, point(begin, NOW + 1, [1]), point(begin, NOW - LONG - 90 * S, [1])) == [
+        ("future", "", 0),
+        ("late", "", 0),
+    ]
+
+
+def test_change_of_edges_begins_anew() -> None:
+    """Explicit buckets with other edges under the same start cannot be compared with the ones before."""
+
+    def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
+        value = ExplicitHistogram(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
+        return Point(PointKind.HISTOGRAM, "m", b"id", {}, {}, NOW - 90, time, True, value)
+
+    found = outcomes(
+        Stream(), explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]),
+        explicit((2.0,), NOW - 30, [6, 2]),
+    )  # fmt: skip
+    assert found == [("accepted", "", 3), ("baseline", "", 0), ("accepted", "", 1)]
+
+
+def test_delta_points_count_once() -> None:
+    """Delta points count in any order, and not again when they are sent again."""
+    stream = Stream()
+    times = [NOW - 30, NOW - 10, NOW - 20]
+    points = [point(time - 10, time, [1, 2], cumulative=False) for time in times]
+    assert [outcome for outcome, _, _ in outcomes(stream, *points, *points)] == ["accepted"] * 3 + ["duplicate"] * 3
+    many = [point(NOW - 9, NOW - 9 + i, [1], cumulative=False) for i in range(9)]
+    many += [point(0, NOW - 5000 + i, [1], cumulative=False) for i in range(32)]
+    assert {outcome for outcome, _, _ in outcomes(Stream(), *many)} == {"accepted"}
+    full = Stream(times=list(range(NOW - 50, NOW - 18)))
+    assert outcomes(full, point(0, NOW - 60, [1], cumulative=False)) == [("out_of_order", "", 0)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int, list[int]]], list[int]]:
+    """Snapshots (start, time, values so far) of up to three process lives, and an order of arrival with repeats."""
+    snapshots, time = [], NOW - 1000 * S
+    for _ in range(draw(st.integers(1, 3))):
+        start, values = time, []
+        for _ in range(draw(st.integers(1, 5))):
+            time += draw(st.integers(1, 20)) * S
+            values = values + draw(st.lists(st.integers(0, 6), max_size=4))
+            snapshots.append((start, time, values))
+        time += draw(st.integers(0, 5)) * S
+    order = draw(st.lists(st.integers(0, len(snapshots) - 1), max_size=30))
+    return snapshots, order
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
+    history: tuple[list[tuple[int, int, list[int]]], list[int]],
+) -> None:
+    """However points are lost, repeated and reordered, what is counted is each life's latest snapshot that arrived."""
+    snapshots, order = history
+    stream = Stream()
+    counted = []
+    for place in order:
+        start, time, values = snapshots[place]
+        step = stream.accept(point(start, time, values), HORIZON)
+        if step.increment is not None:
+            assert step.outcome == "accepted"
+            counted.append(step.increment)
+    latest: dict[int, tuple[int, list[int]]] = {}
+    for place in order:
+        start, time, values = snapshots[place]
+        latest[start] = max(latest.get(start, (0, [])), (time, values))
+    expected = Counter(value for _, values in latest.values() for value in values)
+    assert content(counted) == expected
+    assert math.isclose(sum(item.sum for item in counted), sum(2.0**v * n for v, n in expected.items()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(-8, 8), max_size=30),
+    st.lists(st.integers(-8, 8), max_size=30),
+    st.integers(0, 2),
+)
+def test_difference_agrees_with_the_values_own(before: list[int], new: list[int], coarser: int) -> None:
+    """The quick path of a difference says what ExponentialHistogram.since says, at equal and at unequal scales."""
+
+    def of(values: list[int]) -> ExponentialHistogram:
+        sides = {}
+        for sign in (1, -1):
+            exponents = [abs(v) for v in values if v * sign > 0]
+            sides[sign] = Buckets(0, np.bincount(exponents).astype(np.int64)) if exponents else Buckets.empty()
+        low, high = (min(values), max(values)) if values else (math.nan, math.nan)
+        ends = [math.copysign(2.0 ** (abs(v) + 1), v) if v else 0.0 for v in (low, high)] if values else [low, high]
+        zeros = values.count(0)
+        return ExponentialHistogram(0, len(values), 1.0 * len(values), zeros, sides[1], sides[-1], *ends)
+
+    earlier, later = of(before), of(before + new)
+    earlier = earlier.downscaled(-coarser)
+    quick, slow = difference(later, earlier), later.since(earlier)
+    assert isinstance(quick, ExponentialHistogram)
+    assert slow is not None
+    assert quick.count == slow.count == len(new)
+    a, b = quick.binned(), slow.binned()
+    assert a.count.tolist() == b.count.tolist()
+    assert np.allclose(a.lower, b.lower)
+    assert np.allclose(a.upper, b.upper)
+    assert quick.maximum_observed == slow.maximum_observed or not before
+    if new and before:
+        assert difference(earlier, later) is None

@@ -1,0 +1,209 @@
+"""Verdicts as a pure function of samples: the table of two windows, Holm over cells, reasons a person can act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kc_otel.bounds import Binned
+from kc_otel.evaluator.statistics import clause_interval, factors
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.evaluator.verdicts import Evidence, Memo, decide
+
+NOW = 1_800_000_000.0
+RNG = np.random.default_rng(7)
+
+
+def sample(mean: float, size: int, spread: float = 0.0) -> NDArray[np.float64]:
+    """A sample in [0, 1] with exactly this mean; without spread every value is the mean."""
+    values = np.full(size, mean)
+    values[: size // 2] += spread
+    values[size - size // 2 :] -= spread
+    return values
+
+
+def evidence(
+    contract: Any, short: Any, long: Any, *, slice: str = "all", clause: int = 0, absence: str = ""
+) -> Evidence:
+    windows = {"short": Binned.of_samples(short), "long": Binned.of_samples(long)}
+    item = contract.clauses[clause]
+    return Evidence(Cell(contract.name, item.id, slice, "a", "b"), item, lambda window: windows[window], absence)
+
+
+def judge(contract: Any, short: Any, long: Any) -> Verdict:
+    (verdict,) = decide(contract, [evidence(contract, short, long)], NOW)
+    return verdict
+
+
+FAIL, PASS, OPEN, FEW, NONE = (
+    sample(0.05, 50_000), sample(0.0005, 50_000), sample(0.0035, 3_000, 0.003), sample(0.0, 50), np.zeros(0)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "status", "window"),
+    [
+        (FAIL, PASS, Status.FAIL, "short"),
+        (FAIL, FAIL, Status.FAIL, "short"),
+        (PASS, FAIL, Status.PASS, "short"),
+        (PASS, PASS, Status.PASS, "short"),
+        (OPEN, FAIL, Status.FAIL, "long"),
+        (OPEN, PASS, Status.PASS, "long"),
+        (OPEN, OPEN, Status.INCONCLUSIVE, "long"),
+        (FEW, FAIL, Status.FAIL, "long"),
+        (FEW, FEW, Status.INCONCLUSIVE, "long"),
+        (NONE, PASS, Status.PASS, "long"),
+    ],
+)
+def test_the_short_window_decides_and_the_long_one_where_it_cannot(
+    contract: Any, short: Any, long: Any, status: Status, window: str
+) -> None:
+    """FAIL and PASS of the short window stand; where it is undecided or thin, the long window's verdict does."""
+    verdict = judge(contract(), short, long)
+    assert (verdict.status, verdict.window) == (status, window)
+    assert verdict.at == NOW
+    assert verdict.samples == (short if window == "short" else long).size
+    if status is Status.FAIL:
+        assert verdict.lower > verdict.limit
+        assert verdict.margin < 0
+    if status is Status.PASS:
+        assert verdict.upper <= verdict.limit
+        assert verdict.margin >= 0
+
+
+def test_absence_is_no_data(contract: Any) -> None:
+    """A cell with nothing to judge is NO_DATA, and says why."""
+    made = contract()
+    (verdict,) = decide(made, [evidence(made, NONE, NONE, absence="no report for 2m")], NOW)
+    assert (verdict.status, verdict.reason, verdict.samples, verdict.window) == (
+        Status.NO_DATA, "no report for 2m", 0, "",
+    )  # fmt: skip
+
+
+def test_limits_of_slices_are_used(contract: Any) -> None:
+    """A slice is judged against its own limit where the clause names one."""
+    made = contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.004, "slices": {"code": 0.1}}])
+    cells = [evidence(made, FAIL, FAIL), evidence(made, FAIL, FAIL, slice="code")]
+    assert [(v.status, v.limit) for v in decide(made, cells, NOW)] == [(Status.FAIL, 0.004), (Status.PASS, 0.1)]
+
+
+def test_reasons_carry_the_numbers(contract: Any) -> None:
+    """Each reason names the bound, the limit, the samples and the window."""
+    made = contract()
+    assert judge(made, FAIL, FAIL).reason == "lower bound 0.04972 > limit 0.004 with 50,000 samples in 5m"
+    assert judge(made, PASS, PASS).reason == "upper bound 0.0007796 <= limit 0.004 with 50,000 samples in 5m"
+    assert judge(made, OPEN, OPEN).reason == (
+        "upper bound 0.008351 > limit 0.004 with 3,000 samples in 1h: about 29,000 more needed"
+    )
+    assert judge(made, FEW, FEW).reason == (
+        "upper bound 0.2853 > limit 0.004 with 50 of 100 samples in 1h: about 3,600 more needed"
+    )
+    few = contract(observability={"min_samples": 80_000})
+    assert judge(few, PASS, PASS).reason == (
+        "upper bound 0.0007796 <= limit 0.004 with 50,000 of 80,000 samples in 1h: 30,000 more needed"
+    )
+
+
+@pytest.mark.parametrize("mean", [0.0005, 0.002, 0.0035, 0.005, 0.008])
+def test_the_number_of_missing_samples_is_about_right(contract: Any, mean: float) -> None:
+    """With as many more samples as the reason asks for, the cell is decided; with half of them it is not."""
+    made = contract()
+    few = RNG.permutation(sample(mean, 1000, mean / 2))
+    verdict = judge(made, few, few)
+    assert verdict.status is Status.INCONCLUSIVE
+    words = verdict.reason.split()
+    more = int(words[words.index("more") - 1].replace(",", ""))
+    enough, half = sample(mean, 1000 + int(more * 1.1), mean / 2), sample(mean, 1000 + int(more * 0.5), mean / 2)
+    assert judge(made, enough, enough).status is not Status.INCONCLUSIVE
+    assert judge(made, half, half).status is Status.INCONCLUSIVE
+
+
+def test_max_needs_no_minimum_of_samples(contract: Any) -> None:
+    """One observation above the limit of a max clause is a fact, and one below it is all that can be said."""
+    made = contract(runtime=[{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}])
+    cells = [evidence(made, np.array([value]), np.array([value]), clause=1) for value in (1.0, 2.0)]
+    assert [decide(made, [cell], NOW)[0].status for cell in cells] == [Status.PASS, Status.FAIL]
+
+
+def test_more_cells_ask_for_more_evidence_before_any_fails(contract: Any) -> None:
+    """Holm: what fails alone need not fail as one of many, unless the others fail too."""
+    made = contract(slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(60)})
+    # A handful of ones in many zeros: above the limit at alpha/2, not at alpha/120.
+    values = np.zeros(5000)
+    values[:66] = 1.0
+    quiet = np.zeros(20_000)
+    alone = evidence(made, values, quiet)
+    others = [evidence(made, quiet, quiet, slice=f"s{i}") for i in range(60)]
+    loud = [evidence(made, np.full(5000, 0.9), quiet, slice=f"s{i}") for i in range(60)]
+    assert decide(made, [alone], NOW)[0].status is Status.FAIL
+    assert decide(made, [alone, *others], NOW)[0].status is not Status.FAIL
+    assert {verdict.status for verdict in decide(made, [alone, *loud], NOW)} == {Status.FAIL}
+
+
+def test_memo_changes_no_verdict(contract: Any) -> None:
+    """With and without a memo, twice in a row, the verdicts are the same."""
+    made, memo = contract(), Memo()
+    cells = [evidence(made, OPEN, FAIL), evidence(made, FAIL, PASS, slice="code")]
+    plain = decide(made, cells, NOW)
+    assert decide(made, cells, NOW, memo) == plain
+    assert decide(made, cells, NOW, memo) == plain
+
+
+ASSUMPTIONS = {
+    "reward_range": [-1, 3], "horizon": 100, "advantage_max": 5, "score_norm_max": 2, "clip": 0.2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "expected"),
+    [
+        ("k1", [-0.1, 0.3], -0.1),
+        ("support_deficit", [0.9, 0.94], 0.08),
+        ("clip_budget_share", [0.01, 0.03], 0.02 / np.log(1.2)),
+        ("reward_drift_bound", [0.0, 0.02], 4 * 0.01),
+        ("gradient_bias_bound", [0.0, 0.02], 2 * 5 * 100 * 2 * 0.01),
+    ],
+)
+def test_derived_metrics_follow_their_formulas(contract: Any, metric: str, values: Any, expected: float) -> None:
+    """A derived metric is its formula of the base quantity's mean, with the interval's sides the right way round."""
+    made = contract(assumptions=ASSUMPTIONS, statistical=[{"id": "d", "metric": metric, "limit": 1}])
+    base = Binned.of_samples(np.array(values * 5000))
+    interval = clause_interval(made.clauses[0], made.assumptions, base, alpha_lower=1e-6, alpha_upper=0.1)
+    assert interval.estimate == pytest.approx(expected)
+    assert interval.lower < interval.estimate < interval.upper
+    assert interval.estimate - interval.lower > interval.upper - interval.estimate
+
+
+def test_missing_assumptions_are_named(contract: Any) -> None:
+    """A derived metric without its assumptions says which to write."""
+    with pytest.raises(ValueError, match=r"assumptions\.reward_range"):
+        factors("reward_drift_bound", contract().assumptions)
+
+
+@pytest.mark.slow
+def test_false_fails_stay_within_alpha(contract: Any) -> None:
+    """On data that sits exactly on the limit in every slice, any FAIL in a window is as rare as the contract asks."""
+    made = contract(
+        slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(9)},
+        statistical=[
+            {"id": "tv", "metric": "tv_token", "limit": 0.004},
+            {"id": "tail", "metric": "tv_token", "statistic": "p99", "limit": 0.1},
+            {"id": "share", "metric": "tv_token", "statistic": "fraction > 0.05", "limit": 0.02},
+        ],
+        observability={"confidence": 0.9, "min_samples": 100},
+    )
+    rng = np.random.default_rng(11)
+    wrong, runs, n = 0, 400, 2000
+    for _ in range(runs):
+        cells = []
+        for slice in ("all", *made.slices):
+            spiky = (rng.random(n) < 0.004).astype(float)
+            upper = np.where(rng.random(n) < 0.99, rng.uniform(0.0, 0.1, n), 0.2)
+            share = np.where(rng.random(n) < 0.02, 0.06, 0.01)
+            for clause, values in enumerate((spiky, upper, share)):
+                cells.append(evidence(made, values, values, slice=slice, clause=clause))
+        wrong += any(verdict.status is Status.FAIL for verdict in decide(made, cells, NOW))
+    assert wrong / runs <= 0.1

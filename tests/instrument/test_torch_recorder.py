@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_tensors_of_every_precision_are_measured_as_they_are(recorders, memory, logprobs, dtype):
+    """Half precision is compared as the numbers it holds, in float32."""
+    train, inference = (torch.tensor(side).to(dtype) for side in logprobs(4, 50))
+    recorder = recorders()
+    recorder.compare(train, inference, mask=torch.ones(4, 50, dtype=torch.bool), token_ids=torch.zeros(4, 50).long())
+    assert recorder.force_flush()
+    expected = (train.double() - inference.double()).sum().item()
+    assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-4)
+
+
+class Negative(torch.autograd.Function):
+    """-x, whose backward node holds an object that shows whether the graph is alive."""
+
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return -x
+
+    @staticmethod
+    def backward(_, grad):
+        return -grad, None
+
+
+def test_no_graph_is_kept_and_gradients_still_flow(recorders, memory, held):
+    """A tensor with a graph may wait in the queue without its graph, and its gradients are what they were."""
+
+    class Part:
+        pass
+
+    part = Part()
+    alive = weakref.ref(part)
+    weight = torch.rand(8, requires_grad=True)
+    train = Negative.apply(weight, part)[None]
+    recorder = recorders()
+    recorder.compare(train, train.detach() * 1.01)
+    train.sum().backward()
+    assert torch.allclose(weight.grad, torch.full((8,), -1.0))
+    del train, part
+    gc.collect()
+    assert alive() is None
+    held.set()
+    assert recorder.force_flush()
+    assert memory.count() == 8
+
+
+def test_in_place_changes_after_the_call_do_not_show(recorders, memory, logprobs):
+    """Tensors are copied before compare returns, as an optimizer or a buffer pool will overwrite them."""
+    train, inference = (torch.tensor(side) for side in logprobs(2, 10))
+    expected = (train - inference).sum().item()
+    recorder = recorders()
+    recorder.compare(train, inference)
+    train.fill_(-3.0)
+    recorder.force_flush()
+    assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-5)
+
+
+def test_tensors_made_under_inference_mode_are_fine(recorders, memory, logprobs):
+    """What comes from torch.inference_mode can be compared like anything else."""
+    train, inference = logprobs(2, 10)
+    recorder = recorders()
+    with torch.inference_mode():
+        recorder.compare(torch.tensor(train) * 1.0, torch.tensor(inference) * 1.0)
+    assert recorder.force_flush()
+    assert memory.count() == 20
+
+
+def test_the_two_sides_may_come_from_different_libraries(recorders, memory, logprobs):
+    """A trainer's bfloat16 tensor is compared with an engine's list of floats, in one batch and by key."""
+    train, inference = logprobs(2, 10)
+    recorder = recorders()
+    recorder.compare(torch.tensor(train).bfloat16(), inference)
+    recorder.compare(torch.tensor(train), inference.tolist(), mask=torch.ones(2, 10).long())
+    recorder.compare([torch.tensor(train[0]), torch.tensor(train[1][:5])], [inference[0].tolist(), inference[1][:5]])
+    recorder.sampled("a", token_ids=list(range(10)), logprobs=inference[0].tolist())
+    recorder.scored("a", token_ids=torch.arange(10), logprobs=torch.tensor(train[0]).bfloat16())
+    assert recorder.force_flush()
+    assert (recorder.stats().dropped, recorder.stats().invalid) == ({}, {})
+    assert memory.count() == 20 + 20 + 15 + 10
+
+
+def test_logits_in_bfloat16(recorders, memory):
+    """Full logits may be bfloat16 tensors that need gradients."""
+    train = torch.randn(2, 5, 64, requires_grad=True)
+    recorder = recorders()
+    recorder.compare_logits(train, train.detach().bfloat16(), token_ids=torch.zeros(2, 5).long())
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    assert memory.points("kc.drift.tv_exact")[0].count == 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_comparing_on_a_gpu_does_not_wait_for_it(recorders, memory, logprobs):
+    """On a GPU compare only enqueues copies: torch's own check for synchronisation stays silent."""
+    train, inference = (torch.tensor(side, dtype=torch.float32, device="cuda") for side in logprobs(16, 256))
+    mask = torch.ones(16, 256, dtype=torch.bool, device="cuda")
+    expected = (train - inference).double().sum().item()
+    recorder = recorders()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        recorder.compare(train, inference, mask=mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    train.zero_()
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-2)
+
+
+def test_a_tensor_on_a_device_that_cannot_be_read_is_counted(recorders, memory, logprobs):
+    """A tensor without data is a failed measurement, not an error of the caller."""
+    recorder = recorders()
+    recorder.compare(torch.empty(2, 3, device="meta"), torch.empty(2, 3, device="meta"))
+    recorder.compare(*logprobs(1, 5))
+    assert recorder.force_flush()
+    assert sum(recorder.stats().dropped.values()) == 1
+    assert memory.count() == 5
+    assert np.isfinite(memory.points("kc.drift.log_ratio")[0].sum)

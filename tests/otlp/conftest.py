@@ -1,0 +1,60 @@
+"""A sink that remembers, requests to send it, and the protocol's own example payloads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.otlp import Outcome
+
+
+class RecordingSink:
+    """Remembers what it got; answers, or raises, what it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.answer: Outcome | Exception = Outcome()
+
+    def _take(self, name: str, request: Any) -> Outcome:
+        self.requests.append((name, request))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def metrics(self, request: Any) -> Outcome:
+        return self._take("metrics", request)
+
+    def traces(self, request: Any) -> Outcome:
+        return self._take("traces", request)
+
+    def logs(self, request: Any) -> Outcome:
+        return self._take("logs", request)
+
+
+@pytest.fixture
+def sink() -> RecordingSink:
+    """A fresh sink."""
+    return RecordingSink()
+
+
+@pytest.fixture
+def request_of_metrics() -> ExportMetricsServiceRequest:
+    """A small valid request."""
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.k3")
+    metric.exponential_histogram.data_points.add(count=3, time_unix_nano=5)
+    return request
+
+
+@pytest.fixture
+def examples() -> Path:
+    """Folder of opentelemetry-proto's example payloads; beside the checkout, or where KC_OTEL_SHARED_DATA says."""
+    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+    folder = Path(os.environ.get("KC_OTEL_SHARED_DATA", beside)) / "otlp-examples"
+    if not folder.is_dir():
+        pytest.skip(f"no example payloads of opentelemetry-proto at {folder}")
+    return folder

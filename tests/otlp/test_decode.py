@@ -1,0 +1,131 @@
+"""Decoding of both encodings: what is valid is read whole, what is not is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.otlp import BadRequestError
+from kc_otel.otlp.decode import from_json, from_protobuf, to_json
+from kc_otel.otlp.signals import LOGS, METRICS, SIGNALS, TRACES
+
+FILES = {"metrics.json": METRICS, "trace.json": TRACES, "logs.json": LOGS, "events.json": LOGS}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_protocols_own_examples_are_read(examples: Path, name: str) -> None:
+    """opentelemetry-proto's JSON examples are read, and survive the way through protobuf."""
+    request = from_json((examples / name).read_bytes(), FILES[name])
+    assert request.ByteSize() > 100
+    assert from_protobuf(request.SerializeToString(), FILES[name]) == request
+
+
+def test_ids_are_hex_in_json(examples: Path) -> None:
+    """Trace and span ids in OTLP/JSON are hex, in either case, and not protobuf's base64."""
+    span = from_json((examples / "trace.json").read_bytes(), TRACES).resource_spans[0].scope_spans[0].spans[0]
+    assert span.trace_id.hex() == "5b8efff798038103d269b633813fc60c"
+    assert span.span_id.hex() == "eee19b7ec3c1b174"
+    assert span.parent_span_id.hex() == "eee19b7ec3c1b173"
+
+
+def test_ids_of_links_and_exemplars_are_hex_too() -> None:
+    """Wherever an id stands it is hex; attributes of the same name are left alone."""
+    body = {
+        "resourceSpans": [
+            {
+                "scopeSpans": [
+                    {
+                        "spans": [
+                            {
+                                "name": "x",
+                                "links": [{"traceId": "00" * 15 + "0a", "spanId": "00" * 7 + "0b"}],
+                                "attributes": [{"key": "traceId", "value": {"stringValue": "not hex"}}],
+                            }
+                        ]
+                    }
+                ]
+            }
+        ]
+    }
+    (span,) = from_json(json.dumps(body).encode(), TRACES).resource_spans[0].scope_spans[0].spans
+    assert span.links[0].trace_id == bytes(15) + b"\x0a"
+    assert span.attributes[0].value.string_value == "not hex"
+
+
+def test_numbers_may_be_strings_and_unknown_fields_are_ignored() -> None:
+    """64-bit integers come as strings or numbers; what nobody knows yet does no harm."""
+    body = b"""{"futureField": {"a": [1]}, "resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "m", "new": 1,
+        "exponentialHistogram": {"aggregationTemporality": 2, "dataPoints": [{"count": "12", "timeUnixNano": 5,
+        "positive": {"offset": -3, "bucketCounts": ["5", 7]}}]}}]}]}]}"""
+    metric = from_json(body, METRICS).resource_metrics[0].scope_metrics[0].metrics[0]
+    point = metric.exponential_histogram.data_points[0]
+    assert (point.count, list(point.positive.bucket_counts), point.positive.offset) == (12, [5, 7], -3)
+    assert metric.exponential_histogram.aggregation_temporality == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"7", b"\xff\xfe", b'{"resourceSpans": 3}', b'{"resourceSpans": [null]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": "12x"}]}]}]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": -1}]}]}]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": 1e999}]}]}]}',
+        b"[" * 100_000, b'{"a":' * 100_000, b'{"startTimeUnixNano": ' + b"9" * 6000 + b"}",
+    ],
+)  # fmt: skip
+def test_bad_json_is_refused(body: bytes) -> None:
+    """What is not OTLP/JSON is a bad request with a reason, never another error."""
+    with pytest.raises(BadRequestError, match=r"body is not|is not hex"):
+        from_json(body, TRACES)
+
+
+def test_bad_protobuf_is_refused() -> None:
+    """What is not the message is a bad request that names the message."""
+    with pytest.raises(BadRequestError, match="not an ExportMetricsServiceRequest in protobuf"):
+        from_protobuf(b"\x0a\xff\xff", METRICS)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["resourceMetrics", "scopeMetrics", "metrics", "gauge", "dataPoints", "asInt", "traceId", "attributes",
+                 "key", "value", "stringValue", "exemplars", "resource", "exponentialHistogram", "count", "positive",
+                 "bucketCounts", "bytesValue", "kvlistValue", "values", "flags", "min"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_no_json_breaks_the_decoder(tree: Any) -> None:
+    """Any JSON is a request or a bad request."""
+    try:
+        request = from_json(json.dumps(tree).encode(), METRICS)
+    except BadRequestError:
+        return
+    assert to_json(request)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(SIGNALS))
+def test_no_bytes_break_the_decoders(body: bytes, signal: Any) -> None:
+    """Any bytes are a request or a bad request, in both encodings."""
+    for decode in (from_protobuf, from_json):
+        try:
+            decode(body, signal)
+        except BadRequestError as error:
+            assert str(error)  # noqa: PT017 - either outcome is right, silence is not

@@ -1,0 +1,205 @@
+"""OTLP over HTTP: status codes and bodies as the specification has them, in the request's own encoding."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+from google.rpc.status_pb2 import Status
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+
+from kc_otel.otlp import Limits, Outcome, RequestCounts, ThrottledError
+from kc_otel.otlp.http_server import http_app
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+SMALL = Limits(max_bytes=2000)
+
+
+def call(app: Any, method: str, path: str, body: Any = b"", **headers: str) -> httpx.Response:
+    """One request to the application, in process."""
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await client.request(method, path, content=body, headers=named)
+
+    return asyncio.run(send())
+
+
+def status(response: httpx.Response) -> tuple[int, str]:
+    """Code and message of the google.rpc.Status in a response."""
+    if response.headers["content-type"] == PROTOBUF:
+        found = Status.FromString(response.content)
+        return found.code, found.message
+    tree = response.json()
+    return tree["code"], tree["message"]
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+@pytest.mark.parametrize("name", ["metrics", "traces", "logs"])
+def test_protobuf_reaches_the_sink(sink: Any, name: str, encoding: str) -> None:
+    """A POST in protobuf is taken, whole, and answered in protobuf."""
+    body = gzip.compress(b"") if encoding else b""
+    counts = RequestCounts()
+    response = call(
+        http_app(sink, counts=counts), "POST", f"/v1/{name}", body, content_type=PROTOBUF, content_encoding=encoding
+    )
+    assert (response.status_code, response.headers["content-type"], response.content) == (200, PROTOBUF, b"")
+    assert [taken for taken, _ in sink.requests] == [name]
+    assert counts.snapshot() == {("http", "accepted"): 1}
+
+
+def test_json_reaches_the_sink(sink: Any) -> None:
+    """A POST in JSON is taken and answered in JSON."""
+    body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "kc.drift.k3"}]}]}]})
+    response = call(http_app(sink), "POST", "/v1/metrics", body, content_type="application/json; charset=utf-8")
+    assert (response.status_code, response.json()) == (200, {})
+    assert sink.requests[0][1].resource_metrics[0].scope_metrics[0].metrics[0].name == "kc.drift.k3"
+
+
+def test_partial_success_is_said(sink: Any) -> None:
+    """What the sink rejected is in the answer, with its reason, and in the counts."""
+    sink.answer, counts = Outcome(3, "no such contract"), RequestCounts()
+    response = call(http_app(sink, counts=counts), "POST", "/v1/metrics", content_type=PROTOBUF)
+    said = ExportMetricsServiceResponse.FromString(response.content).partial_success
+    assert (response.status_code, said.rejected_data_points, said.error_message) == (200, 3, "no such contract")
+    assert counts.snapshot() == {("http", "partial"): 1}
+    said = call(http_app(sink), "POST", "/v1/traces", b"{}", content_type=JSON).json()["partialSuccess"]
+    assert said == {"rejectedSpans": "3", "errorMessage": "no such contract"}
+    logs = call(http_app(sink), "POST", "/v1/logs", content_type=PROTOBUF).content
+    assert ExportLogsServiceResponse.FromString(logs).partial_success.rejected_log_records == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "expected", "outcome"),
+    [
+        ("GET", "/v1/metrics", b"", {}, 405, "not_allowed"),
+        ("POST", "/v1/profiles", b"", {"content_type": JSON}, 404, "not_found"),
+        ("POST", "/v1/metrics", b"", {}, 415, "unsupported_media"),
+        ("POST", "/v1/metrics", b"", {"content_type": "text/plain"}, 415, "unsupported_media"),
+        ("POST", "/v1/metrics", b"", {"content_type": PROTOBUF, "content_encoding": "br"}, 415, "unsupported_media"),
+        ("POST", "/v1/metrics", b"\x0a\xff", {"content_type": PROTOBUF}, 400, "bad_request"),
+        ("POST", "/v1/metrics", b"{", {"content_type": JSON}, 400, "bad_request"),
+        ("POST", "/v1/metrics", b"x", {"content_type": JSON, "content_encoding": "gzip"}, 400, "bad_request"),
+        ("POST", "/v1/metrics", bytes(2001), {"content_type": PROTOBUF}, 413, "too_large"),
+        ("POST", "/v1/metrics", bytes(90_000), {"content_type": PROTOBUF}, 413, "too_large"),
+        (
+            "POST", "/v1/metrics", gzip.compress(bytes(2001)), {"content_type": JSON, "content_encoding": "gzip"}, 413,
+            "too_large",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(
+    sink: Any, method: str, path: str, body: bytes, headers: dict[str, str], expected: int, outcome: str
+) -> None:
+    """Every refusal has its status, a google.rpc.Status that says why, and its count; the sink sees nothing."""
+    counts = RequestCounts()
+    response = call(http_app(sink, SMALL, counts), method, path, body, **headers)
+    code, message = status(response)
+    assert response.status_code == expected
+    assert response.headers["content-type"] == (PROTOBUF if headers.get("content_type") == PROTOBUF else JSON)
+    assert code > 0
+    assert len(message) > 10
+    assert counts.snapshot() == {("http", outcome): 1}
+    assert sink.requests == []
+    assert (response.headers.get("allow") == "POST") == (expected == 405)
+
+
+def test_throttling_says_when_to_come_back(sink: Any) -> None:
+    """A sink that cannot take more is a 503 with Retry-After."""
+    sink.answer = ThrottledError("busy", 2.5)
+    response = call(http_app(sink), "POST", "/v1/metrics", content_type=PROTOBUF)
+    assert (response.status_code, response.headers["retry-after"], status(response)) == (503, "3", (14, "busy"))
+
+
+def test_too_many_requests_at_once_are_throttled(sink: Any) -> None:
+    """Bodies that are being read are bounded in number; one more is told to come back."""
+    app = http_app(sink, Limits(max_concurrent=2, retry_after=1))
+
+    async def scenario() -> list[int]:
+        go = asyncio.Event()
+
+        async def slow() -> Any:
+            await go.wait()
+            yield b""
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
+            headers = {"content-type": PROTOBUF}
+            tasks = [asyncio.create_task(client.post("/v1/metrics", content=slow(), headers=headers)) for _ in range(3)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            go.set()
+            return [(await task).status_code for task in tasks]
+
+    assert sorted(asyncio.run(scenario())) == [200, 200, 503]
+
+
+def test_a_body_that_never_ends_is_given_up(sink: Any) -> None:
+    """A sender that stalls does not hold its place for ever."""
+    app = http_app(sink, Limits(read_timeout=0.05))
+
+    async def never() -> Any:
+        yield b"x"
+        await asyncio.sleep(60)
+
+    response = call(app, "POST", "/v1/metrics", never(), content_type=PROTOBUF)
+    assert (response.status_code, status(response)[0]) == (408, 4)
+
+
+def test_a_sender_that_hangs_up_is_no_error(sink: Any) -> None:
+    """A disconnect in the middle of a body is counted, and nothing is answered."""
+    counts, sent = RequestCounts(), []
+    messages = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}]
+    scope = {"type": "http", "method": "POST", "path": "/v1/logs", "headers": [(b"content-type", PROTOBUF.encode())]}
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(http_app(sink, counts=counts)(scope, receive, send))
+    assert sent == []
+    assert counts.snapshot() == {("http", "disconnected"): 1}
+
+
+def test_a_sink_that_fails_is_a_500_without_its_secrets(sink: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of ours is logged here and told without details there."""
+    sink.answer = RuntimeError("password")
+    response = call(http_app(sink), "POST", "/v1/metrics", content_type=PROTOBUF)
+    assert response.status_code == 500
+    assert "password" not in response.text
+    assert "password" in caplog.text
+
+
+def test_it_can_be_mounted(sink: Any) -> None:
+    """Under a framework's mount the path is what comes after the mount."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = Starlette(routes=[Mount("/otlp", app=http_app(sink))])
+    assert call(app, "POST", "/otlp/v1/metrics", content_type=PROTOBUF).status_code == 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=400),
+    st.sampled_from([PROTOBUF, JSON]),
+    st.sampled_from(["", "gzip", "deflate"]),
+    st.sampled_from(["metrics", "traces", "logs"]),
+)
+def test_no_bytes_are_a_server_error(body: bytes, media: str, encoding: str, name: str) -> None:
+    """Random bytes are taken or refused; they are never a fault of the server."""
+
+    class Quiet:
+        def __getattr__(self, _name: str) -> Any:
+            return lambda _request: Outcome()
+
+    response = call(http_app(Quiet()), "POST", f"/v1/{name}", body, content_type=media, content_encoding=encoding)
+    assert response.status_code in {200, 400}

@@ -1,0 +1,66 @@
+"""Limits on size, before and after decompression."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+
+from kc_otel.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError
+from kc_otel.otlp.limits import inflate
+
+LIMITS = Limits(max_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [("", bytes), ("identity", bytes), ("gzip", gzip.compress), (" GZip ", gzip.compress), ("deflate", zlib.compress)],
+)
+def test_bodies_up_to_the_limit_are_inflated(encoding: str, compress: object) -> None:
+    """Exactly the limit is accepted, one byte more is not."""
+    assert callable(compress)
+    assert inflate(compress(b"x" * 100_000), encoding, LIMITS) == b"x" * 100_000
+    with pytest.raises(TooLargeError, match="100000 bytes; send smaller batches"):
+        inflate(compress(b"x" * 100_001), encoding, LIMITS)
+
+
+def test_bombs_are_refused_while_inflating() -> None:
+    """A body that would inflate to a gigabyte costs about the limit, not a gigabyte."""
+    layer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    bomb = b"".join(layer.compress(bytes(1 << 20)) for _ in range(256)) + layer.flush()
+    tracemalloc.start()
+    with pytest.raises(TooLargeError):
+        inflate(bomb, "gzip", LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_members_of_a_gzip_body_share_the_limit() -> None:
+    """Several gzip members are one body, and one limit."""
+    part = gzip.compress(b"x" * 30_000)
+    assert inflate(part * 3, "gzip", LIMITS) == b"x" * 90_000
+    with pytest.raises(TooLargeError):
+        inflate(part * 4, "gzip", LIMITS)
+
+
+@pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b"x" * 999)[:-9], gzip.compress(b"x") + b"rest"])
+def test_damaged_bodies_are_refused(body: bytes) -> None:
+    """What is not gzip, or not all of it, is a bad request."""
+    with pytest.raises(BadRequestError):
+        inflate(body, "gzip", LIMITS)
+
+
+def test_unknown_encodings_are_refused() -> None:
+    """An encoding that is not known says which are."""
+    with pytest.raises(UnsupportedMediaError, match="use gzip, deflate or none"):
+        inflate(b"", "br", LIMITS)
+
+
+@pytest.mark.parametrize("field", ["max_bytes", "max_concurrent", "retry_after", "read_timeout"])
+def test_limits_are_positive(field: str) -> None:
+    """A limit of nothing is a mistake."""
+    with pytest.raises(ValueError, match=f"{field}: 0 must be more than 0"):
+        Limits(**{field: 0})

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.promotion.evidence import EvidenceError, _checksum, make_evidence, verify_evidence
+from kc_otel.promotion.stages import Decision, Outcome, Stage
+
+ADVANCE = Decision(Outcome.ADVANCE, Stage.FULL, 3)
+
+
+@pytest.fixture(scope="session")
+def record(contract, make_verdict):
+    verdicts = [make_verdict(), make_verdict(slice="all")]
+    return make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, verdicts, 1_700_000_000.0)
+
+
+def test_record_says_what_was_promised_and_measured(record, contract):
+    """Contract, kernels, bounds, limits, counts, tool and time are in the record."""
+    assert record["contract"] == {"name": "policy-7b", "version": 3, "hash": contract.hash}
+    assert (record["kernel"], record["stage"], record["time"]) == ("inferB", "canary", "2023-11-14T22:13:20.000Z")
+    assert record["tool"]["name"] == "kc-otel"
+    assert record["decision"] == {"outcome": "advance", "stage": "full", "windows": 3, "missing": []}
+    assert [verdict["slice"] for verdict in record["verdicts"]] == ["all", "code"]
+    verdict = record["verdicts"][0]
+    assert (verdict["lower"], verdict["upper"], verdict["limit"], verdict["samples"]) == (0.001, 0.003, 0.004, 5000)
+    assert verdict["kernels"] == {"train": "trainA", "inference": "inferB"}
+
+
+def test_record_that_went_through_a_file_verifies(record):
+    """Order of keys and white space do not matter."""
+    shuffled = dict(reversed(list(json.loads(json.dumps(record, indent=3)).items())))
+    verify_evidence(shuffled)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()):
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, (*path, name))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from leaves(inner, (*path, place))
+    else:
+        yield path
+
+
+@given(data=st.data())
+def test_any_change_is_found(record, data):
+    """No single value can be changed without the checksum telling."""
+    path = data.draw(st.sampled_from(list(leaves(record))))
+    changed = copy.deepcopy(record)
+    inner = changed
+    for step in path[:-1]:
+        inner = inner[step]
+    old = inner[path[-1]]
+    inner[path[-1]] = data.draw(st.one_of(st.text(), st.integers(), st.none()).filter(lambda new: new != old))
+    with pytest.raises(EvidenceError):
+        verify_evidence(changed)
+
+
+def sealed(record, **changes):
+    changed = {**record, **changes}
+    del changed["checksum"]
+    return changed | {"checksum": _checksum(changed)}
+
+
+def test_verdict_that_contradicts_its_numbers_is_found(record):
+    """A PASS above the limit is refused even with a fresh checksum."""
+    verdicts = [record["verdicts"][0] | {"upper": 0.005}, record["verdicts"][1] | {"status": "FAIL"}]
+    with pytest.raises(EvidenceError) as error:
+        verify_evidence(sealed(record, verdicts=verdicts))
+    assert "token-tv on all is PASS, but its upper bound" in str(error.value)
+    assert "token-tv on code is FAIL, but its lower bound" in str(error.value)
+
+
+@pytest.mark.parametrize("outcome", ["advance", "rollback"])
+def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
+    """Nothing advances on doubt, and nothing rolls back without a failure."""
+    decision = Decision(Outcome(outcome), Stage.OFFLINE_CI, 0)
+    record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("INCONCLUSIVE")], 0.0)
+    with pytest.raises(EvidenceError, match="the decision is to"):
+        verify_evidence(record)
+
+
+def test_missing_and_foreign_fields_are_named(record):
+    """The error lists what is wrong."""
+    broken = {name: value for name, value in record.items() if name != "kernel"} | {"approved": True}
+    with pytest.raises(EvidenceError, match="kernel is missing; approved is not a field"):
+        verify_evidence(broken)
+
+
+@pytest.mark.parametrize("other", [{}, {"format": "x"}, [], None])
+def test_what_is_no_record_is_refused(other):
+    """Something else entirely is said to be that."""
+    with pytest.raises(EvidenceError, match="not a record"):
+        verify_evidence(other)
+
+
+def test_record_of_another_shape_is_refused(record):
+    """A wrong shape is an error of the record, not a traceback."""
+    with pytest.raises(EvidenceError, match="another shape"):
+        verify_evidence(sealed(record, verdicts=[1]))
+
+
+def test_silence_is_recorded_as_null(contract, make_verdict):
+    """Numbers that do not exist are null, so that any JSON reader can read the record."""
+    decision = Decision(Outcome.WAIT, Stage.CANARY, 0, ("no samples",))
+    record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("NO_DATA")], 0.0)
+    json.dumps(record, allow_nan=False)
+    assert record["verdicts"][0]["upper"] is None
+    verify_evidence(record)
+
+
+def test_verdicts_of_another_contract_prove_nothing(contract, make_verdict):
+    """Evidence is made of verdicts under the contract that it names, and of some."""
+    with pytest.raises(ValueError, match="another contract"):
+        make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, [make_verdict(contract_hash="0" * 64)], 0.0)
+    with pytest.raises(ValueError, match="without verdicts"):
+        make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, [], 0.0)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.promotion.stages import GateSpec, Outcome, Round, Stage, decide
+
+GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), min_samples=2000)
+
+
+@pytest.fixture(scope="session")
+def rounds(make_verdict):
+    """Rounds from (time, status of slice code[, changes]); slice all passes."""
+
+    def build(*items):
+        made = []
+        for at, status, *changes in items:
+            code = make_verdict(status, at=at, **(changes[0] if changes else {}))
+            made.append(Round(at, (make_verdict(slice="all", at=at), code)))
+        return made
+
+    return build
+
+
+def test_stages_follow_each_other():
+    """Offline CI, shadow, canary, full, and nothing after."""
+    assert [stage.next for stage in Stage] == [Stage.SHADOW, Stage.CANARY, Stage.FULL, None]
+
+
+def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
+    """Three rounds a window apart open a gate of three; three rounds within a window do not."""
+    history = rounds((0, "PASS"), (300, "PASS"), (600, "PASS"))
+    assert decide(GATE, "inferB", history, (), 600) == decide(GATE, "inferB", history, (), 900)
+    decision = decide(GATE, "inferB", history, (), 600)
+    assert (decision.outcome, decision.stage, decision.windows, decision.missing) == ("advance", "full", 3, ())
+    close = decide(GATE, "inferB", rounds((0, "PASS"), (10, "PASS"), (20, "PASS"), (300, "PASS")), (), 300)
+    assert (close.outcome, close.stage, close.windows) == ("wait", "canary", 2)
+    assert close.missing == ("2 of 3 consecutive windows have passed",)
+
+
+def test_failure_rolls_back_whatever_came_after(rounds):
+    """One FAIL of the version in the stage ends it, also under a hold, and says which clause on which slice."""
+    history = rounds((0, "PASS"), (10, "FAIL"), (300, "PASS"), (600, "PASS"), (900, "PASS"))
+    decision = decide(GATE, "inferB", history, ("paused by ada",), 900)
+    assert (decision.outcome, decision.stage) == (Outcome.ROLLBACK, Stage.OFFLINE_CI)
+    assert decision.missing == (
+        "token-tv on code: FAIL, between 0.01 and 0.014 against a limit of 0.004, from 5,000 samples",
+    )
+
+
+def test_failure_of_another_version_is_not_ours(rounds):
+    """Verdicts of other kernel versions do not count, for or against."""
+    history = rounds((0, "FAIL", {"version": "old"}))
+    decision = decide(GATE, "inferB", history, (), 0)
+    assert decision.outcome is Outcome.WAIT
+    assert "token-tv on code: no verdict yet" in decision.missing
+
+
+def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
+    """A person reads what the gate waits for."""
+    decision = decide(GATE, "inferB", rounds((0, "INCONCLUSIVE", {"samples": 800})), (), 0)
+    assert decision.outcome is Outcome.WAIT
+    assert decision.missing == (
+        (
+            "token-tv on code: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, "
+            "1,200 more samples are needed before it can pass"
+        ),
+        "0 of 3 consecutive windows have passed",
+    )
+
+
+@pytest.mark.parametrize("between", ["INCONCLUSIVE", "NO_DATA"])
+def test_doubt_or_silence_between_passes_starts_the_streak_again(rounds, between):
+    """Consecutive means that nothing but PASS came between."""
+    history = rounds((0, "PASS"), (300, "PASS"), (450, between), (600, "PASS"), (900, "PASS"))
+    assert decide(GATE, "inferB", history, (), 900).windows == 2
+
+
+def test_silence_of_the_evaluator_starts_the_streak_again(rounds):
+    """Time in which nobody looked is no pass."""
+    history = rounds((0, "PASS"), (300, "PASS"), (700, "PASS"), (1000, "PASS"))
+    assert decide(GATE, "inferB", history, (), 1000).windows == 2
+
+
+def test_old_verdicts_do_not_advance(rounds):
+    """Three good windows of an hour ago are no data now."""
+    decision = decide(GATE, "inferB", rounds((0, "PASS"), (300, "PASS"), (600, "PASS")), (), 3600)
+    assert decision.outcome is Outcome.WAIT
+    assert decision.missing == ("no evaluation of inferB in the last 5m",)
+
+
+def test_verdicts_of_the_long_window_need_its_distance(rounds):
+    """A PASS that rests on an hour of data shares it with every round of that hour."""
+    history = rounds(*((300.0 * n, "PASS", {"window": "long"}) for n in range(25)))
+    assert decide(GATE, "inferB", history, (), 7200).windows == 3
+    assert decide(GATE, "inferB", history[:24], (), 6900).windows == 2
+
+
+def test_hold_waits_with_its_reason(rounds):
+    """A hold-promotion directive or a person stops an open gate."""
+    decision = decide(GATE, "inferB", rounds((0, "PASS"), (300, "PASS"), (600, "PASS")), ["no data on prose"], 600)
+    assert (decision.outcome, decision.windows) == (Outcome.WAIT, 3)
+    assert decision.missing == ("held: no data on prose",)
+
+
+def test_offline_stage_counts_rounds(rounds, contract):
+    """Recorded data have no clock: every round is a window, and none is stale."""
+    gate = GateSpec.of(contract, Stage.OFFLINE_CI, 1)
+    assert gate.cells == (("token-tv", "all"), ("token-tv", "code"))
+    decision = decide(gate, "inferB", rounds((0, "PASS")), (), 1e9)
+    assert (decision.outcome, decision.stage) == (Outcome.ADVANCE, Stage.SHADOW)
+    assert decide(gate, "inferB", [], (), 0).missing[0] == "no evaluation of inferB"
+
+
+def test_last_stage_stays(rounds, contract):
+    """There is nothing behind full, and a failure there still rolls back."""
+    gate = GateSpec.of(contract, Stage.FULL, 1)
+    assert gate.window == 300
+    assert decide(gate, "inferB", rounds((0, "PASS")), (), 0).missing == ("full is the last stage",)
+    assert decide(gate, "inferB", rounds((0, "FAIL")), (), 0).outcome is Outcome.ROLLBACK
+
+
+@given(
+    statuses=st.lists(st.sampled_from(["PASS", "PASS", "PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"]), max_size=12),
+    steps=st.lists(st.integers(1, 700), min_size=12, max_size=12),
+    windows=st.integers(1, 4),
+    held=st.booleans(),
+)
+def test_nothing_advances_without_proof(rounds, statuses, steps, windows, held):
+    """Advancing needs PASS to the end, enough time for the windows, no hold and no failure, and waiting says why."""
+    times = [float(sum(steps[: n + 1])) for n in range(len(statuses))]
+    gate = GateSpec(Stage.CANARY, windows, 300.0, 3600.0, GATE.cells)
+    now = times[-1] if times else 0.0
+    decision = decide(gate, "inferB", rounds(*zip(times, statuses, strict=True)), ["held"] if held else [], now)
+    assert (decision.outcome is Outcome.ROLLBACK) == ("FAIL" in statuses)
+    assert bool(decision.missing) == (decision.outcome is not Outcome.ADVANCE)
+    streak = []
+    for at, status in reversed(list(zip(times, statuses, strict=True))):
+        if status != "PASS" or (streak and streak[-1] - at > 300):
+            break
+        streak.append(at)
+    possible = math.floor((streak[0] - streak[-1]) / 300) + 1 if streak else 0
+    assert decision.windows <= min(windows, possible)
+    if decision.outcome is Outcome.ADVANCE:
+        assert not held
+        assert possible >= windows
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, 300.0, 300.0, GATE.cells), (1, 300.0, 60.0, GATE.cells), (1, 300.0, 300.0, ())]
+)
+def test_gate_that_asks_for_nothing_is_refused(arguments):
+    """A gate without windows or cells would open for anything."""
+    with pytest.raises(ValueError, match="gate"):
+        GateSpec(Stage.CANARY, *arguments)

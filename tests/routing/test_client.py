@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kc_otel.routing.client import Router
+from kc_otel.routing.table import DecisionTable, Route, apply
+
+LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
+
+
+class Evaluator:
+    """The decisions endpoint of an evaluator: answers at once when its version differs, else holds on."""
+
+    def __init__(self, port=0):
+        self.table = DecisionTable()
+        self.changed = threading.Condition()
+        self.asked = []
+        self.raw = None
+        self.stopping = False
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                query = parse_qs(urlsplit(self.path).query)
+                after, wait = int(query["after"][0]), float(query["wait"][0])
+                owner.asked.append((urlsplit(self.path).path, after))
+                with owner.changed:
+                    owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
+                    body = owner.raw or json.dumps(owner.table.to_json()).encode()
+                    unchanged = owner.raw is None and owner.table.version == after
+                self.send_response(304 if unchanged else 200)
+                self.send_header("content-length", "0" if unchanged else str(len(body)))
+                if owner.stopping:
+                    self.send_header("connection", "close")
+                self.end_headers()
+                if not unchanged:
+                    self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *args):  # a client that hung up is no news
+                pass
+
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    def publish(self, table):
+        with self.changed:
+            self.table = table
+            self.changed.notify_all()
+
+    def close(self):
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def evaluator():
+    server = Evaluator()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def routed(contract, make_transition):
+    return apply(DecisionTable(), [make_transition()], contract, 100)
+
+
+def eventually(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_one_slice_is_routed_away_while_the_rest_stays(contract, routed):
+    """Only requests of the slice, and only for the version that broke, go to the training kernel."""
+    router = Router.from_table(routed, contracts=[contract])
+    assert router.choose("policy-7b", CODE, "inferB") == "train-kernel"
+    assert router.choose("policy-7b", CODE, "inferC") == "inference-kernel"
+    assert router.choose("policy-7b", PROSE, "inferB") == "inference-kernel"
+    assert router.choose("policy-7b", LONG, "inferB") == "inference-kernel"
+    assert router.choose("policy-7b", CODE) == "train-kernel"
+
+
+@pytest.mark.parametrize("names", [("code",), ["all", "code"], {"code"}, "code", iter(["code"])])
+def test_slices_can_be_given_by_name(routed, names):
+    """A caller that knows its slices needs no contract."""
+    router = Router.from_table(routed)
+    assert router.choose("policy-7b", names, "inferB") == "train-kernel"
+    assert router.choose("policy-7b", ["long-context"], "inferB") == "inference-kernel"
+    assert router.choose("other", ["code"], "inferB") == "inference-kernel"
+
+
+def test_route_of_all_traffic_covers_every_request(contract, make_transition):
+    """`all` need not be named and needs no attribute."""
+    router = Router.from_table(
+        apply(DecisionTable(), [make_transition(slice="all")], contract, 1), contracts=[contract]
+    )
+    assert router.choose("policy-7b", {}, "inferB") == "train-kernel"
+    assert router.choose("policy-7b", [], "inferB") == "train-kernel"
+
+
+def test_attributes_without_the_contract_are_an_error_at_the_first_call():
+    """A forgotten contract is found in development, not at the first breach."""
+    with pytest.raises(LookupError, match=r"Router\(contracts="):
+        Router.from_table(DecisionTable()).choose("policy-7b", CODE)
+
+
+def test_slice_that_the_local_contract_does_not_know_is_logged(contract, make_transition, caplog):
+    """A client with an older contract says that a route cannot match attributes."""
+    table = apply(DecisionTable(), [make_transition(slice="newer")], contract, 1)
+    with caplog.at_level(logging.WARNING):
+        router = Router.from_table(table, contracts=[contract])
+    assert "no slice 'newer'" in caplog.text
+    assert router.choose("policy-7b", CODE, "inferB") == "inference-kernel"
+    assert router.choose("policy-7b", ["newer"], "inferB") == "train-kernel"
+
+
+def test_route_with_an_end_ends_in_the_client_too(routed):
+    """`until` holds without the evaluator."""
+    for until, kernel in ((time.time() - 1, "inference-kernel"), (time.time() + 60, "train-kernel")):
+        table = replace(routed, routes=(replace(routed.routes[0], until=until),))
+        assert Router.from_table(table).choose("policy-7b", ["code"], "inferB") == kernel
+        assert Router.from_table(table).choose("policy-7b", ["code"]) == kernel
+
+
+@pytest.mark.parametrize("on_stale", ["inference-kernel", "train-kernel"])
+def test_stale_table_keeps_its_routes_and_fails_to_the_chosen_side(routed, on_stale):
+    """An outage lifts no route; what no route covers goes where the operator said."""
+    now = [0.0]
+    router = Router.from_table(routed, stale_after=60, on_stale=on_stale, clock=lambda: now[0])
+    assert router.choose("policy-7b", ["long-context"], "inferB") == "inference-kernel"
+    now[0] = 61.0
+    assert router.stale
+    assert router.choose("policy-7b", ["code"], "inferB") == "train-kernel"
+    assert router.choose("policy-7b", ["long-context"], "inferB") == on_stale
+
+
+def test_directives_are_read_by_contract(contract, make_transition):
+    """Sampling, holds, halts and quarantine come with their reasons, and end with them."""
+    asked = make_transition(do=("sample-more", "hold-promotion", "halt", "quarantine-rollouts"))
+    router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
+    assert router.sampling("policy-7b", 0.05) == 1.0
+    assert router.halted("policy-7b") == router.held("policy-7b") == "0.008 is above 0.004"
+    assert router.quarantined("policy-7b") == {"code": "0.008 is above 0.004"}
+    assert (router.sampling("other", 0.05), router.halted("other"), router.held("other")) == (0.05, None, None)
+    assert router.quarantined("other") == {}
+
+
+def test_change_arrives_by_long_poll(evaluator, contract, routed):
+    """A new table is in force within moments, through one request that the evaluator held back."""
+    with Router(evaluator.url + "/", contracts=[contract], refresh=0.01) as router:
+        assert router.wait_for_table(10)
+        assert not router.stale
+        assert router.choose("policy-7b", CODE, "inferB") == "inference-kernel"
+        eventually(lambda: len(evaluator.asked) == 2)
+        evaluator.publish(routed)
+        eventually(lambda: router.table.version == 1)
+        assert router.choose("policy-7b", CODE, "inferB") == "train-kernel"
+        eventually(lambda: len(evaluator.asked) == 3)
+    assert evaluator.asked == [("/api/v1/decisions", -1), ("/api/v1/decisions", 0), ("/api/v1/decisions", 1)]
+
+
+def test_closing_does_not_wait_for_a_held_request(evaluator):
+    """`close` ends a request that the evaluator holds back."""
+    router = Router(evaluator.url, refresh=0.01)
+    eventually(lambda: len(evaluator.asked) == 2)
+    began = time.monotonic()
+    router.close()
+    assert time.monotonic() - began < 1.5
+    assert not router._poller.is_alive()
+
+
+def test_outage_keeps_the_last_table_and_ends_by_itself(evaluator, routed, caplog):
+    """While the evaluator is gone its last table holds; when it is back, so are its tables."""
+    evaluator.publish(routed)
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, wait=0.2) as router:
+        eventually(lambda: router.table.version == 1)
+        evaluator.close()
+        eventually(lambda: "the last one stays in force" in caplog.text)
+        assert router.choose("policy-7b", ["code"], "inferB") == "train-kernel"
+        again = Evaluator(evaluator.port)
+        try:
+            eventually(lambda: router.table.version == 0)
+            assert router.choose("policy-7b", ["code"], "inferB") == "inference-kernel"
+        finally:
+            router.close()
+            again.close()
+    assert caplog.text.count("stays in force") == 1
+
+
+def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
+    """An answer that is not a table leaves the last one in force."""
+    evaluator.publish(routed)
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01) as router:
+        eventually(lambda: router.table.version == 1)
+        for raw in (b"[]", b'{"version": 2}', b"\xff", b'{"version": 2, "at": 0, "routes": [{}]}'):
+            with evaluator.changed:
+                evaluator.raw = raw
+                evaluator.changed.notify_all()
+        eventually(lambda: "stays in force" in caplog.text)
+        assert router.table == routed
+
+
+@pytest.mark.parametrize(("url", "options"), [("evaluator:4319", {}), ("http://h", {"on_stale": "nowhere"})])
+def test_wrong_arguments_are_refused(url, options):
+    """A wrong URL or kernel is found at the start."""
+    with pytest.raises(ValueError, match=r"evaluator:4319|nowhere"):
+        Router(url, **options)
+
+
+VALUES = st.sampled_from(["code", "CODE", "prose", "true", "1", 1, 1.0, True, False, 8192, 9000.5])
+
+
+@given(
+    where=st.dictionaries(st.sampled_from(["task", "prompt_tokens"]), VALUES),
+    conditions=st.dictionaries(
+        st.sampled_from(["task", "prompt_tokens"]),
+        VALUES | st.lists(VALUES, min_size=1) | st.sampled_from([">= 8192", "!= code", "> 1, < 9000"]),
+        min_size=1,
+    ),
+)
+@example(where={"task": "1"}, conditions={"task": ["code", 1]})
+@example(where={"task": "true"}, conditions={"task": ["code", True]})
+def test_attributes_match_exactly_as_the_contract_says(contract, where, conditions):
+    """The router's fast matching agrees with the contract's own."""
+    varied = type(contract).model_validate(
+        contract.model_dump(mode="json", by_alias=True) | {"slices": {"code": {"where": conditions}}}
+    )
+    route = Route("policy-7b", "code", "inferB", "trainA", "train-kernel", "token-tv", "broken", 0.0)
+    router = Router.from_table(DecisionTable(version=1, routes=(route,)), contracts=[varied])
+    expected = "train-kernel" if "code" in varied.slices_of(where) else "inference-kernel"
+    assert router.choose("policy-7b", where, "inferB") == expected

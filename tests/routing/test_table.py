@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.routing.store import DecisionStore
+from kc_otel.routing.table import DecisionTable, DirectiveKind, apply, forget, resume
+
+EVERYTHING = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt", {"route": "train-kernel"})
+
+
+def test_firing_route_avoids_the_version_and_stays_after_the_resolve(contract, make_transition):
+    """A route names the version, the slice, the clause and the reason, and outlives its alert."""
+    table = apply(DecisionTable(), [make_transition()], contract, 100)
+    (route,) = table.routes
+    assert (route.contract, route.slice, route.avoid, route.train) == ("policy-7b", "code", "inferB", "trainA")
+    assert (route.kernel, route.clause, route.since, route.until) == ("train-kernel", "token-tv", 100, None)
+    assert route.reason == "0.008 is above 0.004"
+    assert (table.version, table.at) == (1, 100)
+    assert apply(table, [make_transition("resolved", at=200)], contract, 200) == table
+
+
+def test_firing_again_keeps_the_first_time(contract, make_transition):
+    """A version that is avoided already is not avoided twice, and nothing changes."""
+    table = apply(DecisionTable(), [make_transition()], contract, 100)
+    assert apply(table, [make_transition("resolved"), make_transition(at=300)], contract, 300) == table
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": "same", "inference": "same"},
+        {"train": "", "inference": ""},
+        {"do": ("notify",)},
+        {"do": ({"route": "inference-kernel"},)},
+    ],
+)
+def test_nothing_is_routed_without_a_worse_version_to_avoid(contract, make_transition, changes):
+    """A kernel paired with itself, a kernel that never reported, and steps that route nowhere add no route."""
+    assert apply(DecisionTable(), [make_transition(**changes)], contract, 100) == DecisionTable()
+
+
+names = st.sampled_from(["k1", "k2", "k3", ""])
+EDGES = st.lists(st.tuples(st.sampled_from(["firing", "resolved"]), st.sampled_from(["all", "code"]), names, names))
+
+
+@given(edges=EDGES)
+def test_last_healthy_kernel_is_never_routed_away(contract, make_transition, edges):
+    """Whatever fires, no route is added that avoids a version which traffic is already sent to, or its own."""
+    table = DecisionTable()
+    for what, slice, train, inference in edges:
+        before = table
+        table = apply(table, [make_transition(what, slice=slice, train=train, inference=inference)], contract, 1)
+        healthy = {route.train for route in before.routes}
+        for route in set(table.routes) - set(before.routes):
+            assert route.avoid not in healthy | {route.train, ""}
+
+
+@given(edges=EDGES)
+def test_version_counts_changes_of_content_and_json_keeps_everything(contract, make_transition, edges):
+    """The version goes up by one exactly when the content differs; a table survives JSON."""
+    table = DecisionTable()
+    for now, (what, slice, train, inference) in enumerate(edges):
+        transition = make_transition(what, slice=slice, train=train, inference=inference, do=EVERYTHING)
+        after = apply(table, [transition], contract, now)
+        same = (after.routes, after.directives) == (table.routes, table.directives)
+        assert after.version == table.version + (not same)
+        assert not same or after is table
+        assert DecisionTable.from_json(json.loads(json.dumps(after.to_json()))) == after
+        table = after
+
+
+def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transition):
+    """Each firing alert asks for itself; a directive ends with its own alert only."""
+    both = [make_transition(do=EVERYTHING), make_transition(do=EVERYTHING, slice="all")]
+    table = apply(DecisionTable(), both, contract, 100)
+    assert {one.kind for one in table.directives} == set(DirectiveKind)
+    assert len(table.directives) == 8
+    table = apply(table, [make_transition("resolved", do=EVERYTHING)], contract, 200)
+    assert {one.slice for one in table.directives} == {"all"}
+    table = apply(table, [make_transition("resolved", do=EVERYTHING, slice="all")], contract, 200)
+    assert table.directives == ()
+    assert len(table.routes) == 2
+
+
+def test_route_ends_when_its_time_has_passed(contract, make_transition):
+    """`until` ends a route without a person."""
+    table = apply(DecisionTable(), [make_transition()], contract, 100)
+    table = replace(table, routes=(replace(table.routes[0], until=500.0),))
+    assert apply(table, [], contract, 499) is table
+    ended = apply(table, [], contract, 500)
+    assert (ended.routes, ended.version) == ((), table.version + 1)
+
+
+def test_person_resumes_one_slice_or_all_and_is_kept(contract, make_transition):
+    """Who resumed what and why stays in the table; only the named slice is given back."""
+    table = apply(DecisionTable(), [make_transition(), make_transition(slice="all")], contract, 100)
+    table = resume(table, "policy-7b", "code", "ada", "kernel fixed in 1.2", 300)
+    assert [route.slice for route in table.routes] == ["all"]
+    (kept,) = table.resumptions
+    assert (kept.by, kept.why, kept.slice, kept.versions, kept.at) == (
+        "ada",
+        "kernel fixed in 1.2",
+        "code",
+        ("inferB",),
+        300,
+    )
+    table = resume(table, "policy-7b", None, "ada", "all fine", 400)
+    assert (table.routes, table.version) == ((), 3)
+
+
+@pytest.mark.parametrize(("by", "why"), [("", "why"), ("ada", " ")])
+def test_resuming_needs_a_name_and_a_reason(contract, make_transition, by, why):
+    """An anonymous decision is refused."""
+    table = apply(DecisionTable(), [make_transition()], contract, 100)
+    with pytest.raises(ValueError, match="who resumes and why"):
+        resume(table, "policy-7b", None, by, why, 200)
+
+
+def test_resuming_what_is_not_routed_says_so():
+    """A typing error in the slice is not silently accepted."""
+    with pytest.raises(LookupError, match="slice 'cdoe' of 'policy-7b'"):
+        resume(DecisionTable(), "policy-7b", "cdoe", "ada", "fixed", 200)
+
+
+def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transition):
+    """Routes and directives go with their contract."""
+    table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
+    assert forget(table, "other", 200) is table
+    empty = forget(table, "policy-7b", 200)
+    assert (empty.routes, empty.directives) == ((), ())
+
+
+def test_transition_of_another_contract_is_refused(contract, make_transition):
+    """Mixing contracts is a bug of the caller."""
+    with pytest.raises(ValueError, match="'other'"):
+        apply(DecisionTable(), [make_transition(contract="other")], contract, 100)
+
+
+def test_fields_of_a_later_version_are_ignored(contract, make_transition):
+    """An old client reads a newer evaluator's table."""
+    plain = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100).to_json()
+    expected = DecisionTable.from_json(plain)
+    plain["routes"] = [{**plain["routes"][0], "weight": 0.5}]
+    plain["directives"] = [*plain["directives"], {**plain["directives"][0], "kind": "resync-weights"}]
+    assert DecisionTable.from_json(plain) == expected
+
+
+def test_table_survives_a_restart(tmp_path, contract, make_transition):
+    """The store keeps the last table, and only with the caller's transaction."""
+    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
+    store = DecisionStore(connection)
+    assert store.load() == DecisionTable()
+    table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
+    connection.execute("BEGIN IMMEDIATE")
+    store.save(table)
+    connection.execute("ROLLBACK")
+    assert store.load() == DecisionTable()
+    store.save(table)
+    store.save(table)
+    assert DecisionStore(connection).load() == table
+    connection.close()

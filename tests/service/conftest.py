@@ -1,0 +1,81 @@
+"""A core on a state in memory, fed with what a real recorder exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+
+import kc_otel
+from kc_otel.contract import load_text
+from kc_otel.contract.model import Contract
+from kc_otel.service.core import Core
+from kc_otel.service.state import open_state
+
+POLICY = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+slices:
+  code: {where: {task: code}}
+statistical:
+  - {id: token-tv, metric: tv_token, limit: 0.02, description: share of mass that the kernels place apart}
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+escalation:
+  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
+"""
+
+
+class Capture(MetricExporter):
+    """Keeps what a recorder exports, in the protocol's own shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: MetricsData | None = None
+
+    def export(self, metrics_data: MetricsData, *_: object, **__: object) -> MetricExportResult:
+        self.last = metrics_data
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def contract() -> Contract:
+    return load_text(POLICY, "policy.yaml")
+
+
+@pytest.fixture
+def make_core(contract: Contract) -> Callable[..., Core]:
+    """Makes a core on an open state file."""
+
+    def make(connection=None, now: float = 0.0) -> Core:
+        return Core([contract], connection or open_state(None), external_url="http://evaluator", now=now)
+
+    return make
+
+
+@pytest.fixture
+def drift(contract: Contract) -> Callable[[float], object]:
+    """An OTLP request of sequences of slice `code` whose log ratios have a given standard deviation."""
+
+    def make(sigma: float) -> object:
+        rng, exporter = np.random.default_rng(0), Capture()
+        inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
+        train = np.minimum(inference + rng.normal(0.0, sigma, inference.shape), 0.0)
+        with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
+            recorder.compare(train, inference, attributes={"task": "code"})
+        assert exporter.last is not None
+        return encode_metrics(exporter.last)
+
+    return make

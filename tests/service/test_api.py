@@ -1,0 +1,122 @@
+"""The API: what it documents is what it answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from openapi_spec_validator import validate
+from starlette.testclient import TestClient
+
+from kc_otel.contract.registry import METRICS
+from kc_otel.generate.names import prometheus_name
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+
+
+@pytest.fixture
+def core(make_core: Callable[..., Core], drift: Callable) -> Core:
+    core = make_core()
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    return core
+
+
+@pytest.fixture
+def client(core: Core) -> TestClient:
+    from collections import Counter
+
+    counts, attempts = RequestCounts(), Counter({("pager", "delivered"): 2})
+    counts.add("grpc", "accepted")
+    return TestClient(make_api(core, lambda: read(core, counts, attempts), Changes(), "0"))
+
+
+def test_the_document_is_valid_openapi(client: TestClient) -> None:
+    """Clients can be generated from it."""
+    document = client.get("/openapi.json").json()
+    validate(document)
+    assert {"/metrics", "/healthz", "/readyz", "/api/v1/cells", "/api/v1/decisions"} <= set(document["paths"])
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation["description"], path
+
+
+def test_verdicts_say_what_decided_them(client: TestClient) -> None:
+    """Estimate, interval, limit, samples, window, method, reason, contract."""
+    answer = client.get("/api/v1/verdicts", params={"status": "FAIL"}).json()
+    assert {verdict["slice"] for verdict in answer["verdicts"]} == {"all", "code"}
+    for verdict in answer["verdicts"]:
+        assert verdict["limit"] < verdict["lower"] <= verdict["estimate"] <= verdict["upper"]
+        assert verdict["margin"] < 0
+        assert verdict["samples"] == 64 * 64
+        assert "lower bound" in verdict["reason"]
+    assert client.get("/api/v1/verdicts", params={"status": "PASS"}).json()["verdicts"] == []
+
+
+def test_cells_can_be_narrowed_down(client: TestClient) -> None:
+    """The links in webhooks lead to one cell, with what fires for it."""
+    parameters = {"contract": "policy", "clause": "token-tv", "slice": "code"}
+    (cell,) = client.get("/api/v1/cells", params=parameters).json()["cells"]
+    assert cell["firing"] == ["critical"]
+    assert len(cell["history"]) == 1
+    assert client.get("/api/v1/cells", params={"contract": "other"}).json()["cells"] == []
+
+
+def test_contracts_are_spelled_out(client: TestClient) -> None:
+    """Clauses with their units and statistics, slices, kernels, the worst status, and what is asked of trainers."""
+    (contract,) = client.get("/api/v1/contracts").json()["contracts"]
+    assert contract["status"] == "FAIL"
+    assert contract["clauses"][0]["statistic"] == "mean"
+    assert contract["clauses"][0]["description"] == "share of mass that the kernels place apart"
+    assert {kernel["role"] for kernel in contract["kernels"]} == {"train", "inference"}
+    assert "halt" in contract["directives"]
+
+
+def test_a_person_lifts_a_route(client: TestClient, core: Core) -> None:
+    """With a name and a reason, which are kept; a second time there is nothing to lift."""
+    body = {"contract": "policy", "slice": "code", "by": "ada", "why": "kernel patched"}
+    before = core.decisions.version
+    assert client.post("/api/v1/decisions/resume", json=body).json() == {"lifted": 1, "version": before + 1}
+    assert {route["slice"] for route in client.get("/api/v1/decisions").json()["routes"]} == {"all"}
+    again = client.post("/api/v1/decisions/resume", json=body)
+    assert again.status_code == 404
+    assert "no route is in force" in again.json()["detail"]
+    assert client.post("/api/v1/decisions/resume", json=body | {"why": " "}).status_code == 422
+    assert client.get("/api/v1/events", params={"newest": 1}).json()["events"][0]["message"].startswith("ada resumed")
+
+
+def test_a_client_that_has_the_newest_table_is_not_sent_it_again(client: TestClient, core: Core) -> None:
+    """204 after the wait; another version gets the table at once."""
+    assert client.get("/api/v1/decisions", params={"after": core.decisions.version, "wait": 0.05}).status_code == 204
+    assert client.get("/api/v1/decisions", params={"after": 0}).json()["version"] == core.decisions.version
+
+
+def test_an_unknown_contract_has_no_gate(client: TestClient) -> None:
+    """The error names those that there are."""
+    answer = client.get("/api/v1/gates/nope", params={"kernel": "x", "stage": "canary"})
+    assert answer.status_code == 404
+    assert "policy" in answer.json()["detail"]
+
+
+def test_a_failing_version_is_rolled_back_with_evidence(client: TestClient) -> None:
+    """The gate's decision, and a record that proves it."""
+    (contract,) = client.get("/api/v1/contracts").json()["contracts"]
+    kernel = next(one["version"] for one in contract["kernels"] if one["role"] == "inference")
+    answer = client.get("/api/v1/gates/policy", params={"kernel": kernel, "stage": "canary"}).json()
+    assert answer["decision"]["outcome"] == "rollback"
+    assert answer["evidence"]["contract"]["hash"] == contract["hash"]
+
+
+def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None:
+    """And every metric that the registry says the evaluator has is on the page."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    page = client.get("/metrics").text
+    found = {family.name for family in text_string_to_metric_families(page)}
+    own = {m for m in METRICS.values() if not m.name.startswith(("kc.recorder.", "kc.input.", "kc.kernel."))}
+    assert found == {prometheus_name(metric).removesuffix("_total") for metric in own}
+    assert 'kc_outbox_attempts_total{kc_endpoint="pager",kc_outcome="delivered"} 2.0' in page

@@ -1,0 +1,114 @@
+"""A tick: what is decided is written together or not at all, and nothing is announced that was not written."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kc_otel.evaluator.verdict import Status
+from kc_otel.service.core import Core
+from kc_otel.service.state import StateError, open_state
+
+
+def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Core], drift: Callable) -> None:
+    """A FAIL whose step has no `for` acts at once: one webhook, routes, a directive, events."""
+    core = make_core()
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    assert {verdict.status for verdict, _, _ in core.history.cells()} == {Status.FAIL}
+    (message,) = core.outbox.due(time.time())
+    body = json.loads(message.body)
+    assert {alert["labels"]["slice"] for alert in body["alerts"]} == {"all", "code"}
+    assert body["externalURL"] == "http://evaluator"
+    assert {route.slice for route in core.decisions.routes} == {"all", "code"}
+    assert "halt" in {directive.kind for directive in core.decisions.directives}
+    assert [event.kind for event in core.events.newest(limit=4)] == ["verdict", "verdict", "firing", "firing"]
+
+
+def test_a_tick_that_fails_half_way_leaves_no_trace(
+    make_core: Callable[..., Core], drift: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A webhook whose cause was not kept is not sent."""
+    core, said = make_core(), []
+    core.announce = lambda *change: said.append(change)
+    core.metrics(drift(0.3))
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(core._evaluator_store, "save", full)
+    with pytest.raises(sqlite3.OperationalError):
+        core.tick(time.time())
+    assert core.outbox.due(time.time()) == ()
+    assert core.events.newest() == ()
+    assert said == []
+
+
+def test_a_tick_that_failed_is_made_up_for_by_the_next(
+    make_core: Callable[..., Core], drift: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk has room again, the page goes out: what was rolled back is also forgotten in memory."""
+    core = make_core()
+    core.metrics(drift(0.3))
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core._evaluator_store, "save", full)
+        with pytest.raises(sqlite3.OperationalError):
+            core.tick(time.time())
+    core.tick(time.time())
+    assert len(core.outbox.due(time.time())) == 1
+    assert core.decisions.routes
+
+
+def test_what_was_decided_survives_a_restart(
+    make_core: Callable[..., Core], drift: Callable, tmp_path: Path
+) -> None:
+    """A second core on the same file has the verdicts' age, the alerts, the routes and the unsent webhook."""
+    path = tmp_path / "state.sqlite"
+    connection = open_state(path)
+    core = make_core(connection)
+    core.metrics(drift(0.3))
+    began = time.time()
+    core.tick(began)
+    connection.close()
+
+    again = make_core(open_state(path))
+    assert again.decisions == core.decisions
+    assert again.firing() == core.firing()
+    assert len(again.outbox.due(time.time())) == 1
+    again.tick(began + 5)
+    assert {since for _, since, _ in again.history.cells()} == {began}
+    assert len(again.outbox.messages()) == 1
+
+
+def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(
+    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, contract
+) -> None:
+    """Its alerts resolve and its routes go when the evaluator starts without it."""
+    path = tmp_path / "state.sqlite"
+    connection = open_state(path)
+    core = make_core(connection)
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    connection.close()
+    other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
+    again = Core([other], open_state(path), external_url="", now=time.time())
+    assert again.decisions.routes == ()
+    assert [event.kind for event in again.events.newest("policy", 2)] == ["resolved", "resolved"]
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough to look like a file" * 40, b"\0" * 5000])
+def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    """The error names the file and what to do."""
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(StateError, match="move it away, or give --state another file"):
+        open_state(path)

@@ -1,0 +1,188 @@
+"""Recorders in real processes, against real endpoints: what arrives, and what a dead endpoint or a fork does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.model import Contract
+from kc_otel.instrument.recorder import Recorder
+
+CONTRACT = {
+    "apiVersion": "kernel-contract/v1",
+    "kind": "KernelContract",
+    "metadata": {"name": "policy", "version": 1, "owner": "rl"},
+    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+}
+PREAMBLE = f"""
+import os, sys, time, warnings
+import numpy as np
+from kc_otel import Contract, Recorder
+
+recorder = Recorder(Contract.model_validate({CONTRACT!r}), export_interval=1000.0)
+
+def compare(tokens):
+    recorder.compare(np.full((1, tokens), -1.0), np.full((1, tokens), -1.1))
+"""
+
+
+def run(code, endpoint, protocol, **environment):
+    """Run a program with a recorder called `recorder` that exports to an endpoint."""
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_SERVICE_NAME": "trainer",
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture
+def receiver(request, grpc_receiver, http_receiver):
+    return grpc_receiver if request.param == "grpc" else http_receiver
+
+
+both = pytest.mark.parametrize(
+    ("receiver", "protocol"), [("grpc", "grpc"), ("http", "http/protobuf")], indirect=["receiver"]
+)
+
+
+def resource(request):
+    return {a.key: a.value.string_value for a in request.resource_metrics[0].resource.attributes}
+
+
+@both
+def test_drift_arrives_over_otlp(receiver, protocol, monkeypatch):
+    """What was compared is what an OTLP endpoint receives: points, attributes, buckets that add up, resource."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    rng = np.random.default_rng(0)
+    inference = -rng.exponential(size=(8, 64)) - 0.5
+    train = inference + rng.normal(size=inference.shape).clip(-3, 3) * 0.05
+    with Recorder(Contract.model_validate(CONTRACT)) as recorder:
+        recorder.compare(train, inference)
+        assert recorder.force_flush()
+        (point,) = receiver.points("kc.drift.log_ratio")
+    assert point.count == 512
+    assert point.scale == 4
+    buckets = sum(point.positive.bucket_counts) + sum(point.negative.bucket_counts) + point.zero_count
+    assert buckets == 512
+    assert point.sum == pytest.approx((train - inference).sum(), abs=1e-4)
+    assert {a.key for a in point.attributes} == {"kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"}
+    assert resource(receiver.requests[-1])["service.instance.id"]
+
+
+@pytest.mark.slow
+@both
+def test_a_program_that_just_ends_loses_nothing(receiver, protocol):
+    """At the exit of the interpreter what was handed over is measured and exported, without a call to shutdown."""
+    run("for _ in range(10): compare(100)", receiver.endpoint, protocol)
+    assert receiver.points("kc.drift.ratio")[0].count == 1000
+
+
+@pytest.mark.slow
+@both
+def test_a_forked_child_is_a_writer_of_its_own(receiver, protocol):
+    """A child's streams start anew, later, under its own instance id; the parent's go on undisturbed."""
+    out = run(
+        """
+        compare(10)
+        assert recorder.force_flush()
+        pid = os.fork()
+        if pid == 0:
+            compare(5)
+            assert recorder.stats().batches <= 1
+            ok = recorder.shutdown()
+            os._exit(0 if ok else 1)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, status
+        compare(10)
+        assert recorder.force_flush()
+        """,
+        receiver.endpoint,
+        protocol,
+        OTEL_RESOURCE_ATTRIBUTES="service.instance.id=worker-0",
+    )
+    assert "Traceback" not in out.stderr
+    seen = [
+        (resource(request)["service.instance.id"], *(receiver.points("kc.drift.ratio", number) or [None]))
+        for number, request in enumerate(receiver.requests)
+    ]
+    parent = [point for instance, point in seen if instance == "worker-0"]
+    (child,) = [point for instance, point in seen if instance != "worker-0"]
+    assert [point.count for point in parent[:2]] == [10, 20]
+    assert len({point.start_time_unix_nano for point in parent}) == 1
+    assert child.count == 5
+    assert child.start_time_unix_nano > parent[0].time_unix_nano
+
+
+@pytest.mark.slow
+def test_a_child_that_records_nothing_exports_nothing(http_receiver):
+    """A forked data loader that never compares starts no thread and sends nothing."""
+    run(
+        """
+        import threading
+        pid = os.fork()
+        if pid == 0:
+            alone = threading.active_count() == 1
+            recorder.force_flush()
+            recorder.shutdown()
+            os._exit(0 if alone and threading.active_count() == 1 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        recorder.shutdown()
+        """,
+        http_receiver.endpoint,
+        "http/protobuf",
+    )
+    assert len(http_receiver.requests) == 1
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_dead_endpoint_is_counted_and_blocks_nobody(protocol, monkeypatch):
+    """With nobody listening, comparing is as quick as ever, failures are counted, and shutdown keeps its deadline."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    recorder = Recorder(Contract.model_validate(CONTRACT), export_interval=0.05)
+    values = np.full((1, 100), -1.0)
+    slowest = 0.0
+    for _ in range(50):
+        began = time.perf_counter()
+        recorder.compare(values, values)
+        slowest = max(slowest, time.perf_counter() - began)
+        time.sleep(0.01)
+    assert slowest < 0.2
+    assert not recorder.force_flush(3)
+    stats = recorder.stats()
+    assert stats.export_failures >= 1
+    assert (stats.batches, stats.dropped) == (50, {})
+    began = time.perf_counter()
+    assert not recorder.shutdown(1.0)
+    assert time.perf_counter() - began < 2.0
+
+
+@pytest.mark.slow
+def test_a_program_with_a_dead_endpoint_ends_in_time():
+    """A dead endpoint delays the end of a program by the exporter's timeout at most, and is no error of the program."""
+    began = time.perf_counter()
+    run("compare(10)", "http://127.0.0.1:9", "grpc", OTEL_EXPORTER_OTLP_TIMEOUT="1")
+    assert time.perf_counter() - began < 20

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import httpx
+import pytest
+
+from kc_otel import webhooks
+from kc_otel.escalation.signing import Secret, sign
+from kc_otel.webhooks import new_secret, receiver
+
+SECRET = new_secret()
+
+
+def post(app, body=b'{"status":"firing"}', *, secret=SECRET, message_id="msg_1", method="POST", path="/alerts"):
+    async def main():
+        headers = sign([Secret.parse(secret)], message_id, body, now=time.time())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
+            return await client.request(method, path, content=body, headers=headers)
+
+    return asyncio.run(main())
+
+
+def test_the_receiver_in_the_documentation_works():
+    """The Starlette receiver of the module's docstring takes what is signed and refuses what is not."""
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", webhooks.__doc__, re.MULTILINE)
+    source = textwrap.dedent(next(block for block in blocks if "Starlette" in block))
+    handled = []
+    space = {"SECRET": SECRET, "handle": handled.append}
+    exec(compile(source, "docstring", "exec"), space)
+    assert post(space["app"]).status_code == 204
+    refused = post(space["app"], secret=new_secret())
+    assert (refused.status_code, "no signature matches" in refused.text) == (401, True)
+    assert handled == [{"status": "firing"}]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_receiver_hands_over_verified_bodies_once(asynchronous):
+    """A message that is delivered twice is handled once, by a plain or an async handler."""
+    handled = []
+
+    async def handle_later(body):
+        await asyncio.sleep(0)
+        handled.append(body)
+
+    app = receiver(SECRET, handle_later if asynchronous else handled.append)
+    statuses = [post(app, message_id=message_id).status_code for message_id in ("msg_1", "msg_1", "msg_2")]
+    assert statuses == [204, 204, 204]
+    assert handled == [{"status": "firing"}] * 2
+
+
+def test_receiver_refuses_what_it_cannot_trust():
+    """Unsigned, oversized and non-POST requests never reach the handler."""
+    app = receiver([SECRET, new_secret()], pytest.fail, max_body=100)
+    assert post(app, secret=new_secret()).status_code == 401
+    assert post(app, b"x" * 101).status_code == 413
+    assert post(app, method="GET").status_code == 405
+
+
+def test_message_whose_handling_failed_is_handled_again():
+    """An error of the handler reaches the server, and the next delivery counts as the first."""
+    failing = [ValueError("disk full")]
+
+    def handle(_body):
+        if failing:
+            raise failing.pop()
+
+    app = receiver(SECRET, handle)
+    with pytest.raises(ValueError, match="disk full"):
+        post(app)
+    assert post(app).status_code == 204
+
+
+def test_receiver_remembers_a_bounded_number_of_messages():
+    """Memory does not grow with the number of messages."""
+    handled = []
+    app = receiver(SECRET, handled.append, remember=2)
+    for message_id in ("a", "b", "c", "a"):
+        post(app, message_id=message_id)
+    assert len(handled) == 4
+
+
+def test_receiver_answers_the_server_lifespan():
+    """A server that starts and stops its application gets its answers."""
+    incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent = []
+
+    async def main():
+        async def receive():
+            return incoming.pop(0)
+
+        async def send(message):
+            sent.append(message["type"])
+
+        await receiver(SECRET, print)({"type": "lifespan"}, receive, send)
+        with pytest.raises(RuntimeError, match="websocket"):
+            await receiver(SECRET, print)({"type": "websocket"}, receive, send)
+
+    asyncio.run(main())
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("secret", ["whsec_short", []])
+def test_receiver_with_a_bad_secret_does_not_start(secret):
+    """A wrong secret is found at the start."""
+    with pytest.raises(webhooks.SecretError):
+        receiver(secret, print)
+
+
+def test_public_names_are_what_the_documentation_draws():
+    """Every error drawn in the docstring is there and public."""
+    drawn = set(re.findall(r"\b\w+Error\b", webhooks.__doc__))
+    assert drawn == {name for name in webhooks.__all__ if name.endswith("Error")}
+
+
+def test_importing_the_receiver_side_loads_no_framework():
+    """A service that only receives webhooks pays for no web framework, model or client library."""
+    code = (
+        "import sys, kc_otel.webhooks; print([m for m in ('pydantic','starlette','httpx','numpy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
