@@ -29,7 +29,7 @@ _MODULES = """
     ipaddress json.decoder json.encoder locale logging mailbox mimetypes optparse os pathlib pdb queue random sched
     shelve shlex shutil smtplib socket statistics string subprocess tempfile textwrap threading tokenize traceback
     types typing unittest.case urllib.parse urllib.request uuid warnings weakref xml.dom.minidom zipfile
-""".split()
+""".split()  # noqa: SIM905 - a list of names, one a line, would be longer than the rest of the file
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Sampler:
         return torch.cat(ids, 1), torch.cat(logprobs, 1)
 
     def _step(self, tokens: torch.Tensor, position: int, cache: torch.Tensor) -> torch.Tensor:
-        """Logits [B, vocabulary] after tokens [B, T] that begin at `position`; their keys and values enter the cache."""
+        """Logits [B, vocabulary] after tokens [B, T] that begin at `position`; keys and values enter the cache."""
         batch, length = tokens.shape
         end = position + length
         cos, sin = self.cos[position:end], self.sin[position:end]

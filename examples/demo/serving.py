@@ -30,7 +30,7 @@ class InferenceKernel(Protocol):
 
 @torch.no_grad()
 def score(model: Model, prompts: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """log P [B, n] of sampled ids [B, n] after prompts [B, T], under the training kernel, in one forward pass."""
+    """Log P [B, n] of sampled ids [B, n] after prompts [B, T], under the training kernel, in one forward pass."""
     logits = model(torch.cat((prompts, ids), 1)[:, :-1])[:, prompts.shape[1] - 1 :]
     return logits.log_softmax(-1).gather(2, ids[..., None]).squeeze(2)
 

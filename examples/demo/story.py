@@ -55,7 +55,8 @@ class Story:
         self.firing: set[tuple[str, str]] = set()
         """(clause, slice) of critical alerts that the receiver was told of and not yet told the end of."""
         self.alerts = 0
-        self.first_failure: Verdict | None = None
+        self.failed: list[tuple[str, str]] = []
+        """(clause, slice) that failed, in the order in which they did."""
         self.names: dict[str, str] = {}
         self._corpus, self._server, self._router, self._webhooks = corpus, server, router, webhooks
         self._routed: frozenset[str] = frozenset()
@@ -94,9 +95,15 @@ class Story:
         """Whether the evaluator says PASS of every cell."""
         return bool(self.verdicts) and all(v["status"] == "PASS" for v in self.verdicts)
 
-    def status(self, slice: str, clause: str | None = None) -> set[str]:
-        """What the evaluator says of a slice."""
-        return {v["status"] for v in self.verdicts if v["slice"] == slice and clause in {None, v["clause"]}}
+    def status(self, clause: str, slice: str) -> set[str]:
+        """What the evaluator says of a clause on a slice, of every kernel pair."""
+        return {v["status"] for v in self.verdicts if (v["clause"], v["slice"]) == (clause, slice)}
+
+    def recovered(self) -> bool:
+        """Whether every alert is resolved, nothing fails, and what had failed passes."""
+        if self.firing or any(v["status"] == "FAIL" for v in self.verdicts):
+            return False
+        return all(self.status(*cell) == {"PASS"} for cell in self.failed)
 
     def route_reason(self, slice: str) -> str | None:
         """Why the decision table keeps a slice away from the inference kernel; None where it does not."""
@@ -118,8 +125,7 @@ class Story:
     def _tell(self, event: dict[str, Any]) -> None:
         data = event["data"]
         if event["kind"] == "verdict" and data["status"] == "FAIL":
-            if self.first_failure is None:
-                self.first_failure = data
+            self.failed.append((data["clause"], data["slice"]))
             kernel = self.names.get(data["kernel_inference"], "?")
             self.terminal.moment(f"verdict: {data['message']} ({kernel})", "bold red")
         elif event["kind"] == "firing":
@@ -133,17 +139,19 @@ class Story:
             labels = alert["labels"]
             cell = labels["clause"], labels["slice"]
             (self.firing.add if alert["status"] == "firing" else self.firing.discard)(cell)
-        said = "; ".join(alert["annotations"]["summary"] for alert in body["alerts"])
-        self.terminal.moment(f"webhook, signature verified: {body['status']}: {said}", "bold magenta")
-        for cell in body["kernelContract"]["cells"]:
-            self.terminal.say(f"    {cell['clause']} on {cell['slice']}: {cell['reason']}")
+            said = alert["annotations"]
+            self.terminal.moment(f"webhook, signature verified: {alert['status']}: {said['summary']}", "bold magenta")
+            self.terminal.say(f"    {said['description']}")
 
     def _report(self, tokens: Counter[str], seconds: float) -> None:
         status = Counter(v["status"] for v in self.verdicts)
-        drift = ", ".join(
-            f"{v['slice']} {number(v['estimate'])}" for v in self.verdicts if v["clause"] == "token-tv" and v["samples"]
-        )
+        drift: dict[str, list[str]] = {}
+        for v in self.verdicts:
+            if v["clause"] == "token-tv" and v["samples"]:
+                measured = drift.setdefault(self.names.get(v["kernel_inference"], "?"), [])
+                measured.append(f"{v['slice']} {number(v['estimate'])}")
         self.terminal.say(
             f"{sum(tokens.values()) / seconds:,.0f} tokens/s; "
-            f"cells: {', '.join(f'{count} {name}' for name, count in sorted(status.items()))}; token-tv: {drift}"
+            f"{', '.join(f'{count} {name}' for name, count in sorted(status.items()))}; token-tv "
+            + " | ".join(f"{name}: {', '.join(measured)}" for name, measured in drift.items())
         )

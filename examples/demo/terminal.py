@@ -47,13 +47,12 @@ class Terminal:
 
     def rows(self, headers: Iterable[str], rows: Iterable[Iterable[str | Text]], left: int = 1) -> None:
         """A table whose first `left` columns are text and the others numbers."""
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
         for number, header in enumerate(headers):
             table.add_column(header, justify="left" if number < left else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        # soft_wrap would let rich print columns of any width; a table should be as wide as it needs, also in a pipe.
-        self.console.print(table, soft_wrap=True)
+        self.console.print(table)
 
     def verdicts(self, verdicts: list[dict[str, Any]], kernels: dict[str, str]) -> None:
         """Every cell: what was measured, within which interval, against which limit."""
@@ -66,7 +65,7 @@ class Terminal:
                     kernels.get(v["kernel_inference"], v["kernel_inference"] or "-"),
                     Text(v["status"], style=STYLE[v["status"]]),
                     number(v["estimate"]),
-                    f"{number(v['lower'])} .. {number(v['upper'])}",
+                    f"[{number(v['lower'])}, {number(v['upper'])}]",
                     number(v["limit"]),
                     f"{v['samples']:,}",
                 )
@@ -77,7 +76,7 @@ class Terminal:
 
 
 def number(value: float | None) -> str:
-    """Short, and a dash for what is not known."""
+    """Two significant digits where they matter, and a dash for what is not known."""
     if value is None:
         return "-"
-    return "0" if value == 0 else f"{value:.1e}" if abs(value) < 5e-5 else f"{value:.4f}"
+    return f"{value:.0e}" if 0 < abs(value) < 5e-5 else f"{value:.2g}"

@@ -70,7 +70,7 @@ def scale_of(metric: str, assumptions: Assumptions) -> float | None:
         return assumptions.reward_range[1] - assumptions.reward_range[0]
     if metric == "gradient_bias_bound":
         return (
-            2.0 * (assumptions.advantage_max or 0.0)  * (assumptions.score_norm_max or 0.0)
+            2.0 * (assumptions.advantage_max or 0.0) * (assumptions.horizon or 0) * (assumptions.score_norm_max or 0.0)
         )
     return 1.0
 

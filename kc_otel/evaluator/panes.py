@@ -58,7 +58,7 @@ class Ring:
         if len(parts) >= _PARTS:
             self._panes[index] = [union(parts)]
         self._whole = self._binned = None
-        if False:
+        if self._sealed is not None and index < self._sealed[0]:
             self._sealed = None
         return afresh
 

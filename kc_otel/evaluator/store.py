@@ -73,7 +73,7 @@ class EvaluatorStore:
             raise StoreError(msg)
 
     def save(self, evaluator: Evaluator) -> None:
-        """Write what changed since the last save. If the transaction is rolled back, make a new store and save again.
+        """Write what changed since the last save that lasted; `committed` or `rolled_back` follows.
 
         Raises:
             StoreError: If the database refuses.
@@ -84,6 +84,21 @@ class EvaluatorStore:
                 self._save_panes(name, state)
                 self._forget_panes(name, state)
                 self._save_facts(name, evaluator)
+
+    def committed(self, evaluator: Evaluator) -> None:
+        """What was saved has lasted, and need not be written again."""
+        for state in evaluator.states.values():
+            state.changed_streams.clear()
+            state.changed_panes.clear()
+
+    def rolled_back(self) -> None:
+        """What was saved has not lasted: the next save writes it again, together with what changes until then."""
+        rows = self._connection.execute(
+            "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
+        )
+        self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
+        self._heads.clear()
+        self._facts.clear()
 
     def restore(self, evaluator: Evaluator) -> None:
         """Read everything into an evaluator that has not taken anything yet.
@@ -108,7 +123,6 @@ class EvaluatorStore:
             "DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?",
             [(name, key) for key in changed if key not in state.streams],
         )
-        changed.clear()
 
     def _save_panes(self, name: str, state: ContractState) -> None:
         rows, gone = [], []
@@ -131,7 +145,6 @@ class EvaluatorStore:
                 if key in state.series
             ],
         )
-        state.changed_panes.clear()
 
     def _forget_panes(self, name: str, state: ContractState) -> None:
         for key in [key for key in self._ids if key[0] == name and key[1] not in state.series]:

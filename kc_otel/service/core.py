@@ -24,14 +24,14 @@ from kc_otel.escalation.outbox import Outbox
 from kc_otel.escalation.policy import advance, retire
 from kc_otel.escalation.store import PolicyStore
 from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.store import EvaluatorStore
+from kc_otel.evaluator.store import EvaluatorStore, StoreError
 from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.otlp.sink import Outcome
 from kc_otel.routing.store import DecisionStore
 from kc_otel.routing.table import DecisionTable, apply, forget, resume
 from kc_otel.service.history import CellHistory, Change
 from kc_otel.service.rounds import Rounds
-from kc_otel.service.state import transaction
+from kc_otel.service.state import StateError, transaction
 
 __all__ = ["Core"]
 
@@ -96,21 +96,22 @@ class Core:
         """Evaluate every cell, and carry out what follows.
 
         Raises:
-            sqlite3.OperationalError: If the state cannot be written. Nothing has changed then, and the next tick makes
-                up for it.
+            StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
         """
         started = time.perf_counter()
         verdicts = self.evaluator.evaluate(now)
         try:
             with transaction(self._connection):
                 changes = self.history.write(verdicts)
-                policies, decisions, transitions = self._judge(verdicts, now)
                 said = [self._changed(change, now) for change in changes if not _first_silence(change)]
+                policies, decisions, transitions = self._judge(verdicts, now)
                 said += [self._escalated(transition) for transition in transitions]
                 self._evaluator_store.save(self.evaluator)
-        except sqlite3.OperationalError:
-            self._evaluator_store.rolled_back(self.evaluator)
-            raise
+        except (sqlite3.DatabaseError, StoreError) as error:
+            self._evaluator_store.rolled_back()
+            msg = f"the state cannot be written, so nothing is decided: {error}"
+            raise StateError(msg) from error
+        self._evaluator_store.committed(self.evaluator)
         self.policies, self.decisions = policies, decisions
         self.history.adopt(verdicts)
         for name in self.contracts:
@@ -154,7 +155,8 @@ class Core:
         self, verdicts: Sequence[Verdict], now: float
     ) -> tuple[dict[str, PolicyState], DecisionTable, list[Transition]]:
         """What the policies make of the verdicts: written, but not yet in force."""
-        policies, decisions, happened = {}, self.decisions, []
+        policies: dict[str, PolicyState] = {}
+        decisions, happened = self.decisions, list[Transition]()
         for name, contract in self.contracts.items():
             own = [verdict for verdict in verdicts if verdict.cell.contract == name]
             invalid = self.evaluator.invalid_input(name, now, contract.observability.window)

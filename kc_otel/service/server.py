@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -142,8 +141,8 @@ async def _tick_forever(core: Core, seconds: float, decided: Changes, dispatcher
         before = core.decisions.version
         try:
             core.tick(time.time())
-        except sqlite3.OperationalError as error:  # a full disk: what was received stays in memory, and is tried again
-            _log.error("the state cannot be written, nothing is decided until it can: %s", error)  # noqa: TRY400
+        except StateError as error:  # a full disk: what was received stays in memory, and is tried again
+            _log.error("%s", error)
         dispatcher.wake()
         if core.decisions.version != before:
             await decided.notify()

@@ -131,7 +131,7 @@ def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: B
     totals = (sum_log_w, sum_abs, sum_change + block.lengths, sum_tv + 0.0, sum_k3, sum_chi2)
     # Rising quantities take their extremes where l does, (1-w)+ the other way round; the others' maxima are at one end.
     ends = {key: (quantity(lowest), quantity(highest)) for key, quantity in TOKEN.items()}
-    low = (lowest, least_abs, ends["ratio"][0], ends["tv_token"][0], least_k3, least_chi2)
+    low = (lowest, least_abs, ends["ratio"][0], ends["tv_token"][1], least_k3, least_chi2)
     high = tuple(np.maximum(*ends[key]) for key in TOKEN)
     return np.stack([np.stack(each, axis=1) for each in (totals, low, high)])
 

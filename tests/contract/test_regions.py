@@ -61,5 +61,6 @@ def test_open_and_closed_ends_are_told_apart():
     assert not covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3"}))
     assert covers(_parsed({"n": ">= 3"}), _parsed({"n": "> 3"}))
     assert covers(_parsed({"n": "> 3"}), _parsed({"n": ">= 3, != 3"}))
+    assert covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3, != 3"}))
     assert covers(_parsed({"n": "!= 3"}), _parsed({"n": "> 3"}))
     assert not covers(_parsed({"n": "!= 3"}), _parsed({"n": ">= 3"}))

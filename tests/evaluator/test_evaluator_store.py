@@ -102,11 +102,14 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
     for source in senders:
         evaluator.ingest_metrics(source.request(now, [0.5]), now)
     store.save(evaluator)
+    store.committed(evaluator)
     before = connection.total_changes
     store.save(evaluator)
+    store.committed(evaluator)
     assert connection.total_changes == before
     evaluator.ingest_metrics(senders[0].request(now + 1, [0.5]), now + 1)
     store.save(evaluator)
+    store.committed(evaluator)
     assert connection.total_changes - before <= 5
 
 
@@ -244,3 +247,22 @@ def test_random_bytes_are_no_state(data: bytes) -> None:
             decode(data)
         except CodecError:
             continue
+
+
+def test_what_was_rolled_back_is_written_again(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """A full disk in the middle of a save costs nothing once there is room."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
+    connection.execute("BEGIN")
+    store.save(evaluator)
+    connection.execute("ROLLBACK")
+    store.rolled_back()
+    store.save(evaluator)
+    store.committed(evaluator)
+    again = Evaluator([contract()])
+    EvaluatorStore(connection).restore(again)
+    assert again.series() == evaluator.series()
+    for series in again.series():
+        assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
