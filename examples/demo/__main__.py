@@ -137,7 +137,8 @@ def kernel(version: str, quantization: str, calibration: str = "none") -> Kernel
 def int8(model: Model, corpus: dict[str, Text], *, slices: tuple[str, ...]) -> Sampler:
     """The int8 sampler, calibrated on text of these slices in equal parts."""
     rows = [corpus[name].train for name in slices for _ in range(CALIBRATION_ROWS // len(slices))]
-    return Sampler(model, calibration=windows(rows, model.config.context))
+    fixed = torch.Generator().manual_seed(0)
+    return Sampler(model, calibration=windows(rows, model.config.context, fixed))
 
 
 def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text]) -> None:

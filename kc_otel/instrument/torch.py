@@ -217,7 +217,7 @@ def _logits_of(output: Any, ids: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"the module returned {got}, not logits [sequences, tokens, vocabulary] for {tuple(ids.shape)}"
         )
-    return logits.detach()
+    return logits
 
 
 def _without_cache(kwargs: Mapping[str, Any], ids: torch.Tensor) -> dict[str, Any]:

@@ -134,12 +134,7 @@ def counted(codes: NDArray[np.int8]) -> dict[str, int]:
 
 def same_shape(*arrays: Any) -> bool:
     """Whether all arrays that are given (not None) have one shape."""
-    shapes = {
-        tuple(array.shape) if is_tensor(array) else np.shape(array)  # np.shape would copy a tensor to the host
-        for array in arrays
-        if array is not None
-    }
-    return len(shapes) == 1
+    return len({tuple(np.shape(array)) for array in arrays if array is not None}) == 1
 
 
 def check_declared(

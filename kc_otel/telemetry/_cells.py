@@ -42,11 +42,10 @@ class Cells:
         bounds = self.slots.bounds
         found = []
         for quantity in TOKEN.values():
-            at_zero = float(quantity(np.float64(0.0)))
-            # Where magnitudes grow a quantity leaves bounds behind in one direction: up, or down towards zero or -inf.
-            for side in (1.0, -1.0):
-                above = side * at_zero > bounds
-                found.append(magnitudes(partial(_differs, quantity, sign, side, bounds, above), bounds.size, largest))
+            # Along growing magnitudes of l a quantity's own magnitude leaves bounds behind, upwards or downwards; its
+            # sign never changes on the way.
+            at_zero = abs(quantity(np.float64(0.0))) > bounds
+            found.append(magnitudes(partial(_differs, quantity, sign, bounds, at_zero), bounds.size, largest))
         return np.unique(np.concatenate(found))
 
 
@@ -59,10 +58,9 @@ def cells(scale: int) -> Cells:
 def _differs(
     quantity: Callable[[Any], Any],
     sign: float,
-    side: float,
     bounds: NDArray[np.float64],
-    above: NDArray[np.bool_],
+    at_zero: NDArray[np.bool_],
     magnitude: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    differs: NDArray[np.bool_] = (side * quantity(sign * magnitude) > bounds) != above
+    differs: NDArray[np.bool_] = (abs(quantity(sign * magnitude)) > bounds) != at_zero
     return differs

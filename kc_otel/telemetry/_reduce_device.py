@@ -31,7 +31,7 @@ _KEYED: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Some rows on the device; what is masked reads as l = 0.
+    """Some rows on the device; what is masked may be anything, NaN too.
 
     Attributes:
         index: Which rows of the batch they are, on the host.
@@ -130,7 +130,6 @@ def _checked(
     found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted))
     found[(found == Reason.VALID) & (host[5] == 0)] = Reason.NAN_ADVANTAGE
     codes[index] = found
-    log_w = torch.where(kept, log_w, 0.0)
     if found.any():
         valid = np.flatnonzero(found == Reason.VALID)
         part = torch.as_tensor(valid, device=train.device)
@@ -187,7 +186,7 @@ def _row_drifts(drift: Any, rows: _Rows) -> NDArray[np.float64]:
 def _locate(partition: Partition, values: Any) -> Any:
     largest = float(np.finfo(np.float32).max)
     edges = torch.as_tensor(partition.edges, device=values.device)
-    return torch.searchsorted(edges, values.nan_to_num(0.0).clip(-largest, largest).float(), right=True)
+    return torch.searchsorted(edges, values.clip(-largest, largest).float(), right=True)
 
 
 def _count(counts: Any, codes: Any, groups: Groups, index: NDArray[np.intp]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.evaluator.evaluator import Evaluator, SeriesId
-from kc_otel.evaluator.state import STREAMS_PER_SERIES
+from kc_otel.evaluator.state import STREAMS_PER_SERIES, Heard
 from kc_otel.evaluator.verdict import Cell, Status
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -170,6 +170,18 @@ def test_a_slow_exporter_is_not_silent_between_two_reports(contract: Any, sender
         seen.add(statuses(evaluator, time + 0.9)[cell()])
     assert Status.NO_DATA not in seen
     assert Status.PASS in seen
+
+
+def test_patience_follows_the_reports_that_are_due() -> None:
+    """Requests that come in bursts and one long outage do not change when the next report is due."""
+    heard = Heard(0.0)
+    assert heard.patience(10) == 20
+    time = 0.0
+    for gap in (30, 0.1, 0.1, 30, 0.1, 0.1, 900, 0.1, 0.1, 30, 0.1):
+        time += gap
+        heard.hear(time)
+    assert heard.patience(10) == pytest.approx(40)
+    assert len(heard.gaps) <= 8
 
 
 def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, merged: Any, now: float) -> None:

@@ -24,10 +24,11 @@ class Memory(MetricExporter):
     def __init__(self):
         super().__init__()
         self.exports = []
+        self.result = MetricExportResult.SUCCESS
 
     def export(self, metrics_data, **_):
         self.exports.append(metrics_data)
-        return MetricExportResult.SUCCESS
+        return self.result
 
     def force_flush(self, **_):
         return True

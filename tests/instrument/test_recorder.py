@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.registry import QUANTITIES
 from kc_otel.telemetry.accumulate import Accumulator
@@ -174,6 +175,7 @@ def test_nothing_is_raised_into_the_caller(recorders, memory, logprobs, arrays, 
     recorder.compare(*logprobs(1, 10))
     assert recorder.force_flush()
     assert recorder.stats().dropped == {reason: 1}
+    assert recorder.stats().queued_bytes == 0
     assert memory.count() == 10
 
 
@@ -317,21 +319,39 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
     }
 
 
-def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs, wait_until):
+def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs):
     """A pair that comes back is a new stream with a later start, and no count from before."""
     old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
     recorder = recorders(inference=old)
     recorder.compare(*logprobs(1, 5))
     recorder.force_flush()
     first = memory.points("kc.drift.ratio")[0].start_time_unix_nano
-    for number, kernel in enumerate((new, old)):
+    for kernel in (new, old):
         recorder.rollout(inference=kernel)
         recorder.compare(*logprobs(1, 3))
-        wait_until(lambda number=number: recorder.stats().exports >= 2 + number)
+        recorder.force_flush()
         recorder.force_flush()
     (point,) = memory.points("kc.drift.ratio")
     assert point.count == 3
     assert point.start_time_unix_nano > first
+
+
+def test_a_dead_endpoint_and_many_rollouts_keep_memory_bounded(recorders, memory, logprobs):
+    """Pairs that could not be exported are kept for a while, then counted as lost; the current one is never lost."""
+    memory.result = MetricExportResult.FAILURE
+    recorder = recorders()
+    for number in range(20):
+        recorder.rollout(inference=Kernel("vllm", version=str(number)))
+        recorder.compare(*logprobs(1, 5))
+        recorder.compare(*logprobs(1, 5))
+    recorder.force_flush()
+    lost = recorder.stats().dropped["never-exported"]
+    assert lost >= 2 * 10
+    memory.result = MetricExportResult.SUCCESS
+    assert recorder.force_flush()
+    counts = {p.attributes["kc.kernel.inference"]: p.count for p in memory.points("kc.drift.ratio")}
+    assert counts[Kernel("vllm", version="19").fingerprint] == 10
+    assert sum(counts.values()) == 5 * (40 - lost)
 
 
 def test_slices_over_the_cap_are_shown_as_other(recorders, contract, memory, logprobs):

@@ -55,13 +55,14 @@ def test_no_graph_is_kept_and_gradients_still_flow(recorders, memory, held):
     assert memory.count() == 8
 
 
-def test_in_place_changes_after_the_call_do_not_show(recorders, memory, logprobs):
+def test_in_place_changes_after_the_call_do_not_show(recorders, memory, held, logprobs):
     """Tensors are copied before compare returns, as an optimizer or a buffer pool will overwrite them."""
     train, inference = (torch.tensor(side) for side in logprobs(2, 10))
     expected = (train - inference).sum().item()
     recorder = recorders()
     recorder.compare(train, inference)
     train.fill_(-3.0)
+    held.set()
     recorder.force_flush()
     assert memory.points("kc.drift.log_ratio")[0].sum == pytest.approx(expected, abs=1e-5)
 

@@ -93,6 +93,15 @@ def test_a_one_token_shift_is_noticed(by: int, noise: float) -> None:
     assert check(train, inference, mask=mask).tolist() == only(3, Reason.ONE_TOKEN_SHIFT)
 
 
+def test_neighbouring_rows_do_not_hide_a_shift() -> None:
+    """Rows that lie next to each other in memory are judged apart, however much they differ."""
+    train, inference = logprobs(0.05)
+    train[3:5] = np.roll(train[3:5], 1, axis=1)
+    train[4, 0], train[3, 0] = -60.0, -1.0
+    train[4, 0], inference[3, -1] = -60.0, -1e-3
+    assert check(train, inference).tolist()[3] == Reason.ONE_TOKEN_SHIFT
+
+
 def test_short_sequences_are_not_called_shifted() -> None:
     """Over a few tokens a shift cannot be told from drift."""
     train, inference = logprobs(shape=(6, 7))
@@ -140,7 +149,9 @@ def test_reasons_are_counted_by_name() -> None:
 def test_a_sequence_has_the_first_reason() -> None:
     """A sequence with several faults is counted once, under the first."""
     train, inference = logprobs()
-    train[0, 0], train[0, 1] = np.nan, 3.0
+    train[0, 0], inference[0, 1] = 3.0, -np.inf
+    assert counted(check(train, inference)) == {"positive_logprob": 1}
+    train[0, 2] = np.nan
     assert counted(check(train, inference)) == {"nan_logprob": 1}
 
 

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from examples.demo.corpus import HELD_OUT_EVERY, SLICES, load_corpus
+from examples.demo.evaluator import free_ports, receiving
+from examples.demo.model import Config, Model
+from examples.demo.sampler import Sampler, hidden_peaks, linear_int8, linear_int8_static, quantize
+from examples.demo.serving import BATCH, COMPLETION, PROMPT, sample, score
+from examples.demo.train import held_out_bits, train
+from kc_otel.contract import lint, load
+from kc_otel.escalation.signing import Secret, sign
+from kc_otel.webhooks import new_secret
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A small model with random weights everywhere, so that nothing cancels."""
+    torch.manual_seed(0)
+    made = Model(Config(width=32, layers=2, heads=2, context=48))
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.2)
+    return made.eval()
+
+
+@pytest.fixture
+def prompts():
+    return torch.randint(256, (6, 8), generator=torch.Generator().manual_seed(1))
+
+
+def test_corpus_has_every_slice_and_holds_a_tenth_out(corpus):
+    """Each slice has enough text to train on, bytes only, and one block in ten is held out."""
+    assert tuple(corpus) == SLICES == tuple(BATCH)
+    for text in corpus.values():
+        assert 300_000 < len(text.train) < 10_000_000
+        assert len(text.held_out) == pytest.approx(len(text.train) / (HELD_OUT_EVERY - 1), rel=0.1)
+        assert text.train.min() >= 0
+        assert text.train.max() < 256
+
+
+def test_corpus_is_the_same_every_time(corpus):
+    """Loading it again gives the same bytes."""
+    for name, text in load_corpus().items():
+        assert torch.equal(text.train, corpus[name].train)
+        assert torch.equal(text.held_out, corpus[name].held_out)
+
+
+def test_tables_have_letters_that_other_slices_lack(corpus):
+    """Most of what sets tables apart is bytes beyond ASCII, which code and prose hardly have."""
+    share = {name: (text.train >= 0x80).float().mean().item() for name, text in corpus.items()}
+    assert share["tables"] > 0.04
+    assert max(share["code"], share["prose"]) < 0.002
+
+
+def test_model_is_causal(model):
+    """A byte changes no logits before its own position."""
+    ids = torch.randint(256, (2, 20))
+    changed = ids.clone()
+    changed[:, 12] = (ids[:, 12] + 1) % 256
+    before, after = model(ids), model(changed)
+    assert torch.equal(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12:], after[:, 12:])
+
+
+@pytest.mark.slow
+def test_training_lowers_the_loss(corpus):
+    """A few steps take the model well below chance on text that it has not seen, and the seed fixes what comes out."""
+    heard = []
+    model = train(corpus, 20, lambda step, bits: heard.append((step, bits)))
+    assert [step for step, _ in heard] == list(range(1, 21))
+    assert heard[0][1] == pytest.approx(8.0, abs=0.01)
+    bits, unigram = held_out_bits(model, corpus["prose"], rows=16)
+    assert bits < 5.5
+    assert 4.0 < unigram < 5.5
+    first, again = train(corpus, 2), train(corpus, 2)
+    assert torch.equal(first.head.weight, again.head.weight)
+
+
+def test_scores_are_the_models_log_probs(model, prompts):
+    """Scoring a continuation in one pass gives what the model says one token at a time."""
+    ids, logprobs = sample(model, prompts, 10)
+    assert ids.shape == logprobs.shape == (6, 10)
+    torch.testing.assert_close(score(model, prompts, ids), logprobs, atol=2e-5, rtol=0)
+
+
+def test_sampler_is_near_the_training_kernel_and_not_equal(model, prompts):
+    """The cache, folded gains and bf16 change log-probs a little; a wrong position or mask would change them a lot."""
+    ids, logprobs = Sampler(model).generate(prompts, 30)
+    drift = (score(model, prompts, ids) - logprobs).abs()
+    assert 1e-4 < drift.mean() < 0.02
+    assert drift.max() < 0.2
+
+
+def test_sampler_refuses_what_does_not_fit(model, prompts):
+    """A continuation beyond the context is an error, not a wrong answer."""
+    with pytest.raises(ValueError, match="do not fit into a context of 48"):
+        Sampler(model).generate(prompts, 41)
+
+
+def test_int8_products_are_those_of_integers():
+    """int8 values multiplied as bf16 give the integer sums, to the rounding of the bf16 result."""
+    generator = torch.Generator().manual_seed(2)
+    weight, x = torch.randn(16, 512, generator=generator), torch.randn(4, 512, generator=generator)
+    w, w_scale = quantize(weight)
+    a, a_scale = quantize(x)
+    exact = (a.long() @ w.long().T).double() * a_scale * w_scale.T[0]
+    torch.testing.assert_close(linear_int8(weight)(x).double(), exact, rtol=2**-7, atol=1e-6)
+
+
+def test_quantization_error_is_half_a_step():
+    """Values come back to within half of their row's step."""
+    x = torch.randn(8, 64)
+    values, scale = quantize(x)
+    assert values.dtype is torch.int8
+    assert ((values * scale - x).abs() <= scale * 0.5001).all()
+
+
+def test_static_scales_cut_what_calibration_did_not_see():
+    """Within the calibrated peaks a product is right; a channel beyond its peak is cut off there."""
+    weight, peak = torch.eye(4), torch.full((4,), 2.0)
+    apply = linear_int8_static(weight, peak)
+    torch.testing.assert_close(
+        apply(torch.tensor([[0.5, 1.0, 1.5, 2.0]])).float(), torch.tensor([[0.5, 1, 1.5, 2]]), atol=0.02, rtol=0
+    )
+    assert float(apply(torch.tensor([[0.0, 0.0, 0.0, 50.0]]))[0, 3]) == pytest.approx(2.0, abs=0.02)
+
+
+def test_peaks_are_measured_without_a_trace(model):
+    """Calibration leaves no hook on the model, and peaks are those of the text."""
+    text = torch.randint(256, (4, 40))
+    peaks = hidden_peaks(model, text)
+    assert [peak.shape for peak in peaks] == [(128,), (128,)]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    more = hidden_peaks(model, torch.cat((text, torch.randint(256, (4, 40)))))
+    assert all((b >= a).all() for a, b in zip(peaks, more, strict=True))
+
+
+def test_contract_fits_the_demo():
+    """The contract is clean, its slices are the traffic's, and its horizon is the length of a completion."""
+    contract = load(ROOT / "examples/demo/contract.yaml")
+    assert not list(lint(contract))
+    assert tuple(contract.slices) == tuple(BATCH)
+    assert contract.slices_of({"task": "tables"}) == ("all", "tables")
+    assert contract.assumptions.horizon == COMPLETION
+    assert Config().context >= PROMPT + COMPLETION
+
+
+def test_receiver_takes_only_what_is_signed():
+    """A signed body is handed on, a forged one is refused with 401, and the port is free afterwards."""
+    secret, heard = new_secret(), []
+    body = json.dumps({"status": "firing"}).encode()
+    with receiving(secret, heard.append) as url:
+        host, port = re.fullmatch(r"http://(.+):(\d+)/pager", url).groups()
+
+        def post(headers):
+            connection = http.client.HTTPConnection(host, int(port), timeout=5)
+            connection.request("POST", "/pager", body, headers)
+            response = connection.getresponse()
+            response.read()
+            connection.close()
+            return response.status
+
+        signed = sign([Secret.parse(secret)], "msg_1", body, now=time.time())
+        assert post(signed) == 204
+        assert post({**signed, "webhook-id": "msg_2"}) == 401
+    assert heard == [{"status": "firing"}]
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection(host, int(port), timeout=5).connect()
+
+
+def test_free_ports_differ():
+    """Ports asked for together are not the same."""
+    assert len(set(free_ports(5))) == 5
+
+
+def _demo(*arguments: str) -> subprocess.Popen[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_", "COV"))
+    }
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "examples.demo", "--quick", *arguments],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_demo_tells_the_whole_story():
+    """With the bad roll-out: tables fail, a webhook comes, tables are routed away, and the contract recovers."""
+    process = _demo()
+    told, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, told
+    what_happened = told[told.index("What happened") :]
+    moments = [
+        "every cell of the contract passes",
+        "on tables: ",
+        "webhook, signature verified: firing",
+        "route: slice tables",
+        "signature verified: resolved",
+        "recovered",
+    ]
+    positions = [what_happened.index(moment) for moment in moments]
+    assert sorted(positions[:3]) == positions[:3]
+    assert positions[-2] < positions[-1]
+    assert "FAIL" not in told[told.index("What to do next") :]
+
+
+@pytest.mark.slow
+def test_demo_without_the_fault_is_quiet():
+    """The same int8, well calibrated: no alert fires."""
+    process = _demo("--no-fault")
+    told, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, told
+    assert "no alert fired" in told
+    assert "alert fires" not in told
+    assert "webhook, signature" not in told
+
+
+@pytest.mark.slow
+def test_demo_leaves_nothing_behind_when_it_is_interrupted():
+    """Ctrl-C ends the evaluator too, and its ports are free again."""
+    process = _demo("--no-fault")
+    told = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        told += line
+        if "token-tv" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, told + rest
+    assert "Traceback" not in rest
+    for port in re.findall(r"-port (\d+)", told):
+        with pytest.raises(ConnectionRefusedError):
+            http.client.HTTPConnection("127.0.0.1", int(port), timeout=5).connect()

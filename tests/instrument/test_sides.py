@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import numpy as np
+
+from kc_otel.instrument import capture
+from kc_otel.instrument.sides import sides_of
+from kc_otel.instrument.work import Work
+from kc_otel.telemetry.kernel import Kernel
+from kc_otel.telemetry.streams import KernelPair
+
+
+def test_a_side_that_waits_keeps_nothing_of_its_batch():
+    """One sequence that waits for hours must not keep the arrays of the thousand that came with it."""
+    arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "mask": None}
+    work = Work("sampled", KernelPair(Kernel("torch"), Kernel("vllm")), arrays, prompts=np.zeros((3, 1), int))
+    sides = [side for _, side in sides_of(work, capture.laid_out(arrays, like="logprobs"))]
+    assert len(sides) == 3
+    for side in sides:
+        assert side.token_ids.base is None
+        assert side.logprobs.base is None
+        assert side.origin.work.arrays == {}
+        assert side.origin.work.prompts is None
