@@ -31,7 +31,7 @@ from kc_otel.routing.client import Router
 from kc_otel.webhooks import new_secret
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
-STEPS, QUICK_STEPS = 450, 200
+STEPS, QUICK_STEPS = 400, 200
 CALIBRATION_ROWS = 64
 
 
@@ -81,7 +81,7 @@ def tell(terminal: Terminal, *, fault: bool, steps: int, stay: bool) -> None:
         story.roll_out("bf16", kernel("1", "none"), Sampler(model))
         story.serve(story.all_pass, 240, "not every cell of the contract passes")
         terminal.moment("every cell of the contract passes", "bold green")
-        terminal.verdicts(story.verdicts, story.names)
+        story.show()
 
         if fault:
             broken(terminal, story, model, corpus)
@@ -151,9 +151,8 @@ def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Tex
     clause, slice = story.failed[0]
     if slice == "all":
         raise StoryError("the average failed before any slice did")
-    overall = " and ".join(sorted(story.status(clause, "all")))
-    terminal.say(f"{clause} fails on {slice}; on all traffic together it says {overall}", "bold")
-    terminal.verdicts(story.verdicts, story.names)
+    terminal.say(f"{clause} fails on {slice}; on all traffic together it is {story.overall(clause)}", "bold")
+    story.show()
     story.serve(lambda: story.route_reason(slice) is not None, 60, "the route did not change")
 
     terminal.heading("5. The slice is back on the training kernel, and the contract recovers")
@@ -162,7 +161,7 @@ def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Tex
         f"recovered {terminal.elapsed - rolled_out:.0f} s after the roll-out: what failed passes again",
         "bold green",
     )
-    terminal.verdicts(story.verdicts, story.names)
+    story.show()
 
 
 def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text]) -> None:
@@ -171,7 +170,7 @@ def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Te
     story.roll_out("int8", kernel("2", "w8a8", "+".join(SLICES)), int8(model, corpus, slices=SLICES))
     began = terminal.elapsed
     story.serve(lambda: terminal.elapsed - began > 45, 60, "")
-    terminal.verdicts(story.verdicts, story.names)
+    story.show()
     if story.alerts or story.failed:
         raise StoryError(f"{story.alerts} alerts fired although nothing was wrong")
     terminal.moment("no alert fired", "bold green")

@@ -14,8 +14,8 @@ from examples.demo.train import windows
 from kc_otel import Contract, Kernel, Recorder
 from kc_otel.routing.client import Router
 
-BATCH = {"code": 32, "prose": 26, "tables": 6}
-"""Requests of each kind in a batch; tables are a tenth of the traffic."""
+BATCH = {"code": 32, "prose": 27, "tables": 5}
+"""Requests of each kind in a batch; tables are 8% of the traffic."""
 PROMPT, COMPLETION = 32, 48
 
 Sampled = tuple[torch.Tensor, torch.Tensor]
@@ -58,6 +58,7 @@ class Server:
     """
 
     def __init__(self, contract: Contract, model: Model, train: Kernel, router: Router) -> None:
+        self.train = train
         self._name, self._model, self._router = contract.name, model, router
 
         def sampling() -> float:

@@ -60,10 +60,12 @@ class Story:
         self.names: dict[str, str] = {}
         self._corpus, self._server, self._router, self._webhooks = corpus, server, router, webhooks
         self._routed: frozenset[str] = frozenset()
+        self._current = ""
 
     def roll_out(self, name: str, kernel: Kernel, sampler: InferenceKernel) -> None:
         """Serve with another kernel version from now on."""
         self.names[kernel.fingerprint] = name
+        self._current = kernel.fingerprint
         self._server.roll_out(kernel, sampler)
         self.terminal.moment(f"rolled out: {name} (kernel version {kernel.fingerprint})", "bold cyan")
 
@@ -95,15 +97,21 @@ class Story:
         """Whether the evaluator says PASS of every cell."""
         return bool(self.verdicts) and all(v["status"] == "PASS" for v in self.verdicts)
 
-    def status(self, clause: str, slice: str) -> set[str]:
-        """What the evaluator says of a clause on a slice, of every kernel pair."""
-        return {v["status"] for v in self.verdicts if (v["clause"], v["slice"]) == (clause, slice)}
+    def show(self) -> None:
+        """The verdicts on what serves now; the version before stays in the window for a while."""
+        replaced = set(self.names) - {self._current, self._server.train.fingerprint}
+        self.terminal.verdicts([v for v in self.verdicts if v["kernel_inference"] not in replaced], self.names)
+
+    def overall(self, clause: str) -> str:
+        """What the evaluator says of a clause on all traffic together that the inference kernel serves."""
+        cells = (v for v in self.verdicts if (v["clause"], v["slice"]) == (clause, "all"))
+        return next(v["status"] for v in cells if v["kernel_inference"] == self._current)
 
     def recovered(self) -> bool:
         """Whether every alert is resolved, nothing fails, and what had failed passes."""
         if self.firing or any(v["status"] == "FAIL" for v in self.verdicts):
             return False
-        return all(self.status(*cell) == {"PASS"} for cell in self.failed)
+        return all(v["status"] == "PASS" for v in self.verdicts if (v["clause"], v["slice"]) in self.failed)
 
     def route_reason(self, slice: str) -> str | None:
         """Why the decision table keeps a slice away from the inference kernel; None where it does not."""
@@ -117,17 +125,17 @@ class Story:
             self._take(self._webhooks.get())
         routed = frozenset(route.slice for route in self._router.table.routes)
         for slice in sorted(routed - self._routed):
-            self.terminal.moment(
-                f"route: slice {slice} is served by the training kernel: {self.route_reason(slice)}", "bold cyan"
-            )
+            self.terminal.moment(f"route: {slice} are served by the training kernel", "bold cyan")
+            self.terminal.detail(f"because {self.route_reason(slice)}")
         self._routed = routed
 
     def _tell(self, event: dict[str, Any]) -> None:
         data = event["data"]
         if event["kind"] == "verdict" and data["status"] == "FAIL":
             self.failed.append((data["clause"], data["slice"]))
-            kernel = self.names.get(data["kernel_inference"], "?")
-            self.terminal.moment(f"verdict: {data['message']} ({kernel})", "bold red")
+            name = self.names.get(data["kernel_inference"], "?")
+            self.terminal.moment(f"verdict: {data['clause']} on {data['slice']} ({name}) is FAIL", "bold red")
+            self.terminal.detail(data["message"].split(": ")[-1])
         elif event["kind"] == "firing":
             self.alerts += 1
             self.terminal.say(f"alert fires: {data['severity']}, {data['clause']} on {data['slice']}", "yellow")
@@ -135,13 +143,14 @@ class Story:
             self.terminal.say(f"alert resolves: {data['severity']}, {data['clause']} on {data['slice']}", "yellow")
 
     def _take(self, body: dict[str, Any]) -> None:
-        for alert in body["alerts"]:
-            labels = alert["labels"]
-            cell = labels["clause"], labels["slice"]
+        cells = [(alert["labels"]["clause"], alert["labels"]["slice"]) for alert in body["alerts"]]
+        for cell, alert in zip(cells, body["alerts"], strict=True):
             (self.firing.add if alert["status"] == "firing" else self.firing.discard)(cell)
-            said = alert["annotations"]
-            self.terminal.moment(f"webhook, signature verified: {alert['status']}: {said['summary']}", "bold magenta")
-            self.terminal.say(f"    {said['description']}")
+        said = ", ".join(f"{clause} on {slice}" for clause, slice in cells)
+        self.terminal.moment(f"webhook, signature verified: {body['status']}: {said}", "bold magenta")
+        for alert in body["alerts"]:
+            if alert["status"] == "firing":
+                self.terminal.detail(alert["annotations"]["description"])
 
     def _report(self, tokens: Counter[str], seconds: float) -> None:
         status = Counter(v["status"] for v in self.verdicts)

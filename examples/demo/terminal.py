@@ -35,6 +35,10 @@ class Terminal:
         """A line with its time."""
         self.console.print(Text(f"{self.elapsed:6.1f} s  ", style="dim") + Text(text, style=style))
 
+    def detail(self, text: str) -> None:
+        """What belongs to the line before."""
+        self.console.print(Text(f"{'':10} {text}"))
+
     def moment(self, text: str, style: str = "bold") -> None:
         """A line that comes again in the timeline."""
         self.moments.append((self.elapsed, text))
