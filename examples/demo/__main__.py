@@ -1,6 +1,6 @@
 """Train a model, serve it with another kernel, break that kernel, and watch the contract catch it.
 
-python -m examples.demo [--no-fault] [--quick] [--stay]
+python -m examples.demo [--no-fault] [--quick] [--weights FILE] [--stay]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from examples.demo.corpus import SLICES, Text, load_corpus
 from examples.demo.evaluator import evaluating, receiving
-from examples.demo.model import Model
+from examples.demo.model import Config, Model
 from examples.demo.sampler import Sampler
 from examples.demo.serving import Server
 from examples.demo.story import Story, StoryError
@@ -39,12 +39,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--no-fault", action="store_true", help="calibrate the int8 kernel well: nothing should fire")
     parser.add_argument("--quick", action="store_true", help="train for less than half as long")
+    parser.add_argument("--weights", type=Path, help="keep the trained model in this file, or take it from there")
     parser.add_argument("--stay", action="store_true", help="go on serving at the end, until Ctrl-C")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     terminal = Terminal()
     try:
-        tell(terminal, fault=not options.no_fault, steps=QUICK_STEPS if options.quick else STEPS, stay=options.stay)
+        corpus, model = trained(terminal, QUICK_STEPS if options.quick else STEPS, options.weights)
+        tell(terminal, corpus, model, fault=not options.no_fault, quick=options.quick, stay=options.stay)
     except KeyboardInterrupt:
         terminal.say("stopped")
         return 130
@@ -54,9 +56,8 @@ def main() -> int:
     return 0
 
 
-def tell(terminal: Terminal, *, fault: bool, steps: int, stay: bool) -> None:
-    """The demo from beginning to end."""
-    corpus, model = trained(terminal, steps)
+def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bool, quick: bool, stay: bool) -> None:
+    """Acts 2 to 5, and what they came to."""
     torch.set_num_threads(1)  # decoding steps are too small to share, and the evaluator wants a core
     contract, secret = load(CONTRACT), new_secret()
     webhooks: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -86,15 +87,18 @@ def tell(terminal: Terminal, *, fault: bool, steps: int, stay: bool) -> None:
         if fault:
             broken(terminal, story, model, corpus)
         else:
-            healthy(terminal, story, model, corpus)
+            healthy(terminal, story, model, corpus, seconds=25 if quick else 45)
         terminal.heading("What happened")
         terminal.timeline()
         what_next(terminal, evaluator.api, fault=fault, stay=stay)
-        while stay:
-            story.serve(lambda: False, float("inf"), "")
+        if stay:
+            try:
+                story.serve(lambda: False, float("inf"), "")
+            except KeyboardInterrupt:
+                terminal.say("stopped")
 
 
-def trained(terminal: Terminal, steps: int) -> tuple[dict[str, Text], Model]:
+def trained(terminal: Terminal, steps: int, weights: Path | None) -> tuple[dict[str, Text], Model]:
     """Act 1: the model, and how well it predicts text that it has not seen."""
     terminal.heading("1. A language model, from the text that this Python carries")
     corpus = load_corpus()
@@ -107,10 +111,17 @@ def trained(terminal: Terminal, steps: int) -> tuple[dict[str, Text], Model]:
             left = (time.monotonic() - began) / step * (steps - step)
             terminal.say(f"step {step} of {steps}: {bits:.2f} bits per byte, about {left:.0f} s left")
 
-    model = train(corpus, steps, progress)
-    seconds = time.monotonic() - began
-    parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    terminal.moment(f"trained a transformer of {parameters:.2f}M parameters in {seconds:.0f} s")
+    if weights is not None and weights.exists():
+        model = Model(Config())
+        model.load_state_dict(torch.load(weights, weights_only=True))
+        terminal.say(f"weights from {weights}")
+    else:
+        model = train(corpus, steps, progress)
+        seconds = time.monotonic() - began
+        parameters = sum(p.numel() for p in model.parameters()) / 1e6
+        terminal.moment(f"trained a transformer of {parameters:.2f}M parameters in {seconds:.0f} s")
+        if weights is not None:
+            torch.save(model.state_dict(), weights)
     bits = {name: held_out_bits(model, text) for name, text in corpus.items()}
     terminal.rows(
         ("held-out bits per byte", "model", "byte frequencies", "chance"),
@@ -164,12 +175,12 @@ def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Tex
     story.show()
 
 
-def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text]) -> None:
+def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Text], *, seconds: float) -> None:
     """Act 4 without the fault: the same int8, calibrated on every slice."""
     terminal.heading("4. int8 is rolled out, its scales calibrated on every slice")
     story.roll_out("int8", kernel("2", "w8a8", "+".join(SLICES)), int8(model, corpus, slices=SLICES))
     began = terminal.elapsed
-    story.serve(lambda: terminal.elapsed - began > 45, 60, "")
+    story.serve(lambda: terminal.elapsed - began > seconds, 10 * seconds, "the evaluator was not heard")
     story.show()
     if story.alerts or story.failed:
         raise StoryError(f"{story.alerts} alerts fired although nothing was wrong")

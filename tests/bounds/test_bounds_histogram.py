@@ -31,7 +31,7 @@ def content(h):
 def assert_same(a, b):
     assert content(a) == content(b)
     assert a.sum == pytest.approx(b.sum, rel=1e-9, abs=1e-9)
-    np.testing.assert_equal([a.minimum, a.maximum], [b.minimum, b.maximum])
+    assert [a.minimum, a.maximum] == pytest.approx([b.minimum, b.maximum], rel=0, abs=0, nan_ok=True)
 
 
 @given(samples, samples, samples)
@@ -173,6 +173,18 @@ def test_a_wider_zero_bucket_takes_what_it_reaches_into(histogram_of, x, y, zero
     rank = np.searchsorted(np.cumsum(bins.count), np.arange(1, both.size + 1))
     assert (bins.lower[rank] <= both).all()
     assert (both <= bins.upper[rank]).all()
+
+
+def test_a_zero_bucket_that_cuts_a_bucket_grows_to_its_outer_edge(histogram_of):
+    """What cannot be told apart from zero any more is counted there, and the zero bucket says how wide it became."""
+    merged = histogram_of([1.95, 1.99, 5.0]).merged(histogram_of([0.0], zero=1.93))
+    assert (merged.zero_threshold, merged.zero_count) == (2.0, 3)
+    assert merged.binned().upper[0] == 2.0
+
+
+def test_scales_are_aligned_before_ranges_are_compared(histogram_of):
+    """A fine histogram far from a coarse one costs no more resolution than the coarse one's scale."""
+    assert histogram_of([1e3], 20).merged(histogram_of([1e-3], 4)).scale == 4
 
 
 @given(some, some)

@@ -60,7 +60,8 @@ def test_every_ratio_bound_holds(divergences, pair):
     d = divergences(p, q)
     slack = 1 + 1e-9
     assert d["tv"] <= tokens.tv_from_ratio_range(a, b) * slack + 1e-12
-    assert d["chi2"] <= tokens.chi2_from_ratio_range(a, b) * slack + 1e-12
+    # 1 - w.min() keeps an error of one unit in the last place of 1, which the product multiplies by b.
+    assert d["chi2"] <= tokens.chi2_from_ratio_range(a, b) * slack + 1e-12 + 1e-15 * b
     assert d["tv"] <= tokens.tv_from_log_ratio_range(lam) * slack + 1e-12
     assert max(d["kl_pq"], d["kl_qp"]) <= tokens.kl_from_log_ratio_range(lam) * slack + 1e-12
     for kl in (d["kl_pq"], d["kl_qp"]):
