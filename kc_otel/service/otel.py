@@ -7,6 +7,7 @@ not knock at a Collector that is not there. This is the plain SDK: a few hundred
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -26,22 +27,32 @@ _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
 class Speaker:
-    """Exports metrics that are read when they are needed, and log records as they happen."""
+    """Exports the latest readings once per export interval, and log records as they happen.
 
-    def __init__(self, read: Callable[[], Readings], *, environ: Mapping[str, str] = os.environ) -> None:
+    Args:
+        readings: What the evaluator reads of itself at the start; every metric that it will ever have is in it.
+        environ: Where the endpoint is configured.
+    """
+
+    def __init__(self, readings: Readings, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._latest = readings
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
         configured = any(environ.get(name) for name in _ENDPOINTS)
         if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return
         grpc = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc"
-        self._start_metrics(read, grpc=grpc)
+        self._start_metrics(grpc=grpc)
         self._start_logs(grpc=grpc)
 
     @property
     def speaks(self) -> bool:
         """Whether an endpoint is configured."""
         return bool(self._stop)
+
+    def publish(self, readings: Readings) -> None:
+        """What the next export says; the exporter's thread only ever sees a finished reading."""
+        self._latest = readings
 
     def transition(self, severity: str, message: str, attributes: Mapping[str, str]) -> None:
         """A log record of something that changed; nothing without an endpoint."""
@@ -61,14 +72,14 @@ class Speaker:
             )
         )
 
-    def shutdown(self) -> None:
-        """Send what is left and stop."""
-        for stop in self._stop:
-            stop()
-        self._stop.clear()
-        self._logger = None
+    def shutdown(self, timeout: float = 3.0) -> None:
+        """Send what is left and stop; an endpoint that is gone holds this up for at most `timeout` seconds."""
+        stops, self._stop, self._logger = self._stop, [], None
+        last_words = threading.Thread(target=lambda: [stop() for stop in stops], daemon=True)
+        last_words.start()
+        last_words.join(timeout)
 
-    def _start_metrics(self, read: Callable[[], Readings], *, grpc: bool) -> None:
+    def _start_metrics(self, *, grpc: bool) -> None:
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - only with an endpoint
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
 
@@ -83,12 +94,10 @@ class Speaker:
             )
 
             exporter = HttpExporter()
-        provider = MeterProvider([PeriodicExportingMetricReader(exporter)])
+        provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
         meter = provider.get_meter("kc_otel.evaluator")
-        for metric in METRICS.values():
-            if metric.name not in read():
-                continue
-            callback = _reader_of(read, metric.name)
+        for metric in (METRICS[name] for name in self._latest):
+            callback = self._reader_of(metric.name)
             if metric.instrument is Instrument.COUNTER:
                 meter.create_observable_counter(metric.name, [callback], metric.unit, metric.meaning)
             else:
@@ -110,16 +119,15 @@ class Speaker:
             )
 
             exporter = HttpExporter()
-        provider = LoggerProvider()
+        provider = LoggerProvider(shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = provider.get_logger("kc_otel.evaluator")
         self._stop.append(provider.shutdown)
 
+    def _reader_of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
 
-def _reader_of(read: Callable[[], Readings], name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
-        from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
+            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
 
-        return [Observation(value, dict(attributes)) for attributes, value in read().get(name, [])]
-
-    return observe
+        return observe

@@ -39,7 +39,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
     verdicts = [verdict for verdict, _, _ in core.history.cells()]
     readings: dict[str, Series] = {
-        name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := of(verdict))]
+        name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
         for name, of in _OF_VERDICT.items()
     }
     readings["kc.alert.firing"] = [

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -90,8 +90,14 @@ async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: 
     def readings() -> Readings:
         return read(core, requests, dispatcher.attempts)
 
-    speaker = Speaker(readings)
+    speaker = Speaker(readings())
     core.announce = speaker.transition
+
+    def ticked() -> None:
+        dispatcher.wake()
+        if speaker.speaks:
+            speaker.publish(readings())
+
     limits = Limits(max_bytes=config.max_request_bytes)
     http_socket = _bind(config.host, config.http_port, "OTLP/HTTP")
     stop = asyncio.Event()
@@ -106,7 +112,7 @@ async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: 
         api = make_api(core, readings, decided, version("kc-otel"))
         await stack.enter_async_context(_http(api, api_socket))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config.tick, decided, dispatcher)),
+            asyncio.create_task(_tick_forever(core, config.tick, decided, ticked)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -134,7 +140,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _tick_forever(core: Core, seconds: float, decided: Changes, dispatcher: Dispatcher) -> None:
+async def _tick_forever(core: Core, seconds: float, decided: Changes, ticked: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
@@ -143,7 +149,7 @@ async def _tick_forever(core: Core, seconds: float, decided: Changes, dispatcher
             core.tick(time.time())
         except StateError as error:  # a full disk: what was received stays in memory, and is tried again
             _log.error("%s", error)
-        dispatcher.wake()
+        ticked()
         if core.decisions.version != before:
             await decided.notify()
         following = max(following + seconds, loop.time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.webhooks import WebhookError, verify
 
@@ -105,7 +108,22 @@ class Evaluator:
             self.log += line
 
 
-class Pager:
+class LocalServer:
+    """An HTTP server on a free port of this machine."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Pager(LocalServer):
     """A webhook endpoint that keeps what it can verify."""
 
     def __init__(self) -> None:
@@ -128,15 +146,7 @@ class Pager:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/pager"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 @pytest.fixture
@@ -159,8 +169,8 @@ def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callabl
     started: list[Evaluator] = []
     environ = {"KC_OTEL_WEBHOOK_PAGER_URL": pager.url, "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET}
 
-    def start(*options: str) -> Evaluator:
-        evaluator = Evaluator(contract_file, tmp_path / "state.sqlite", environ, *options)
+    def start(*options: str, **more: str) -> Evaluator:
+        evaluator = Evaluator(contract_file, tmp_path / "state.sqlite", environ | more, *options)
         started.append(evaluator)
         return evaluator
 
@@ -175,3 +185,49 @@ def logprobs(rng: np.random.Generator, sequences: int, tokens: int, sigma: float
     inference = np.log(rng.uniform(0.05, 1.0, (sequences, tokens)))
     train = inference + rng.normal(-sigma * sigma / 2, sigma, (sequences, tokens))
     return np.minimum(train, 0.0), inference
+
+
+class Collector(LocalServer):
+    """An OTLP/HTTP endpoint that keeps what it receives, as a Collector would pass it on."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Any] = []
+        self.logs: list[Any] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers.get("content-encoding") == "gzip":
+                    body = gzip.decompress(body)
+                if self.path == "/v1/metrics":
+                    request = ExportMetricsServiceRequest.FromString(body)
+                    collector.metrics += [
+                        metric
+                        for resource in request.resource_metrics
+                        for scope in resource.scope_metrics
+                        for metric in scope.metrics
+                    ]
+                elif self.path == "/v1/logs":
+                    request = ExportLogsServiceRequest.FromString(body)
+                    collector.logs += [
+                        record
+                        for resource in request.resource_logs
+                        for scope in resource.scope_logs
+                        for record in scope.log_records
+                    ]
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(Handler)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()

@@ -18,7 +18,7 @@ import kc_otel
 from kc_otel.contract import load
 from kc_otel.routing.client import Router
 
-from .conftest import Evaluator, Pager, logprobs
+from .conftest import Collector, Evaluator, Pager, logprobs
 
 pytestmark = pytest.mark.slow
 
@@ -231,3 +231,44 @@ def test_two_evaluators_cannot_share_a_state_file(serve: Callable[..., Evaluator
     assert "another evaluator is using this state file" in second.stderr
     assert "Traceback" not in second.stderr
     assert evaluator.process.poll() is None
+
+
+def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configured(
+    serve: Callable[..., Evaluator], contract_file: Path, collector: Collector
+) -> None:
+    """Every cell's verdict and bounds as gauges, every change as a log record with the contract's version."""
+    evaluator = serve(
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
+        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+        OTEL_METRIC_EXPORT_INTERVAL="300",
+        OTEL_BLRP_SCHEDULE_DELAY="200",
+    )
+    traffic = Traffic(contract_file, exporter_of("http", evaluator))
+
+    def verdicts() -> dict[str, float]:
+        return {
+            next(pair.value.string_value for pair in point.attributes if pair.key == "kc.slice"): point.as_double
+            for metric in collector.metrics
+            if metric.name == "kc.verdict"
+            for point in metric.gauge.data_points
+        }
+
+    with traffic.recorder:
+        feed(traffic, evaluator, lambda: verdicts().get("code") == 3.0, code=0.3, prose=0.005)
+    assert {"kc.bound.lower", "kc.bound.upper", "kc.bound.limit", "kc.evaluator.points"} <= {
+        metric.name for metric in collector.metrics
+    }
+    evaluator.stop()
+    said = {record.body.string_value: record for record in collector.logs}
+    failed = next(record for message, record in said.items() if "FAIL" in message)
+    attributes = {pair.key: pair.value.string_value for pair in failed.attributes}
+    assert attributes["kc.contract.version"] == "1"
+    assert attributes["kc.verdict.status"] == "FAIL"
+    assert failed.event_name == "kc.transition"
+
+
+def test_stopping_does_not_wait_for_an_endpoint_that_is_gone(serve: Callable[..., Evaluator]) -> None:
+    """SIGTERM ends the process within seconds, whatever its own telemetry is doing."""
+    evaluator = serve(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_METRIC_EXPORT_INTERVAL="200")
+    time.sleep(1.0)
+    assert evaluator.stop() == 0
