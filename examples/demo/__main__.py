@@ -70,7 +70,7 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
         terminal.say(
             f"webhooks go to {webhook}; `kc-otel watch --url {evaluator.api}` in another terminal shows it live"
         )
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = evaluator.otlp
+        export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
         training_kernel = Kernel("torch", version=torch.__version__, dtype="float32", attention="sdpa")
         server = Server(contract, model, training_kernel, router)
@@ -96,6 +96,14 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
                 story.serve(lambda: False, float("inf"), "")
             except KeyboardInterrupt:
                 terminal.say("stopped")
+
+
+def export_to(endpoint: str) -> None:
+    """Have this process's telemetry go there, whatever the user's own OTEL_* variables and proxies say."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        del os.environ[name]
+    os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"
 
 
 def trained(terminal: Terminal, steps: int, weights: Path | None) -> tuple[dict[str, Text], Model]:
@@ -184,6 +192,8 @@ def healthy(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Te
     story.show()
     if story.alerts or story.failed:
         raise StoryError(f"{story.alerts} alerts fired although nothing was wrong")
+    if story.overall("token-tv") != "PASS":
+        raise StoryError(f"too little was measured: token-tv on all traffic is {story.overall('token-tv')}")
     terminal.moment("no alert fired", "bold green")
 
 

@@ -31,7 +31,7 @@ class Evaluator:
 
     def __init__(self, command: list[str], otlp: str, api: str) -> None:
         self.command, self.otlp, self.api = command, otlp, api
-        self._client = httpx.Client(base_url=api, timeout=10.0)
+        self._client = httpx.Client(base_url=api, timeout=10.0, trust_env=False)
         self._seen = 0
 
     def ready(self) -> bool:
@@ -76,10 +76,9 @@ def evaluating(contract: Path, folder: Path, webhook: str, secret: str) -> Itera
     scripts = Path(sysconfig.get_path("scripts"))
     command = ["kc-otel", "serve", str(contract), "--state", str(folder / "state.sqlite")]
     command += ["--grpc-port", str(grpc), "--http-port", str(http), "--api-port", str(api)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | {
-        "KC_OTEL_WEBHOOK_PAGER_URL": webhook,
-        "KC_OTEL_WEBHOOK_PAGER_SECRET": secret,
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    environment |= {"KC_OTEL_WEBHOOK_PAGER_URL": webhook, "KC_OTEL_WEBHOOK_PAGER_SECRET": secret}
+    environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     log = folder / "evaluator.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command

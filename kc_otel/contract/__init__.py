@@ -1,10 +1,11 @@
 """The promise: what two kernels of one policy may differ by, and what happens when they do."""
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.diff import Change, diff
 from kc_otel.contract.errors import ContractError, Problem
 from kc_otel.contract.lint import Finding, lint
 from kc_otel.contract.load import load, load_all, load_text
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.model import Contract
 from kc_otel.contract.schema import json_schema
 
 __all__ = [

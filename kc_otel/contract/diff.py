@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.ladder import diff_escalation
 from kc_otel.contract.limits import scale_of
-from kc_otel.contract.model import Clause, Contract, Statistic
+from kc_otel.contract.model import Contract
 from kc_otel.contract.regions import covers
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
-from kc_otel.contract.model import Step
+from kc_otel.contract.policy import Step
 from kc_otel.contract.units import format_duration
 
 __all__ = ["diff_escalation"]

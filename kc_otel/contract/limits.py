@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.contract.model import Assumptions, Clause
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 
 __all__ = ["Range", "range_of", "scale_of"]

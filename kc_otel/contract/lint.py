@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import Level, Loc
 from kc_otel.contract.limits import Range, range_of
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.model import Contract
 from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
 from kc_otel.contract.slices import ALL

@@ -9,63 +9,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
-    WithJsonSchema,
     field_validator,
-    model_validator,
 )
 
-from kc_otel.contract.registry import DERIVED, QUANTITIES, known_metrics
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.fields import Duration, Name, Number, Strict
+from kc_otel.contract.policy import Step
 from kc_otel.contract.slices import ALL, OTHER, Condition, Scalar, match, parse_condition
-from kc_otel.contract.units import format_duration, parse_duration, parse_limit
+from kc_otel.contract.units import parse_limit
 
 __all__ = [
-    "Action",
     "Assumptions",
-    "Clause",
     "Contract",
     "KernelSpec",
     "Kernels",
     "Metadata",
     "Observability",
     "SliceSpec",
-    "Statistic",
-    "Step",
 ]
 
-NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-_STATISTIC: Final = re.compile(
-    r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-)
 
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Number = Annotated[float, Field(strict=True)]
-"""A number that is written as one: neither true nor "0.5" in quotes."""
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    Field(le=366 * 86400.0),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^(\d+(\.\d+)?(ns|us|ms|s|m|h|d))+$", "examples": ["5m", "1h30m"]}),
-]
-RawLimit = Annotated[Number | str, WithJsonSchema({"type": ["number", "string"], "examples": [0.004, "800ms", "2%"]})]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, use_attribute_docstrings=True)
-
-
-class Metadata(_Model):
+class Metadata(Strict):
     """Who the contract belongs to."""
 
     name: Name
@@ -80,7 +50,7 @@ class Metadata(_Model):
     """Link that alerts carry."""
 
 
-class KernelSpec(_Model):
+class KernelSpec(Strict):
     """What a kernel is expected to be; what it really was is measured as a fingerprint."""
 
     engine: str = Field(min_length=1, max_length=100)
@@ -95,7 +65,7 @@ class KernelSpec(_Model):
     """Number format of the KV cache."""
 
 
-class Kernels(_Model):
+class Kernels(Strict):
     """The pair that the contract is about."""
 
     train: KernelSpec
@@ -104,7 +74,7 @@ class Kernels(_Model):
     """Q: the kernel that samples."""
 
 
-class Assumptions(_Model):
+class Assumptions(Strict):
     """Constants that turn drift into reward and gradient. They are measured, not trusted."""
 
     reward_range: tuple[Number, Number] | None = None
@@ -127,7 +97,7 @@ class Assumptions(_Model):
         return value
 
 
-class SliceSpec(_Model):
+class SliceSpec(Strict):
     """A part of the traffic that is judged on its own."""
 
     where: dict[str, Any] = Field(
@@ -166,120 +136,7 @@ class SliceSpec(_Model):
         return match(self.conditions, attributes)
 
 
-class Statistic(_Model):
-    """What of a metric's distribution a clause limits."""
-
-    kind: Literal["mean", "max", "quantile", "fraction"]
-    argument: float = 0.0
-    """Rank in (0,1) for a quantile, threshold for a fraction."""
-
-    @classmethod
-    def parse(cls, text: str) -> Statistic:
-        """From `mean`, `max`, `p99.9` or `fraction > 0.5`.
-
-        Raises:
-            ValueError: If it is none of these.
-        """
-        found = _STATISTIC.fullmatch(text.strip())
-        if not found:
-            msg = f"{text!r} is not a statistic; write mean, max, p99.9 or fraction > 0.5"
-            raise ValueError(msg)
-        if found["rank"] is not None:
-            rank = float(found["rank"]) / 100.0
-            if not 0.0 < rank < 1.0:
-                msg = f"{text!r} is not a quantile; ranks lie between p0 and p100, both excluded"
-                raise ValueError(msg)
-            return cls(kind="quantile", argument=rank)
-        if found["above"] is not None:
-            return cls(kind="fraction", argument=float(found["above"]))
-        return cls(kind="mean" if text.strip() == "mean" else "max")
-
-
-class Clause(_Model):
-    """One promise: a statistic of a metric stays at or below a limit, on every slice."""
-
-    id: Name
-    """Name of the clause, unique in the contract."""
-    metric: str
-    """A metric of the registry (`kc-otel metrics` lists them), or a `gen_ai.*` histogram."""
-    statistic: str | None = None
-    """mean, max, pXX.X or `fraction > x`; each metric has a default."""
-    limit: RawLimit
-    """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
-    slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
-    """Limits of single slices, where they differ."""
-    cap: Number | None = Field(default=None, gt=0)
-    """For the mean of an unbounded metric: intervals are for the mean of min(value, cap)."""
-    description: str = Field(default="", max_length=1000)
-    """Why the limit has its value, and what breaks beyond it."""
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in known_metrics() and not value.startswith("gen_ai."):
-            from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
-
-            near = get_close_matches(value, known_metrics(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(known_metrics())}, or gen_ai.*"
-            msg = f"{value!r} is not a metric; {hint}"
-            raise ValueError(msg)
-        return value
-
-    @field_validator("statistic")
-    @classmethod
-    def _reads(cls, value: str | None) -> str | None:
-        if value is not None:
-            Statistic.parse(value)
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Clause:
-        # A message that starts with the path of a field is shown at that field's line.
-        if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
-            msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
-            raise ValueError(msg)
-        for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
-            try:
-                parse_limit(raw, self.unit)
-            except ValueError as error:
-                msg = f"{path}: {error}"
-                raise ValueError(msg) from None
-        return self
-
-    @property
-    def unit(self) -> str:
-        """UCUM unit of the limit: the metric's, or 1 for a fraction."""
-        if self.parsed_statistic.kind == "fraction":
-            return "1"
-        if self.metric in QUANTITIES:
-            return QUANTITIES[self.metric].unit
-        if self.metric in DERIVED:
-            return DERIVED[self.metric].unit
-        return "s"
-
-    @cached_property
-    def parsed_statistic(self) -> Statistic:
-        """The statistic, the metric's default when the clause names none."""
-        if self.statistic is not None:
-            return Statistic.parse(self.statistic)
-        if self.metric in QUANTITIES:
-            return Statistic.parse(QUANTITIES[self.metric].statistic)
-        return Statistic.parse("mean" if self.metric in DERIVED else "p99")
-
-    @property
-    def statistic_text(self) -> str:
-        """The statistic as a contract writes it."""
-        parsed = self.parsed_statistic
-        if parsed.kind == "quantile":
-            return f"p{100 * parsed.argument:.10g}"
-        return f"fraction > {parsed.argument:g}" if parsed.kind == "fraction" else parsed.kind
-
-    def limit_for(self, slice: str) -> float:
-        """Limit on a slice, in the metric's unit."""
-        return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.unit)
-
-
-class Observability(_Model):
+class Observability(Strict):
     """How much is looked at, over which windows, and how sure a verdict has to be."""
 
     window: Duration = 300.0
@@ -298,72 +155,7 @@ class Observability(_Model):
     """Most streams kept per contract; the rest is counted as slice `other`."""
 
 
-_BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt")
-_TARGETED: Final = ("route", "webhook")
-_ROUTES: Final = ("train-kernel", "inference-kernel")
-
-
-class Action(_Model):
-    """Something that a step of the ladder does."""
-
-    kind: Literal["notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt", "route", "webhook"]
-    target: str | None = None
-    """Kernel for `route`, endpoint for `webhook`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        if isinstance(value, Action) or (isinstance(value, dict) and "kind" in value):
-            return value
-        if isinstance(value, str):
-            if value in _TARGETED:
-                msg = f"{value!r} needs a target; write {{{value}: {'train-kernel' if value == 'route' else 'NAME'}}}"
-                raise ValueError(msg)
-            if value not in _BARE:
-                msg = f"{value!r} is not an action; write one of {', '.join((*_BARE, *_TARGETED))}"
-                raise ValueError(msg)
-            return {"kind": value}
-        if isinstance(value, dict) and len(value) == 1:
-            ((kind, target),) = value.items()
-            if kind not in _TARGETED:
-                msg = f"{kind!r} is not an action with a target; write route or webhook"
-                raise ValueError(msg)
-            return {"kind": kind, "target": target}
-        msg = f"{value!r} is not an action; write a name such as notify, or {{webhook: NAME}}"
-        raise ValueError(msg)
-
-    @model_validator(mode="after")
-    def _reachable(self) -> Action:
-        if self.kind == "route" and self.target not in _ROUTES:
-            msg = f"route: {self.target!r} is not a kernel; write one of {', '.join(_ROUTES)}"
-            raise ValueError(msg)
-        if self.kind == "webhook" and (not self.target or not re.fullmatch(NAME_PATTERN, self.target)):
-            msg = f"webhook: {self.target!r} is not an endpoint's name; write lower-case letters, digits and dashes"
-            raise ValueError(msg)
-        return self
-
-    def __str__(self) -> str:
-        return self.kind if self.target is None else f"{self.kind}:{self.target}"
-
-
-class Step(_Model):
-    """One rung of the escalation ladder."""
-
-    on: Literal["fail", "no-data", "inconclusive", "invalid-input"]
-    """Verdict that the step waits for; `invalid-input` for batches that failed an input check."""
-    after: Duration = Field(default=0.0, alias="for")
-    """How long the verdict must last before the step fires."""
-    clear_for: Duration = 0.0
-    """How long it must be gone before the step resolves."""
-    severity: Literal["info", "warning", "critical"] = "warning"
-    """Label of alerts and webhooks."""
-    do: tuple[Action, ...] = Field(min_length=1, max_length=20)
-    """What happens when the step fires; routes and holds last until it resolves."""
-    clauses: tuple[Name, ...] = Field(default=(), max_length=200)
-    """Only these clauses; all when empty."""
-
-
-class Contract(_Model):
+class Contract(Strict):
     """A kernel contract: numerical, statistical, runtime and observability clauses and an escalation policy."""
 
     apiVersion: Literal["kernel-contract/v1"]  # noqa: N815 - the YAML's own name

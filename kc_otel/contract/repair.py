@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kc_otel.contract.errors import Loc
-from kc_otel.contract.model import NAME_PATTERN, Contract
+from kc_otel.contract.fields import NAME_PATTERN
+from kc_otel.contract.model import Contract
 
 __all__ = ["repair"]
 

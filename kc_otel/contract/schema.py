@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kc_otel.contract.model import NAME_PATTERN, Action, Contract
+from kc_otel.contract.fields import NAME_PATTERN
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import ROUTE_TARGET, Action
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL, OTHER
 
@@ -60,7 +62,7 @@ def _action(description: str) -> dict[str, Any]:
     kinds = Action.model_json_schema()["properties"]["kind"]["enum"]
     bare = [kind for kind in kinds if kind not in {"route", "webhook"}]
     targets = {
-        "route": {"enum": ["train-kernel", "inference-kernel"], "description": "Kernel that the slice is sent to."},
+        "route": {"const": ROUTE_TARGET, "description": "Kernel that the slice is sent to."},
         "webhook": {"type": "string", "pattern": NAME_PATTERN, "description": "Name of an endpoint."},
     }
     short = [

@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Final
 
 from kc_otel.contract.errors import Level, Loc
-from kc_otel.contract.model import Contract, Step
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Step
 from kc_otel.contract.units import format_duration
 
 __all__ = ["lint_escalation"]
@@ -52,7 +53,6 @@ def _clauses(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
 
 def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
     written: set[str] = set()
-    routes: set[str] = set()
     for position, action in enumerate(step.do):
         loc: Loc = (*here, "do", position)
         if str(action) in written:
@@ -60,16 +60,17 @@ def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
             continue
         written.add(str(action))
         if action.kind == "route":
-            routes.add(str(action))
-            if len(routes) > 1:
-                yield loc, "a step cannot route to both kernels; keep one route", "error"
+            if step.on != "fail":
+                yield (
+                    loc,
+                    f"a route avoids a version that fails, and {step.on} names none; use it with on: fail",
+                    "error",
+                )
             if contract.kernels.train == contract.kernels.inference:
                 message = (
                     "both kernels are described alike, so a route changes nothing; say under kernels how they differ"
                 )
                 yield loc, message, "error"
-            if action.target == "inference-kernel" and step.on == "fail":
-                yield loc, "keeps traffic on the kernel that fails; did you mean train-kernel?", "warning"
         if action.kind == "sample-more" and contract.observability.sampling == 1.0:
             yield loc, "every batch is measured already (observability.sampling is 1); leave sample-more out", "warning"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kc_otel.contract.model import Action
+from kc_otel.contract.policy import Action
 from kc_otel.escalation.codec import (
     action_from_plain,
     action_to_plain,

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.escalation.alerts import Transition, What
 from kc_otel.escalation.codec import action_to_plain, finite_or_none

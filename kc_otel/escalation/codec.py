@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kc_otel.contract.model import Action
+from kc_otel.contract.policy import Action
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
 
 __all__ = [

@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kc_otel.contract.model import Contract, Step
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Step
 from kc_otel.contract.slices import ALL
 from kc_otel.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.evaluator.verdict import Cell, Status, Verdict

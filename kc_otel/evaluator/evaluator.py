@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kc_otel.bounds import Binned, ExponentialHistogram
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
 from kc_otel.evaluator.cells import evidence

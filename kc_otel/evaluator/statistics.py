@@ -15,7 +15,8 @@ from kc_otel.bounds import (
     mean_interval,
     quantile_interval,
 )
-from kc_otel.contract.model import Assumptions, Clause
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Quantity, Unit
 
 __all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]

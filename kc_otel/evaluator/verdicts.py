@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kc_otel.bounds import Binned, Interval, holm
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.statistics import clause_interval, samples_needed
 from kc_otel.evaluator.verdict import Cell, Status, Verdict

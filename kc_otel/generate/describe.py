@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kc_otel.contract.model import Clause
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 
 __all__ = ["literal", "meaning", "number", "promise", "statistic"]

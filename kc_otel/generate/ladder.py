@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.contract.model import Clause, Contract, Step
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Step
 from kc_otel.contract.units import format_duration
 from kc_otel.escalation.body import ALERT_NAMES
 from kc_otel.escalation.policy import INPUT_CLAUSE

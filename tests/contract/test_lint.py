@@ -161,8 +161,12 @@ def _clause(section: str, **fields: object) -> str:
             "5: escalation[0].do[2]: notify is in the same step twice",
         ),
         (
-            ["escalation: [{on: no-data, do: [{route: train-kernel}, {route: inference-kernel}]}]"],
-            "5: escalation[0].do[1]: a step cannot route to both kernels; keep one route",
+            ["escalation: [{on: no-data, do: [{route: train-kernel}]}]"],
+            "5: escalation[0].do[0]: a route avoids a version that fails, and no-data names none; use it with on: fail",
+        ),
+        (
+            ["escalation: [{on: fail, do: [{route: inference-kernel}]}]"],
+            "5: escalation[0].do[0].route: 'inference-kernel' is not a kernel that a slice can be routed to; write",
         ),
         (
             ["escalation:", "- {on: fail, do: [notify, halt]}", "- {on: fail, for: 5m, do: [notify]}"],
@@ -245,7 +249,6 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
             "escalation[0].clear_for: 1d1h is more than a day",
         ),
         (["escalation: [{on: fail, do: [sample-more]}]"], "every batch is measured already"),
-        (["escalation: [{on: fail, do: [{route: inference-kernel}]}]"], "keeps traffic on the kernel that fails"),
         (
             ["escalation: [{on: fail, for: 5m, do: [notify]}, {on: fail, severity: critical, do: [halt]}]"],
             "critical comes before warning (escalation[0], for: 5m); a ladder climbs",

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kc_otel.contract.model import Action, Contract
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Action
 from kc_otel.escalation.alerts import Transition, What
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
 

@@ -37,11 +37,10 @@ def test_firing_again_keeps_the_first_time(contract, make_transition):
         {"train": "same", "inference": "same"},
         {"train": "", "inference": ""},
         {"do": ("notify",)},
-        {"do": ({"route": "inference-kernel"},)},
     ],
 )
 def test_nothing_is_routed_without_a_worse_version_to_avoid(contract, make_transition, changes):
-    """A kernel paired with itself, a kernel that never reported, and steps that route nowhere add no route."""
+    """A kernel paired with itself, a kernel that never reported, and steps that do not route add no route."""
     assert apply(DecisionTable(), [make_transition(**changes)], contract, 100) == DecisionTable()
 
 

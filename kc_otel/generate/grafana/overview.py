@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.escalation.policy import INPUT_CLAUSE
 from kc_otel.evaluator.verdict import Status

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.model import Clause, Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile, as_yaml

@@ -1,0 +1,133 @@
+"""A clause: one promise about one statistic of one metric."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Final, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kc_otel.contract.fields import Name, Number, RawLimit, Strict
+from kc_otel.contract.registry import DERIVED, QUANTITIES, known_metrics
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import parse_limit
+
+__all__ = ["Clause", "Statistic"]
+
+_STATISTIC: Final = re.compile(
+    r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+)
+
+
+class Statistic(Strict):
+    """What of a metric's distribution a clause limits."""
+
+    kind: Literal["mean", "max", "quantile", "fraction"]
+    argument: float = 0.0
+    """Rank in (0,1) for a quantile, threshold for a fraction."""
+
+    @classmethod
+    def parse(cls, text: str) -> Statistic:
+        """From `mean`, `max`, `p99.9` or `fraction > 0.5`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        found = _STATISTIC.fullmatch(text.strip())
+        if not found:
+            msg = f"{text!r} is not a statistic; write mean, max, p99.9 or fraction > 0.5"
+            raise ValueError(msg)
+        if found["rank"] is not None:
+            rank = float(found["rank"]) / 100.0
+            if not 0.0 < rank < 1.0:
+                msg = f"{text!r} is not a quantile; ranks lie between p0 and p100, both excluded"
+                raise ValueError(msg)
+            return cls(kind="quantile", argument=rank)
+        if found["above"] is not None:
+            return cls(kind="fraction", argument=float(found["above"]))
+        return cls(kind="mean" if text.strip() == "mean" else "max")
+
+
+class Clause(Strict):
+    """One promise: a statistic of a metric stays at or below a limit, on every slice."""
+
+    id: Name
+    """Name of the clause, unique in the contract."""
+    metric: str
+    """A metric of the registry (`kc-otel metrics` lists them), or a `gen_ai.*` histogram."""
+    statistic: str | None = None
+    """mean, max, pXX.X or `fraction > x`; each metric has a default."""
+    limit: RawLimit
+    """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
+    slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
+    """Limits of single slices, where they differ."""
+    cap: Number | None = Field(default=None, gt=0)
+    """For the mean of an unbounded metric: intervals are for the mean of min(value, cap)."""
+    description: str = Field(default="", max_length=1000)
+    """Why the limit has its value, and what breaks beyond it."""
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in known_metrics() and not value.startswith("gen_ai."):
+            from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
+
+            near = get_close_matches(value, known_metrics(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(known_metrics())}, or gen_ai.*"
+            msg = f"{value!r} is not a metric; {hint}"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("statistic")
+    @classmethod
+    def _reads(cls, value: str | None) -> str | None:
+        if value is not None:
+            Statistic.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Clause:
+        # A message that starts with the path of a field is shown at that field's line.
+        if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
+            msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
+            raise ValueError(msg)
+        for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
+            try:
+                parse_limit(raw, self.unit)
+            except ValueError as error:
+                msg = f"{path}: {error}"
+                raise ValueError(msg) from None
+        return self
+
+    @property
+    def unit(self) -> str:
+        """UCUM unit of the limit: the metric's, or 1 for a fraction."""
+        if self.parsed_statistic.kind == "fraction":
+            return "1"
+        if self.metric in QUANTITIES:
+            return QUANTITIES[self.metric].unit
+        if self.metric in DERIVED:
+            return DERIVED[self.metric].unit
+        return "s"
+
+    @cached_property
+    def parsed_statistic(self) -> Statistic:
+        """The statistic, the metric's default when the clause names none."""
+        if self.statistic is not None:
+            return Statistic.parse(self.statistic)
+        if self.metric in QUANTITIES:
+            return Statistic.parse(QUANTITIES[self.metric].statistic)
+        return Statistic.parse("mean" if self.metric in DERIVED else "p99")
+
+    @property
+    def statistic_text(self) -> str:
+        """The statistic as a contract writes it."""
+        parsed = self.parsed_statistic
+        if parsed.kind == "quantile":
+            return f"p{100 * parsed.argument:.10g}"
+        return f"fraction > {parsed.argument:g}" if parsed.kind == "fraction" else parsed.kind
+
+    def limit_for(self, slice: str) -> float:
+        """Limit on a slice, in the metric's unit."""
+        return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.unit)

@@ -1,0 +1,77 @@
+"""The escalation policy Pi as a contract writes it: a ladder of steps, and what each of them does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
+
+__all__ = ["ROUTE_TARGET", "Action", "Step"]
+
+_BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt")
+_TARGETED: Final = ("route", "webhook")
+ROUTE_TARGET: Final = "train-kernel"
+"""The one kernel that a slice can be routed to: traffic without a route goes to the inference kernel."""
+
+
+class Action(Strict):
+    """Something that a step of the ladder does."""
+
+    kind: Literal["notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt", "route", "webhook"]
+    target: str | None = None
+    """Kernel for `route`, endpoint for `webhook`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, Action) or (isinstance(value, dict) and "kind" in value):
+            return value
+        if isinstance(value, str):
+            if value in _TARGETED:
+                msg = f"{value!r} needs a target; write {{{value}: {ROUTE_TARGET if value == 'route' else 'NAME'}}}"
+                raise ValueError(msg)
+            if value not in _BARE:
+                msg = f"{value!r} is not an action; write one of {', '.join((*_BARE, *_TARGETED))}"
+                raise ValueError(msg)
+            return {"kind": value}
+        if isinstance(value, dict) and len(value) == 1:
+            ((kind, target),) = value.items()
+            if kind not in _TARGETED:
+                msg = f"{kind!r} is not an action with a target; write route or webhook"
+                raise ValueError(msg)
+            return {"kind": kind, "target": target}
+        msg = f"{value!r} is not an action; write a name such as notify, or {{webhook: NAME}}"
+        raise ValueError(msg)
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Action:
+        if self.kind == "route" and self.target != ROUTE_TARGET:
+            msg = f"route: {self.target!r} is not a kernel that a slice can be routed to; write {ROUTE_TARGET}"
+            raise ValueError(msg)
+        if self.kind == "webhook" and (not self.target or not re.fullmatch(NAME_PATTERN, self.target)):
+            msg = f"webhook: {self.target!r} is not an endpoint's name; write lower-case letters, digits and dashes"
+            raise ValueError(msg)
+        return self
+
+    def __str__(self) -> str:
+        return self.kind if self.target is None else f"{self.kind}:{self.target}"
+
+
+class Step(Strict):
+    """One rung of the escalation ladder."""
+
+    on: Literal["fail", "no-data", "inconclusive", "invalid-input"]
+    """Verdict that the step waits for; `invalid-input` for batches that failed an input check."""
+    after: Duration = Field(default=0.0, alias="for")
+    """How long the verdict must last before the step fires."""
+    clear_for: Duration = 0.0
+    """How long it must be gone before the step resolves."""
+    severity: Literal["info", "warning", "critical"] = "warning"
+    """Label of alerts and webhooks."""
+    do: tuple[Action, ...] = Field(min_length=1, max_length=20)
+    """What happens when the step fires; routes and holds last until it resolves."""
+    clauses: tuple[Name, ...] = Field(default=(), max_length=200)
+    """Only these clauses; all when empty."""
