@@ -50,5 +50,5 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
         upper=float(betainccinv(maybe + 1, n - maybe, alpha_upper)) if maybe < n else 1.0,
         samples=n,
         method="Clopper-Pearson",
-        note="" if surely == maybe else f"{maybe - surely} observations share a bin with the threshold {above:g}",
+        note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
     )

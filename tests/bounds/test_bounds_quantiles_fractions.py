@@ -136,7 +136,7 @@ def test_bins_only_widen_fractions(histogram_of, x, scale, above):
     assert binned.lower <= exact.lower + 1e-12
     assert binned.upper >= exact.upper - 1e-12
     cut = int(bins.count[(bins.lower <= above) & (above < bins.upper)].sum())
-    assert binned.note == (f"{cut} observations share a bin with the threshold {above:g}" if cut else "")
+    assert binned.note == (f"{cut} of them in the bin of the threshold {above:g}" if cut else "")
 
 
 def test_fractions_of_huge_samples_are_finite_and_sharp():
