@@ -24,7 +24,7 @@ test: $(VENV)/.test ## everything that CI runs
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
 test-fast: $(VENV)/.test ## the part for everyday work: under a minute
-	$(BIN)/python -m pytest -m "not slow" -q $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -q -n auto $(ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -27,21 +27,26 @@ def open_state(path: Path | None) -> sqlite3.Connection:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(target, isolation_level=None, timeout=2.0, check_same_thread=False)
+    except (sqlite3.Error, OSError) as error:
+        raise StateError(_unusable(target, error)) from None
+    try:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            msg = f"{target}: another evaluator is using this state file; stop it, or give --state another file"
-        else:
-            msg = f"{target}: cannot open the state file ({error}); give --state a file in a folder that can be written"
-        raise StateError(msg) from None
-    except (sqlite3.DatabaseError, OSError) as error:
-        msg = f"{target}: not a usable state file ({error}); move it away, or give --state another file"
-        raise StateError(msg) from None
+    except sqlite3.Error as error:
+        connection.close()
+        raise StateError(_unusable(target, error)) from None
     return connection
+
+
+def _unusable(target: str, error: Exception) -> str:
+    if "locked" in str(error):
+        return f"{target}: another evaluator is using this state file; stop it, or give --state another file"
+    if isinstance(error, sqlite3.OperationalError | OSError):
+        return f"{target}: cannot open the state file ({error}); give --state a file in a folder that can be written"
+    return f"{target}: not a usable state file ({error}); move it away, or give --state another file"
 
 
 @contextmanager

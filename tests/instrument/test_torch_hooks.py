@@ -326,6 +326,7 @@ def test_a_compiled_module_is_watched_from_outside(recorders, ids):
     assert not compiled._forward_hooks
 
 
+@pytest.mark.slow
 def test_a_hook_inside_a_compiled_graph_does_nothing(recorders, ids):
     """Compiled with the hook inside, even as one whole graph, the module runs as without it."""
     torch._dynamo.reset()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -56,11 +58,18 @@ def contract() -> Contract:
 
 
 @pytest.fixture
-def make_core(contract: Contract) -> Callable[..., Core]:
+def open_file() -> Iterator[Callable[..., sqlite3.Connection]]:
+    """Opens state files, and closes them after the test."""
+    with ExitStack() as stack:
+        yield lambda path=None: stack.enter_context(closing(open_state(path)))
+
+
+@pytest.fixture
+def make_core(contract: Contract, open_file: Callable[..., sqlite3.Connection]) -> Callable[..., Core]:
     """Makes a core on an open state file."""
 
-    def make(connection=None, now: float = 0.0) -> Core:
-        return Core([contract], connection or open_state(None), external_url="http://evaluator", now=now)
+    def make(connection: sqlite3.Connection | None = None, now: float = 0.0) -> Core:
+        return Core([contract], connection or open_file(), external_url="http://evaluator", now=now)
 
     return make
 

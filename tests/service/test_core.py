@@ -68,17 +68,19 @@ def test_a_tick_that_failed_is_made_up_for_by_the_next(
     assert core.decisions.routes
 
 
-def test_what_was_decided_survives_a_restart(make_core: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
+def test_what_was_decided_survives_a_restart(
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path
+) -> None:
     """A second core on the same file has the verdicts' age, the alerts, the routes and the unsent webhook."""
     path = tmp_path / "state.sqlite"
-    connection = open_state(path)
+    connection = open_file(path)
     core = make_core(connection)
     core.metrics(drift(0.3))
     began = time.time()
     core.tick(began)
     connection.close()
 
-    again = make_core(open_state(path))
+    again = make_core(open_file(path))
     assert again.decisions == core.decisions
     assert again.firing() == core.firing()
     assert len(again.outbox.due(time.time())) == 1
@@ -88,17 +90,17 @@ def test_what_was_decided_survives_a_restart(make_core: Callable[..., Core], dri
 
 
 def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(
-    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, contract
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path, contract
 ) -> None:
     """Its alerts resolve and its routes go when the evaluator starts without it."""
     path = tmp_path / "state.sqlite"
-    connection = open_state(path)
+    connection = open_file(path)
     core = make_core(connection)
     core.metrics(drift(0.3))
     core.tick(time.time())
     connection.close()
     other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
-    again = Core([other], open_state(path), external_url="", now=time.time())
+    again = Core([other], open_file(path), external_url="", now=time.time())
     assert again.decisions.routes == ()
     assert [event.kind for event in again.events.newest("policy", 2)] == ["resolved", "resolved"]
 
@@ -110,3 +112,11 @@ def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     with pytest.raises(StateError, match="move it away, or give --state another file"):
         open_state(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error says where, and what to do instead."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(StateError, match="a folder that can be written"):
+        open_state(blocked / "state.sqlite")
