@@ -161,7 +161,8 @@ def _routes(decisions: dict[str, Any]) -> list[Text]:
 
 def _event_line(event: dict[str, Any]) -> Text:
     moment = datetime.fromtimestamp(event["at"], tz=UTC).astimezone().strftime("%H:%M:%S")
-    return Text(f"{moment}  {event['contract']}  {event['message']}", overflow="ellipsis", no_wrap=True)
+    message = event["message"].removeprefix(f"{event['contract']}: ")
+    return Text(f"{moment}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True)
 
 
 def _spark(estimates: list[float | None], limit: float, width: int) -> Text:
