@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: without the roll-out)
+demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: a sound roll-out)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV)/.test ## everything that CI runs
@@ -54,7 +54,7 @@ $(VENV)/bin/python:
 $(VENV)/.torch: | $(VENV)/bin/python
 	@echo "installing torch ..."
 	@if $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
-	elif [ "$$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install 'torch>=2.4'; \
+	elif [ "$$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install 'torch>=2.9'; \
 	else $(PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX); fi
 	@touch $@
 

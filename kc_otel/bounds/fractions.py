@@ -40,7 +40,8 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
     if not n:
         return nothing("Clopper-Pearson")
     usable(sample)
-    surely = int(sample.count[np.searchsorted(sample.lower, above, side="right") :].sum())
+    beyond = int(np.searchsorted(sample.lower, above, side="right"))
+    surely = int(sample.count[beyond:].sum()) + _just_above(sample, beyond - 1, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
     from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
 
@@ -52,3 +53,14 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
         method="Clopper-Pearson",
         note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
     )
+
+
+def _just_above(sample: Binned, place: int, above: float) -> int:
+    """Observations of the bin that begins exactly at the threshold, where its lower edge is known to be open.
+
+    Positive buckets are open below, unless the edge is the smallest observation and not the bucket's own.
+    """
+    if place < 0 or above <= 0.0 or sample.minimum >= above:
+        return 0
+    begins = sample.lower[place] == above < sample.upper[place]
+    return int(sample.count[place]) if begins else 0

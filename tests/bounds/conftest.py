@@ -7,13 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 
 from kc_otel.bounds import Buckets, ExponentialHistogram
-
-# How long an example takes says more about the machine's other tenants than about the mathematics.
-settings.register_profile("bounds", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("bounds")
 
 ZERO = 2.0**-30
 

@@ -135,8 +135,19 @@ def test_bins_only_widen_fractions(histogram_of, x, scale, above):
     assert exact.estimate == pytest.approx((x > above).mean())
     assert binned.lower <= exact.lower + 1e-12
     assert binned.upper >= exact.upper - 1e-12
-    cut = int(bins.count[(bins.lower <= above) & (above < bins.upper)].sum())
+    opens = (bins.lower == above) & (above > bins.minimum) & (above > 0)
+    cut = int(bins.count[(bins.lower <= above) & (above < bins.upper) & ~opens].sum())
     assert binned.note == (f"{cut} of them in the bin of the threshold {above:g}" if cut else "")
+
+
+def test_a_threshold_on_an_edge_cuts_no_bin(histogram_of):
+    """Positive buckets are open below, so what lies in the one that begins at the threshold lies above it."""
+    x = np.array([0.1, 0.25, 0.2500001, 0.26, 3.0])
+    found = fraction_interval(histogram_of(x, 4).binned(), 0.25, **LEVELS)
+    assert found == fraction_interval(Binned.of_samples(x), 0.25, **LEVELS)
+    assert found.estimate == 0.6
+    edge = fraction_interval(histogram_of(x[1:], 4).binned(), 0.25, **LEVELS)
+    assert edge.lower <= fraction_interval(Binned.of_samples(x[1:]), 0.25, **LEVELS).lower
 
 
 def test_fractions_of_huge_samples_are_finite_and_sharp():
