@@ -19,6 +19,7 @@ ORDER = (
     "escalation",
     "routing",
     "promotion",
+    "explain",
     "generate",
     "service",
     "cli",
