@@ -259,6 +259,12 @@ class Recorder:
         if engine is not None:
             engine.counters.dropped(reason, why)
 
+    def refuse(self, reason: str, why: object, sequences: int = 1) -> None:
+        """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time."""
+        engine = self._process.running()
+        if engine is not None:
+            engine.counters.invalid(reason, sequences, why)
+
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
         """Go on with another kernel version: what comes next is recorded for the new pair, apart from the old one."""
         self._process.rollout(train, inference)

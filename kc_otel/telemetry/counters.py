@@ -79,12 +79,17 @@ class Counters:
                 self._dropped[reason] += count
             self._say_once("dropped", reason, why)
 
-    def invalid(self, reason: str, count: int) -> None:
-        """`count` sequences failed an input check."""
+    def invalid(
+        self,
+        reason: str,
+        count: int,
+        why: object = "sequences that fail an input check are counted and not measured",
+    ) -> None:
+        """`count` sequences failed an input check; `why` is logged the first time."""
         if count:
             with self._lock:
                 self._invalid[reason] += count
-            self._say_once("input invalid", reason, "sequences that fail an input check are counted and not measured")
+            self._say_once("input invalid", reason, why)
 
     def exported(self) -> None:
         """Every endpoint accepted an export."""

@@ -88,6 +88,20 @@ class Kernel:
             kv_cache_dtype=spec.kv_cache_dtype,
         )
 
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Kernel:
+        """The kernel that `to_plain` wrote.
+
+        Raises:
+            TypeError: If a field is missing or unknown.
+            ValueError: If the engine is not a name.
+        """
+        return cls(**plain)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields that are set, as a JSON object."""
+        return self._fields()
+
     def attributes(self) -> dict[str, Scalar]:
         """The fields that are set, by the names they have on the metric `kc.kernel.info`."""
         named = {_ATTRIBUTES[name]: value for name, value in self._fields().items() if name != "extra"}

@@ -1,0 +1,260 @@
+"""Rescoring: what is comparable, in which batches, how fast, and that nothing leaves the spool unexported."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics.export import MetricExportResult
+
+from kc_otel.instrument.request import SampledRequest
+from kc_otel.instrument.rescore import RescoreError, Rescorer, refusal
+from kc_otel.instrument.rescore.budget import TokenBudget
+from kc_otel.instrument.rescore.plan import batches, length
+from kc_otel.instrument.spool import Spool, SpoolReader
+from kc_otel.telemetry.kernel import Kernel
+
+BF16 = Kernel("vllm", dtype="bfloat16")
+FP8 = Kernel("vllm", dtype="bfloat16", kv_cache_dtype="fp8")
+
+
+def request(name="r", prompt=4, tokens=6, **fields):
+    """A request of some tokens, log Q = -1 throughout."""
+    fields.setdefault("kernel", BF16)
+    return SampledRequest(
+        request_id=name,
+        prompt_ids=np.arange(prompt),
+        token_ids=np.arange(tokens),
+        logprobs=np.full(tokens, -1.0, dtype=np.float32),
+        **fields,
+    )
+
+
+def score(requests):
+    """A training kernel that gives every token a tenth of a nat less."""
+    return [np.full(each.token_ids.size, -1.1) for each in requests]
+
+
+@pytest.fixture
+def spool(tmp_path):
+    made = Spool(tmp_path / "spool.sqlite")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rescorer(spool, recorders):
+    """Rescores the requests given, and closes the spool's reader afterwards."""
+    readers = []
+
+    def make(*requests, recorder=None, score=score, **options):
+        for each in requests:
+            spool.put(each)
+        assert spool.flush()
+        for each in readers:
+            each.close()
+        readers[:] = [SpoolReader(spool.path)]
+        options.setdefault("poll", 0.01)
+        return Rescorer(readers[0], recorder or recorders(), score, **options)
+
+    yield make
+    for each in readers:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"processing": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}}, None),
+        ({"processing": {"temperature": 0.7}, "logprobs_mode": "processed"}, None),
+        ({"processing": {"temperature": 0.7, "top_p": 0.9, "top_k": 40}, "logprobs_mode": "processed"}, None),
+        ({"processing": {"temperature": 0.7}}, "raw_logprobs"),
+        ({"processing": {"top_p": 0.9}}, "raw_logprobs"),
+        ({"processing": {"temperature": 0.0}, "logprobs_mode": "processed"}, "greedy"),
+        ({"processing": {"repetition_penalty": 1.1}, "logprobs_mode": "processed"}, "unsupported_processing"),
+        ({"processing": {"logit_bias": "17:-5"}, "logprobs_mode": "processed"}, "unsupported_processing"),
+        ({"tokens": 0}, "no_tokens"),
+        ({"weights": "step-9"}, "wrong_weights"),
+        ({"weights": "step-7"}, None),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_reason(fields, reason):
+    """Both sides' log-probabilities have to be of the distribution that the tokens were drawn from."""
+    found = refusal(request(**fields), "step-7")
+    assert (found and found[0]) == reason
+
+
+def test_steps_that_differ_are_a_lag_and_no_refusal():
+    """Two optimizer steps are measured as weights_lag; a step against a name is another checkpoint."""
+    assert refusal(request(weights=3), 5) is None
+    assert refusal(request(weights=3), "5") is not None
+    assert refusal(request(weights="5"), 5) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(1, 50), st.sampled_from([BF16, FP8]), st.sampled_from([0.7, 1.0]))
+    ),
+    st.integers(1, 300),
+)
+def test_batches_hold_what_is_alike_and_fits(shapes, most):
+    """Every request is in one batch; batches are of one kernel and processing, and padded no larger than allowed."""
+    requests = [
+        request(prompt=prompt, tokens=tokens, kernel=kernel, processing={"temperature": temperature})
+        for prompt, tokens, kernel, temperature in shapes
+    ]
+    found = list(batches(requests, most))
+    assert sorted(index for batch in found for index in batch) == list(range(len(requests)))
+    for batch in found:
+        members = [requests[index] for index in batch]
+        assert len({(each.kernel, each.processing["temperature"]) for each in members}) == 1
+        assert length(members[0]) == max(map(length, members))
+        assert len(members) == 1 or len(members) * length(members[0]) <= most
+
+
+def test_padding_is_a_small_part_of_a_batch():
+    """Requests of about one length are together: with lengths from 1 to 1000, padding is under a tenth."""
+    rng = np.random.default_rng(0)
+    requests = [request(prompt=int(n), tokens=1) for n in rng.integers(0, 1000, size=500)]
+    padded = sum(len(batch) * length(requests[batch[0]]) for batch in batches(requests, 8192))
+    assert padded < 1.1 * sum(map(length, requests))
+
+
+def test_a_budget_holds_on_average_and_saves_up_little():
+    """Spending waits for what it has not got; after a long pause there is a burst and no more."""
+    now = [0.0]
+    budget = TokenBudget(100.0, lambda: now[0], burst_seconds=10.0)
+    assert budget.spend(200) == 2.0
+    now[0] = 2.0
+    assert budget.spend(100) == 1.0
+    now[0] = 1000.0
+    assert budget.spend(1000) == 0.0
+    assert budget.spend(100) == 1.0
+    with pytest.raises(ValueError, match="above 0"):
+        TokenBudget(0.0, lambda: 0.0)
+
+
+def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, recorders, memory):
+    """Each kernel version has streams of its own, slices come from the request's attributes, and the spool is empty."""
+    recorder = recorders()
+    made = rescorer(
+        request("a", attributes={"task": "code"}),
+        request("b", kernel=FP8, tokens=10),
+        request("c", tokens=3, attributes={"task": "code"}),
+        recorder=recorder,
+    )
+    totals = made.run(threading.Event())
+    assert (totals.requests, totals.tokens, totals.confirmed) == (3, 19, 3)
+    for kernel, tokens, drift in ((BF16, 9, -0.9), (FP8, 10, -1.0)):
+        # Another kernel's turn ends a stream with the next export, so each pair's points are in some export.
+        exports = range(len(memory.exports))
+        cell = {"kc_slice": "all", "kc_kernel_inference": kernel.fingerprint}
+        (point, *_) = [point for each in exports for point in memory.points("kc.drift.log_ratio", each, **cell)]
+        assert (point.count, point.sum) == (tokens, pytest.approx(drift, abs=1e-5))
+    assert max(memory.count("code", each) for each in range(len(memory.exports))) == 9
+    assert made.run(threading.Event()).requests == 3
+
+
+def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, memory):
+    """A reason on `kc.input.invalid` for each, beside those that are measured."""
+    made = rescorer(request("a"), request("greedy", processing={"temperature": 0.0}), request("none", tokens=0))
+    totals = made.run(threading.Event())
+    assert totals.refused == {"greedy": 1, "no_tokens": 1}
+    assert totals.confirmed == 3
+    counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
+    assert counts == {"greedy": 1, "no_tokens": 1}
+
+
+def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):
+    """While the endpoint refuses, nothing is forgotten; a rescorer that is stopped then leaves all of it behind."""
+    memory.result = MetricExportResult.FAILURE
+    stop = threading.Event()
+    made = rescorer(request("a"), request("b"))
+    thread = threading.Thread(target=made.run, args=(stop,))
+    thread.start()
+    while len(memory.exports) < 3:
+        stop.wait(0.01)
+    assert made.totals.confirmed == 0
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    memory.result = MetricExportResult.SUCCESS
+    assert rescorer().run(threading.Event()).confirmed == 2
+
+
+def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
+    """The batch is tried one by one; the odd one is counted, the others are measured."""
+
+    def picky(requests):
+        if any(each.request_id == "odd" for each in requests):
+            raise RuntimeError("index out of range")
+        return score(requests)
+
+    totals = rescorer(request("a"), request("odd"), request("b"), score=picky).run(threading.Event())
+    assert totals.requests == 2
+    assert totals.refused == {"scoring_failed": 1}
+    assert totals.confirmed == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda requests: [1 / 0 for _ in requests], "ZeroDivisionError"),
+        (lambda requests: [np.zeros(3) for _ in requests], "one log-probability per sampled token"),
+        (lambda _requests: [], "returned 0 arrays"),
+    ],
+)
+def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, bad, said):
+    """It is not the requests' fault; nothing is thrown away."""
+    with pytest.raises(RescoreError, match=said):
+        rescorer(request("a"), request("b"), score=bad).run(threading.Event())
+    assert rescorer().run(threading.Event()).confirmed == 2
+
+
+def test_a_busy_device_is_left_alone(rescorer):
+    """Nothing is scored until the device is idle, and waiting ends when it is told to stop."""
+    asked = []
+
+    def idle():
+        asked.append(1)
+        return len(asked) > 3
+
+    assert rescorer(request("a"), idle=idle).run(threading.Event()).requests == 1
+    assert len(asked) == 4
+    stop = threading.Event()
+    made = rescorer(request("b"), idle=lambda: False)
+    thread = threading.Thread(target=made.run, args=(stop,), kwargs={"follow": True})
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert made.totals.requests == 0
+
+
+def test_following_picks_up_what_comes_later(rescorer, spool):
+    """With `follow` it goes on until it is stopped."""
+    stop = threading.Event()
+    made = rescorer(follow := request("a"))
+    thread = threading.Thread(target=made.run, args=(stop,), kwargs={"follow": True})
+    thread.start()
+    while made.totals.confirmed < 1:
+        stop.wait(0.01)
+    spool.put(follow)
+    while made.totals.confirmed < 2:
+        stop.wait(0.01)
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_the_comparison_is_linked_to_the_requests_spans(rescorer, recorders, tracing):
+    """The W3C trace context that the request came with is a link of the span `kc.compare`."""
+    provider, spans = tracing
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    served = request("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
+    rescorer(served, request("b", traceparent="rubbish"), recorder=recorders(tracer_provider=provider)).run(
+        threading.Event()
+    )
+    (span,) = [each for each in spans.get_finished_spans() if each.name == "kc.compare"]
+    assert [f"{link.context.trace_id:032x}" for link in span.links] == [trace_id]

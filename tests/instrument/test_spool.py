@@ -1,0 +1,305 @@
+"""The spool between serving and rescoring: nothing acknowledged is lost, and serving is never hurt."""
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.instrument.request import SampledRequest
+from kc_otel.instrument.spool import Spool, SpoolError, SpoolReader
+from kc_otel.instrument.spool.codec import decode, encode, size_of
+from kc_otel.telemetry.kernel import Kernel
+
+KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16", extra={"block": 16})
+
+
+def request(name="r", prompt=3, tokens=5, **fields):
+    """A request of some tokens."""
+    return SampledRequest(
+        request_id=name,
+        prompt_ids=np.arange(prompt),
+        token_ids=np.arange(tokens) + 7,
+        logprobs=-np.arange(tokens, dtype=np.float32) / 3,
+        kernel=KERNEL,
+        **fields,
+    )
+
+
+def same(one, other):
+    """Whether two requests are equal."""
+    arrays = ("prompt_ids", "token_ids", "logprobs")
+    plain = ("request_id", "kernel", "processing", "logprobs_mode", "attributes", "weights", "traceparent", "at")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays) and all(
+        getattr(one, name) == getattr(other, name) for name in plain
+    )
+
+
+@pytest.fixture
+def spool(tmp_path):
+    made = Spool(tmp_path / "spool.sqlite")
+    yield made
+    made.close()
+
+
+scalars = st.one_of(st.text(max_size=20), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
+
+
+@given(
+    st.text(max_size=30),
+    st.lists(st.integers(0, 2**31 - 1), max_size=20),
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32, allow_nan=False, max_value=0)), max_size=20),
+    st.dictionaries(st.text(max_size=8), scalars, max_size=4),
+    st.one_of(st.none(), st.integers(), st.text(max_size=5)),
+)
+def test_a_request_comes_back_as_it_was(name, prompt, sampled, attributes, weights):
+    """Whatever its names, ids and numbers are, infinite log-probabilities included."""
+    before = SampledRequest(
+        request_id=name,
+        prompt_ids=np.array(prompt, dtype=np.int64),
+        token_ids=np.array([token for token, _ in sampled], dtype=np.int64),
+        logprobs=np.array([logprob for _, logprob in sampled], dtype=np.float32),
+        kernel=KERNEL,
+        processing={"temperature": 0.7},
+        attributes=attributes,
+        weights=weights,
+        at=5,
+    )
+    row = encode(before)
+    assert same(before, decode(row))
+    assert sum(len(part) for part in row[1:4]) <= size_of(before)
+
+
+def test_what_was_acknowledged_is_read_in_order(spool):
+    """Requests come out as they went in, oldest first, until they are done."""
+    for number in range(5):
+        spool.put(request(f"r{number}", attributes={"task": "code"}))
+    assert spool.flush()
+    assert spool.stats().written == 5
+    with SpoolReader(spool.path) as reader:
+        first = reader.take(3)
+        assert [each.request_id for _, each in first] == ["r0", "r1", "r2"]
+        assert same(first[0][1], request("r0", attributes={"task": "code"}))
+        assert [each.request_id for _, each in reader.take(3)] == ["r3", "r4"]
+        reader.done([number for number, _ in first])
+    with SpoolReader(spool.path) as reader:
+        assert [each.request_id for _, each in reader.take(9)] == ["r3", "r4"]
+
+
+def test_two_readers_do_not_score_the_same_requests(spool):
+    """The second is refused with what to do, and may read once the first has gone."""
+    spool.put(request())
+    spool.flush()
+    with SpoolReader(spool.path), pytest.raises(SpoolError, match="another process is rescoring this spool"):
+        SpoolReader(spool.path)
+    with SpoolReader(spool.path) as reader:
+        assert len(reader) == 1
+
+
+def test_a_full_spool_refuses_what_is_new_and_keeps_what_it_has(tmp_path):
+    """The file stays within its bound, drops are counted, and room that rescoring makes is used again."""
+    spool = Spool(tmp_path / "spool.sqlite", max_bytes=1 << 20)
+    for number in range(400):
+        spool.put(request(f"r{number}", prompt=1000))
+        if number % 20 == 0:
+            spool.flush()
+    assert spool.flush()
+    stats = spool.stats()
+    assert 150 < stats.written < 300
+    assert stats.dropped == {"spool-full": 400 - stats.written}
+    assert spool.path.stat().st_size <= 1 << 20
+    with SpoolReader(spool.path) as reader:
+        taken = reader.take(1000)
+        assert len(taken) == stats.written
+        assert taken[0][1].request_id == "r0"
+        reader.done([number for number, _ in taken])
+        spool.put(request("new", prompt=1000))
+        assert spool.flush()
+        assert [each.request_id for _, each in reader.take(5)] == ["new"]
+    spool.close()
+
+
+def test_serving_never_waits_for_the_disk(spool):
+    """While another process holds the file, `put` returns at once, and the requests are written afterwards."""
+    spool.put(request("first"))
+    spool.flush()
+    other = sqlite3.connect(spool.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    started = time.perf_counter()
+    for number in range(100):
+        spool.put(request(f"r{number}"))
+    assert time.perf_counter() - started < 0.5
+    assert spool.stats().waiting > 0
+    other.execute("COMMIT")
+    other.close()
+    assert spool.flush()
+    assert spool.stats().written == 101
+
+
+def test_requests_that_come_faster_than_the_disk_are_counted(tmp_path):
+    """The queue in memory is bounded."""
+    path = tmp_path / "spool.sqlite"
+    spool = Spool(path, queue_bytes=1 << 16)
+    spool.put(request("first"))
+    spool.flush()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for number in range(100):
+        spool.put(request(f"r{number}"))
+    assert spool.stats().dropped["queue-full"] > 50
+    other.execute("COMMIT")
+    other.close()
+    spool.close()
+    assert spool.stats().written + spool.stats().dropped["queue-full"] == 101
+
+
+def test_an_odd_request_does_not_cost_the_others(spool):
+    """A token id that is none is dropped by itself."""
+    odd = request("odd")
+    odd.token_ids[0] = -1
+    for each in (request("a"), odd, request("b")):
+        spool.put(each)
+    spool.flush()
+    assert spool.stats().written == 2
+    assert spool.stats().dropped == {"unwritable": 1}
+
+
+def test_a_file_that_is_something_else_is_left_alone(tmp_path, caplog):
+    """Serving goes on without a spool, and the reader says what to do."""
+    path = tmp_path / "other.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE precious (x)")
+    other.commit()
+    other.close()
+    spool = Spool(path)
+    spool.put(request())
+    assert spool.flush()
+    assert spool.stats().dropped == {"spool-failed": 1}
+    assert "is a database of something else" in caplog.text
+    with pytest.raises(SpoolError, match="a file of its own"):
+        SpoolReader(path)
+    path.write_text("not a database at all, only some text that is long enough to be looked at")
+    with pytest.raises(SpoolError, match="is not a spool"):
+        SpoolReader(path)
+    spool.close()
+
+
+def test_a_row_that_cannot_be_read_is_removed_and_said(spool, caplog):
+    """It holds up nothing behind it."""
+    spool.put(request("a"))
+    spool.put(request("b"))
+    spool.flush()
+    raw = sqlite3.connect(spool.path)
+    raw.execute("UPDATE requests SET about = 'x' WHERE id = 1")
+    raw.commit()
+    raw.close()
+    with SpoolReader(spool.path) as reader:
+        assert [each.request_id for _, each in reader.take(9)] == ["b"]
+        assert len(reader) == 1
+    assert "request 'a' cannot be read" in caplog.text
+
+
+def test_a_forked_server_keeps_requests_of_its_own(spool):
+    """The child writes through a queue and a connection that it made, while the parent goes on."""
+    spool.put(request("parent"))
+    spool.flush()
+    child = os.fork()
+    if child == 0:
+        spool.put(request("child"))
+        os._exit(0 if spool.flush(5.0) and spool.stats().written == 1 else 1)
+    spool.put(request("parent again"))
+    assert os.waitpid(child, 0)[1] == 0
+    spool.flush()
+    with SpoolReader(spool.path) as reader:
+        assert {each.request_id for _, each in reader.take(9)} == {"parent", "child", "parent again"}
+
+
+def test_put_may_be_called_from_many_threads(spool):
+    """Nothing is lost between them."""
+    threads = [
+        threading.Thread(target=lambda: [spool.put(request()) for _ in range(50)], name=f"t{number}")
+        for number in range(8)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    spool.flush()
+    assert spool.stats().written == 400
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    sys.path[:0] = {path!r}
+    from test_spool import request
+    from kc_otel.instrument.spool import Spool
+    {before}
+    spool = Spool(sys.argv[1], max_bytes=1 << 30)
+    number = 0
+    while True:
+        for _ in range(10):
+            spool.put(request(f"r{{number}}", prompt=300))
+            number += 1
+        spool.flush()
+        stats = spool.stats()
+        print(stats.written, sum(stats.dropped.values()), flush=True)
+    """
+)
+
+
+def writer(path, before=""):
+    """A process that writes as fast as it can and says how much was acknowledged."""
+    source = WRITER.format(path=[str(Path(__file__).parent)], before=before)
+    return subprocess.Popen([sys.executable, "-c", source, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_survives_kill_9(tmp_path):
+    """Killed at any instant, the file holds everything that was said to be written, in order, and can be read."""
+    path = tmp_path / "spool.sqlite"
+    acknowledged = 0
+    for round in range(3):
+        process = writer(path)
+        for _ in range(5 + 7 * round):
+            line = process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().split("\n")
+        process.wait()
+        process.stdout.close()
+        last = next((each for each in reversed(rest) if each.count(" ") == 1 and each[-1].isdigit()), line)
+        acknowledged += int(last.split()[0])
+        with SpoolReader(path) as reader:
+            assert len(reader) >= acknowledged
+            assert len(reader.take(10**6)) == len(reader)
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
+    """Where the system refuses to write more, requests are counted as dropped and the process goes on."""
+    path = tmp_path / "spool.sqlite"
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    process = writer(path, limit)
+    written = dropped = 0
+    deadline = time.monotonic() + 20
+    while dropped < 100 and time.monotonic() < deadline:
+        written, dropped = map(int, process.stdout.readline().split())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert dropped >= 100
+    assert written > 100
+    with SpoolReader(path) as reader:
+        assert len(reader) >= written
