@@ -77,7 +77,11 @@ def evaluating(contract: Path, folder: Path, webhook: str, secret: str) -> Itera
     command = ["kc-otel", "serve", str(contract), "--state", str(folder / "state.sqlite")]
     command += ["--grpc-port", str(grpc), "--http-port", str(http), "--api-port", str(api)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    environment |= {"KC_OTEL_WEBHOOK_PAGER_URL": webhook, "KC_OTEL_WEBHOOK_PAGER_SECRET": secret}
+    environment |= {
+        "KC_OTEL_WEBHOOK_PAGER_URL": webhook,
+        "KC_OTEL_WEBHOOK_PAGER_SECRET": secret,
+        "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
+    }
     environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     log = folder / "evaluator.log"
     with log.open("wb") as output:

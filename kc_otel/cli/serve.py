@@ -40,7 +40,9 @@ def serve(
     """Receive OTLP, judge it against the contracts, and carry out their escalation policy.
 
     Webhook endpoints named by the contracts are read from the environment:
-    KC_OTEL_WEBHOOK_<NAME>_URL and KC_OTEL_WEBHOOK_<NAME>_SECRET (or _SECRET_FILE).
+    KC_OTEL_WEBHOOK_<NAME>_URL, KC_OTEL_WEBHOOK_<NAME>_SECRET (or _SECRET_FILE), KC_OTEL_WEBHOOK_<NAME>_FORMAT
+    (kernel-contract, alertmanager, grafana, pagerduty or slack), KC_OTEL_WEBHOOK_<NAME>_AUTHORIZATION (or _FILE), and
+    KC_OTEL_WEBHOOK_<NAME>_ALLOW_PRIVATE=1 for a receiver on loopback or in a private network.
     """
     from kc_otel.contract import ContractError, load_all  # noqa: PLC0415 - a quick --help
     from kc_otel.service.server import ServiceError, run  # noqa: PLC0415

@@ -183,7 +183,7 @@ def _description(contract: Contract, transition: Transition) -> str:
 
 
 def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:
-    verdict, unit = transition.verdict, "" if clause.unit == "1" else f" {clause.unit.strip('{}')}"
+    verdict, unit = transition.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
     statistic = clause.parsed_statistic
     name = {
         "mean": "Mean of",
@@ -194,7 +194,7 @@ def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:
     o = contract.observability
     window = format_duration(o.long_window if verdict.window == "long" else o.window)
     return (
-        f"{name} {clause.metric} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
+        f"{name} {clause.metric_text} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
         f"{o.confidence * 100:g}% confidence, from {verdict.samples:,} observations in the last {window}; "
         f"the limit is {verdict.limit:.4g}{unit}."
     )

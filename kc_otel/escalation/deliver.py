@@ -1,8 +1,9 @@
 """Delivering what the outbox holds: asyncio and httpx at the edge, every decision in the outbox.
 
 One attempt per lane (contract and endpoint) is in flight at a time, so order is kept; each endpoint has a client of
-its own, so that one that hangs takes no connection from another. Redirects are not followed and TLS is verified. Body
-and id are the same at every attempt; timestamp and signature are fresh.
+its own, so that one that hangs takes no connection from another. Redirects are not followed, TLS is verified, and
+private addresses are only connected to where the endpoint allows it. Body and id are the same at every attempt;
+timestamp and signature are fresh.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
+from kc_otel.escalation.addresses import AddressError, pinned
 from kc_otel.escalation.endpoints import Endpoint
+from kc_otel.escalation.formats import Outgoing, render
 from kc_otel.escalation.outbox import Message, Outbox
-from kc_otel.escalation.signing import sign
 
 __all__ = ["Dispatcher", "retry_after_seconds"]
 
@@ -73,6 +75,12 @@ class Dispatcher:
     def wake(self) -> None:
         """Look at the outbox now; call it on the event loop after enqueueing."""
         self._wake.set()
+
+    def configure(self, endpoints: Mapping[str, Endpoint]) -> None:
+        """Go on with these endpoints, as after a rotation; attempts in flight end as they began."""
+        self._endpoints = dict(endpoints)
+        self._unknown.clear()
+        self.wake()
 
     async def run(self) -> None:
         """Deliver until cancelled; attempts in flight are then dropped and made again after the next start."""
@@ -140,28 +148,46 @@ class Dispatcher:
             self._lanes.pop(lane, None)
 
     async def _post(self, endpoint: Endpoint, message: Message) -> tuple[int | None, float | None, str]:
+        """Status and `Retry-After` of the first request that is not accepted, or of the last one; what went wrong."""
         now = self._clock()
-        headers = {
-            "content-type": "application/json",
-            "user-agent": "kc-otel",
-            **sign(endpoint.secrets, message.id, message.body, now=now),
-        }
         client = self._clients.get(endpoint.name)
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
+        status: int | None = None
         try:
-            # The answer's body is never read: an endless one must not hold the lane.
-            async with (
-                asyncio.timeout(self._timeout),
-                client.stream("POST", endpoint.url, content=message.body, headers=headers) as answer,
-            ):
-                status = answer.status_code
-                return status, retry_after_seconds(answer.headers.get("retry-after"), now), f"HTTP {status}"
+            requests = render(
+                endpoint.format,
+                endpoint.url,
+                message.body,
+                message.id,
+                now=now,
+                secrets=endpoint.secrets,
+                key=endpoint.key,
+            )
+            async with asyncio.timeout(self._timeout):
+                for request in requests:
+                    status, asked = await _sent(client, endpoint, request)
+                    if not 200 <= status < 300:
+                        return status, retry_after_seconds(asked, now), f"HTTP {status}"
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
+        except AddressError as error:
+            return None, None, str(error)
         except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return status, None, ""
+
+
+async def _sent(client: httpx.AsyncClient, endpoint: Endpoint, request: Outgoing) -> tuple[int, str | None]:
+    """Status of the answer, and its `Retry-After`."""
+    url, headers, extensions = (request.url, {}, {}) if endpoint.allow_private else await pinned(request.url)
+    headers |= {"content-type": "application/json", "user-agent": "kc-otel", **request.headers}
+    if endpoint.authorization:
+        headers["authorization"] = endpoint.authorization
+    # The answer's body is never read: an endless one must not hold the lane.
+    async with client.stream("POST", url, content=request.body, headers=headers, extensions=extensions) as answer:
+        return answer.status_code, answer.headers.get("retry-after")
 
 
 def retry_after_seconds(value: str | None, now: float) -> float | None:

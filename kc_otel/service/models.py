@@ -94,6 +94,7 @@ class ClauseView(_View):
     statistic: str
     limit: float
     unit: str
+    per: str | None
     slices: dict[str, float]
     description: str
 

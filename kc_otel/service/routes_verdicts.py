@@ -112,7 +112,8 @@ def _contract(core: Core, contract: Contract) -> ContractView:
                 metric=clause.metric,
                 statistic=clause.statistic_text,
                 limit=clause.limit_for(ALL),
-                unit=clause.unit,
+                unit=clause.limit_unit,
+                per=clause.quantity and str(clause.quantity.per),
                 slices={name: clause.limit_for(name) for name in clause.slices},
                 description=clause.description,
             )

@@ -31,6 +31,7 @@ from kc_otel.service.config import ServeConfig
 from kc_otel.service.core import Core
 from kc_otel.service.otel import Readings, Speaker
 from kc_otel.service.readings import read
+from kc_otel.service.rotation import Rotation
 from kc_otel.service.state import StateError, open_state
 
 __all__ = ["ServiceError", "run"]
@@ -58,18 +59,21 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         raise ServiceError(str(error)) from None
 
 
-def _endpoints(
-    contracts: Sequence[Contract], config: ServeConfig, environ: Mapping[str, str]
-) -> Mapping[str, Endpoint]:
-    names = {
+def _endpoint_names(contracts: Sequence[Contract]) -> set[str]:
+    return {
         str(action.target)
         for contract in contracts
         for step in contract.escalation
         for action in step.do
         if action.kind == "webhook"
     }
+
+
+def _endpoints(
+    contracts: Sequence[Contract], config: ServeConfig, environ: Mapping[str, str]
+) -> Mapping[str, Endpoint]:
     try:
-        return endpoints_from_env(names, environ)
+        return endpoints_from_env(_endpoint_names(contracts), environ)
     except EndpointError as error:
         if config.webhooks:
             msg = f"{error}; or start with --no-webhooks, and they wait in the outbox"
@@ -85,6 +89,7 @@ async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: 
     url = config.external_url or f"http://{config.host}:{api_port}"
     core = Core(contracts, connection, external_url=url, now=time.time())
     dispatcher = Dispatcher(core.outbox, endpoints)
+    rotation = Rotation(_endpoint_names(contracts), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
 
     def readings() -> Readings:
@@ -94,6 +99,8 @@ async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: 
     core.announce = speaker.transition
 
     def ticked() -> None:
+        if (renewed := rotation.renewed(time.monotonic())) is not None:
+            dispatcher.configure(renewed)
         dispatcher.wake()
         if speaker.speaks:
             speaker.publish(readings())

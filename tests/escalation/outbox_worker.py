@@ -30,7 +30,7 @@ async def main(database: str, url: str, secret: str, messages: int) -> None:
     outbox = Outbox(connection, base=0.01, cap=0.05)
     dispatcher = Dispatcher(
         outbox,
-        {"pager": Endpoint("pager", url, (Secret.parse(secret),))},
+        {"pager": Endpoint("pager", url, (Secret.parse(secret),), allow_private=True)},
         client_factory=lambda: httpx.AsyncClient(trust_env=False),
         poll=0.01,
     )

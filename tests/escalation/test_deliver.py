@@ -29,7 +29,9 @@ def outbox(connection):
 
 
 def endpoints(receiver, *paths):
-    return {path: Endpoint(path, f"{receiver.url}/{path}", (Secret.parse(SECRET),)) for path in paths}
+    return {
+        path: Endpoint(path, f"{receiver.url}/{path}", (Secret.parse(SECRET),), allow_private=True) for path in paths
+    }
 
 
 async def eventually(condition, seconds=10.0):
@@ -129,7 +131,7 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
     async def main():
         dispatcher = Dispatcher(
             outbox,
-            {"pager": Endpoint("pager", url, (Secret.parse(SECRET),))},
+            {"pager": Endpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)},
             client_factory=lambda: httpx.AsyncClient(transport=httpx.MockTransport(broken)),
             clock=lambda: AT,
         )

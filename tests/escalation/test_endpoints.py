@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from kc_otel.escalation.endpoints import Endpoint, EndpointError, endpoints_from_env
+from kc_otel.escalation.endpoints import Endpoint, EndpointError, credential_files, endpoints_from_env
+from kc_otel.escalation.formats import Format
 from kc_otel.escalation.signing import Secret, new_secret
 
 
@@ -51,7 +54,10 @@ def test_secrets_and_urls_are_never_shown():
     """Neither a repr nor an error shows a secret or a URL that may carry a token."""
     secret = new_secret()
     endpoint = Endpoint("pager", "https://hooks.example/T0KEN", (Secret.parse(secret),))
-    assert repr(endpoint) == "Endpoint(name='pager')"
+    assert (
+        repr(endpoint)
+        == "Endpoint(name='pager', format=<Format.KERNEL_CONTRACT: 'kernel-contract'>, allow_private=False)"
+    )
     with pytest.raises(EndpointError) as error:
         endpoints_from_env(
             ["pager"], {"KC_OTEL_WEBHOOK_PAGER_URL": "https://h", "KC_OTEL_WEBHOOK_PAGER_SECRET": "dG9vLXNob3J0"}
@@ -71,3 +77,43 @@ def test_endpoint_without_a_secret_is_refused():
     """Nothing is sent unsigned."""
     with pytest.raises(EndpointError, match="no secret"):
         Endpoint("pager", "https://pager.example", ())
+
+
+def _of(**variables):
+    environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://pager.example"}
+    environ |= {f"KC_OTEL_WEBHOOK_PAGER_{name}": value for name, value in variables.items()}
+    return endpoints_from_env(["pager"], environ)["pager"]
+
+
+def test_each_format_takes_the_credentials_that_it_has():
+    """A routing key, an HMAC secret, an Authorization header, or nothing but the URL."""
+    assert _of(FORMAT="pagerduty", SECRET="R" * 32).key == "R" * 32
+    assert _of(FORMAT="Grafana", SECRET="s3cret").key == "s3cret"
+    assert _of(FORMAT="grafana").format is Format.GRAFANA
+    assert _of(FORMAT="slack", ALLOW_PRIVATE="yes").allow_private
+    assert _of(FORMAT="alertmanager", AUTHORIZATION="Bearer abc").authorization == "Bearer abc"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"FORMAT": "teams"}, "'teams' is not one of kernel-contract, alertmanager, grafana, pagerduty, slack"),
+        ({"FORMAT": "pagerduty"}, "set KC_OTEL_WEBHOOK_PAGER_SECRET or KC_OTEL_WEBHOOK_PAGER_SECRET_FILE to its"),
+        ({"FORMAT": "slack", "SECRET": "x"}, "slack signs nothing; leave it out"),
+        ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' is neither yes nor no"),
+        ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that no header has"),
+    ],
+)
+def test_a_format_without_what_it_needs_is_refused(variables, said):
+    """Before anything is sent, with the variable to set."""
+    with pytest.raises(EndpointError, match=re.escape(said)):
+        _of(**variables)
+
+
+def test_credential_files_are_known(tmp_path):
+    """So that they can be watched."""
+    environ = {
+        "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(tmp_path / "secret"),
+        "KC_OTEL_WEBHOOK_CHAT_AUTHORIZATION_FILE": str(tmp_path / "token"),
+    }
+    assert credential_files(["pager", "chat", "none"], environ) == (tmp_path / "token", tmp_path / "secret")

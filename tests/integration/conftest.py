@@ -167,7 +167,11 @@ def contract_file(tmp_path: Path) -> Path:
 def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callable[..., Evaluator]]:
     """Starts an evaluator on the test's state file; every one that still runs is stopped at the end."""
     started: list[Evaluator] = []
-    environ = {"KC_OTEL_WEBHOOK_PAGER_URL": pager.url, "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET}
+    environ = {
+        "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
+        "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
+        "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
+    }
 
     def start(*options: str, **more: str) -> Evaluator:
         evaluator = Evaluator(contract_file, tmp_path / "state.sqlite", environ | more, *options)

@@ -1,0 +1,42 @@
+"""The body that Grafana's webhook contact point sends, for receivers that already read it.
+
+Source: Grafana documentation, "Configure webhook notifications", body version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["body"]
+
+
+def body(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Grafana's body for a stored one."""
+    firing = [alert for alert in stored["alerts"] if alert["status"] == "firing"]
+    title = f"[{stored['status'].upper()}:{len(firing) or len(stored['alerts'])}] {stored['groupLabels']['contract']}"
+    return {
+        "receiver": stored["receiver"],
+        "status": stored["status"],
+        "orgId": 1,
+        "alerts": [
+            _alert(alert, cell) for alert, cell in zip(stored["alerts"], stored["kernelContract"]["cells"], strict=True)
+        ],
+        "groupLabels": stored["groupLabels"],
+        "commonLabels": stored["commonLabels"],
+        "commonAnnotations": stored["commonAnnotations"],
+        "externalURL": stored["externalURL"],
+        "version": "1",
+        "groupKey": stored["groupKey"],
+        "truncatedAlerts": stored["truncatedAlerts"],
+        "title": title,
+        "state": "alerting" if stored["status"] == "firing" else "ok",
+        "message": "\n".join(
+            f"{alert['annotations']['summary']}. {alert['annotations']['description']}" for alert in stored["alerts"]
+        ),
+    }
+
+
+def _alert(alert: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: cell[name] for name in ("estimate", "lower", "upper", "limit") if cell[name] is not None}
+    return {**alert, "values": values, "silenceURL": "", "dashboardURL": "", "panelURL": "", "imageURL": ""}

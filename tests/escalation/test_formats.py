@@ -1,0 +1,118 @@
+"""Webhooks in other receivers' formats, each as its own documentation describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from datetime import datetime
+
+import pytest
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.body import alert_body, encode
+from kc_otel.escalation.formats import Format, render
+from kc_otel.escalation.policy import advance
+
+AT = 1_700_000_000.0
+
+
+@pytest.fixture
+def stored(make_contract, make_verdict):
+    """The bodies of a firing and of its resolve, as the outbox holds them."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
+    _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
+    return [
+        encode(alert_body(contract, each, receiver="pager", external_url="https://kc.example/"))
+        for each in (fired, resolved)
+    ]
+
+
+def sent(format, stored, **options):
+    """The parsed bodies of a stored one, in a format."""
+    requests = render(format, options.pop("url", "https://hooks.example/x"), stored, "msg_1", now=AT, **options)
+    return [json.loads(request.body) for request in requests]
+
+
+def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
+    """A firing alert has an end far away, since nobody repeats it; a resolved one has its real end."""
+    ((firing,),), ((resolved,),) = (sent(Format.ALERTMANAGER, each) for each in stored)
+    assert firing["labels"] == resolved["labels"]
+    assert firing["labels"]["alertname"] == "KernelContractBroken"
+    begins, ends = (datetime.fromisoformat(firing[name]) for name in ("startsAt", "endsAt"))
+    assert (ends - begins).days == 365
+    assert datetime.fromisoformat(resolved["endsAt"]).timestamp() == AT + 60
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://am:9093", "http://am:9093/api/v2/alerts"),
+        ("http://am:9093/prefix/", "http://am:9093/prefix/api/v2/alerts"),
+        ("http://am:9093/api/v2/alerts", "http://am:9093/api/v2/alerts"),
+    ],
+)
+def test_alertmanager_is_named_by_its_server(stored, url, expected):
+    """The path of its API is ours to know."""
+    (request,) = render(Format.ALERTMANAGER, url, stored[0], "msg_1", now=AT)
+    assert request.url == expected
+
+
+def test_pagerduty_gets_an_event_per_alert_with_one_key_for_start_and_end(stored):
+    """The routing key is in the body, the numbers are in the details, and resolving closes the same incident."""
+    (trigger,), (resolve,) = (sent(Format.PAGERDUTY, each, key="R" * 32) for each in stored)
+    assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
+    assert trigger["dedup_key"] == resolve["dedup_key"]
+    assert trigger["routing_key"] == "R" * 32
+    payload = trigger["payload"]
+    assert payload["severity"] in {"critical", "error", "warning", "info"}
+    assert payload["summary"] == "policy-7b: token-tv is broken on slice code"
+    assert payload["custom_details"]["lower"] == 0.0101
+    assert {link["text"] for link in trigger["links"]} == {"cell", "runbook"}
+    assert "payload" not in resolve
+
+
+def test_grafana_signs_the_body_as_grafana_does(stored):
+    """Hex HMAC-SHA256 of the body in the header of its name, and nothing where there is no secret."""
+    (request,) = render(Format.GRAFANA, "https://h", stored[0], "msg_1", now=AT, key="s3cret")
+    digest = hmac.new(b"s3cret", request.body, hashlib.sha256).hexdigest()
+    assert request.headers == {"x-grafana-alerting-signature": digest}
+    assert render(Format.GRAFANA, "https://h", stored[0], "msg_1", now=AT)[0].headers == {}
+
+
+def test_grafanas_body_has_every_field_of_version_1(stored):
+    """Receivers written for Grafana find what they read, and the numbers as its `values`."""
+    (body,) = sent(Format.GRAFANA, stored[0])
+    assert body["version"] == "1"
+    assert (body["state"], sent(Format.GRAFANA, stored[1])[0]["state"]) == ("alerting", "ok")
+    assert body["title"] == "[FIRING:1] policy-7b"
+    (alert,) = body["alerts"]
+    assert alert["values"] == {"estimate": 0.0123, "lower": 0.0101, "upper": 0.014, "limit": 0.004}
+    assert {"silenceURL", "dashboardURL", "panelURL", "fingerprint", "startsAt", "endsAt"} <= alert.keys()
+
+
+def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
+    """Colours follow severity and end; what looks like Slack's markup is escaped."""
+    (firing,), (resolved,) = (sent(Format.SLACK, each) for each in stored)
+    assert firing["text"] == "[firing] policy-7b: token-tv is broken on slice code"
+    assert firing["attachments"][0]["color"] != resolved["attachments"][0]["color"]
+    assert firing["attachments"][0]["ts"] == int(AT)
+    hostile = json.loads(stored[0])
+    hostile["alerts"][0]["annotations"]["summary"] = "<!channel> & all"
+    assert "<!channel>" not in json.dumps(sent(Format.SLACK, encode(hostile)))
+
+
+def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
+    """Forty slices break: forty events for a pager, a message of twenty for people."""
+    contract = make_contract(
+        [{"on": "fail", "do": [{"webhook": "pager"}]}],
+        slices={f"s{n}": {"where": {"n": n}} for n in range(40)},
+    )
+    verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(40)]
+    _, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    body = encode(alert_body(contract, fired, receiver="pager"))
+    assert len(sent(Format.PAGERDUTY, body, key="R" * 32)) == 40
+    assert len(sent(Format.ALERTMANAGER, body)[0]) == 40
+    assert len(sent(Format.SLACK, body)[0]["attachments"]) == 20
+    assert "39 more" in sent(Format.SLACK, body)[0]["text"]
