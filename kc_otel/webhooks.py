@@ -22,7 +22,9 @@ and calls `handle` once for a message that arrives twice. Answer 2xx when a mess
 400, 413, 415 and 422 refuse this one message for good, and after any other answer, or none, it comes again.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
-numbers of each alert's clause in the same order.
+numbers of each alert's clause in the same order. The same receiver takes what Alertmanager and Grafana send about a
+contract's generated alerts, once it is told how they prove who they are: `bearer` for the credentials of
+Alertmanager's `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
 
 The errors are those of the Standard Webhooks signature:
 
@@ -37,10 +39,14 @@ The errors are those of the Standard Webhooks signature:
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import inspect
+import json
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final
 
 from kc_otel.escalation.signing import (
     BodyError,
@@ -66,11 +72,84 @@ __all__ = [
     "new_secret",
     "receiver",
     "verify",
+    "verify_bearer",
+    "verify_grafana",
 ]
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
+
+
+_GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
+
+
+def verify_grafana(
+    secret: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    timestamp_header: str | None = None,
+    tolerance: float = 300.0,
+    now: float | None = None,
+) -> Any:
+    """The body of a webhook of a Grafana contact point with an HMAC secret.
+
+    Args:
+        secret: The contact point's HMAC secret.
+        headers: Headers of the request; upper and lower case do not matter.
+        body: The body exactly as received.
+        timestamp_header: The contact point's `Timestamp Header`, where it has one; replays are then refused.
+        tolerance: Seconds by which that timestamp may differ from `now`.
+        now: Unix time, seconds; the system's when None.
+
+    Raises:
+        VerificationError: One of its kinds, if the request is not to be trusted.
+        SecretError: If the secret is empty.
+    """
+    if not secret:
+        raise SecretError("there is no secret to verify with; give the contact point's")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    given = lowered.get(_GRAFANA_SIGNATURE, "")
+    if not given:
+        raise HeaderError(f"header {_GRAFANA_SIGNATURE} is missing")
+    signed = body
+    if timestamp_header is not None:
+        timestamp = lowered.get(timestamp_header.lower(), "")
+        if not timestamp.isdigit() or len(timestamp) > 12:
+            raise HeaderError(f"{timestamp_header} is not a unix time in whole seconds")
+        if abs((time.time() if now is None else now) - int(timestamp)) > tolerance:
+            raise TimestampError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
+        signed = timestamp.encode() + b":" + body
+    expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(expected.encode(), given.lower().encode()):
+        raise SignatureError("the signature does not match; check that Grafana and receiver share the secret")
+    return _parsed(body)
+
+
+def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
+    """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
+
+    Raises:
+        VerificationError: One of its kinds, if the request is not to be trusted.
+        SecretError: If the token is empty.
+    """
+    if not token:
+        raise SecretError("there is no token to verify with; give the one of http_config.authorization")
+    given = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
+    if not given:
+        raise HeaderError("header authorization is missing")
+    scheme, _, credentials = given.partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(credentials.strip().encode(), token.encode()):
+        raise SignatureError("the bearer token does not match")
+    return _parsed(body)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise BodyError("the body is not JSON") from None
 
 
 class receiver:  # noqa: N801 - reads as the function it is used as
@@ -80,11 +159,15 @@ class receiver:  # noqa: N801 - reads as the function it is used as
     bodies. An error of the handler reaches the server, which answers 500, and the message comes again.
 
     Args:
-        secret: `whsec_...`, or several while it is rotated.
+        secret: `whsec_...`, or several while it is rotated; None to take nothing that kc-otel sends itself.
         handler: Called with the parsed body, on the event loop; may be `async`.
         tolerance: Seconds by which the attempt's timestamp may differ from the clock.
         max_body: Largest body, bytes.
         remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
+            Alertmanager and Grafana send no ids.
+        bearer: Token of Alertmanager's `http_config.authorization`; None to take nothing from Alertmanager.
+        grafana_secret: HMAC secret of Grafana's contact point; None to take nothing from Grafana.
+        grafana_timestamp_header: That contact point's timestamp header, where it has one.
 
     Raises:
         SecretError: If a secret is malformed, or there is none.
@@ -92,15 +175,20 @@ class receiver:  # noqa: N801 - reads as the function it is used as
 
     def __init__(
         self,
-        secret: str | Sequence[str],
+        secret: str | Sequence[str] | None,
         handler: Callable[[Any], Awaitable[None] | None],
         *,
         tolerance: float = 300.0,
         max_body: int = 1 << 20,
         remember: int = 4096,
+        bearer: str | None = None,
+        grafana_secret: str | None = None,
+        grafana_timestamp_header: str | None = None,
     ) -> None:
-        self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret)]
-        if not self._secrets:
+        self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret or ())]
+        self._bearer = bearer
+        self._grafana = (grafana_secret, grafana_timestamp_header)
+        if not (self._secrets or bearer or grafana_secret):
             raise SecretError("there is no secret to verify with; give at least one")
         self._handler = handler
         self._tolerance = tolerance
@@ -125,18 +213,31 @@ class receiver:  # noqa: N801 - reads as the function it is used as
             return 413, f"more than {self._max_body} bytes"
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            body = verify(self._secrets, headers, raw, tolerance=self._tolerance)
+            body = self._verified(headers, raw)
         except VerificationError as error:
             return 401, str(error)
-        message_id = headers["webhook-id"]
+        message_id = headers.get("webhook-id", "")
         if message_id not in self._handled:
             result = self._handler(body)
             if inspect.isawaitable(result):
                 await result
-            self._handled[message_id] = None
+            if message_id:
+                self._handled[message_id] = None
             if len(self._handled) > self._remember:
                 self._handled.popitem(last=False)
         return 204, ""
+
+    def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
+        grafana_secret, timestamp_header = self._grafana
+        if grafana_secret and _GRAFANA_SIGNATURE in headers:
+            return verify_grafana(
+                grafana_secret, headers, raw, timestamp_header=timestamp_header, tolerance=self._tolerance
+            )
+        if self._bearer and "webhook-signature" not in headers:
+            return verify_bearer(self._bearer, headers, raw)
+        if not self._secrets:
+            raise HeaderError("the request carries no signature that this receiver knows")
+        return verify(self._secrets, headers, raw, tolerance=self._tolerance)
 
 
 async def _body(receive: _Receive, max_body: int) -> bytes | None:

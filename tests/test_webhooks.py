@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import re
 import subprocess
 import sys
@@ -125,3 +127,52 @@ def test_importing_the_receiver_side_loads_no_framework():
         "import sys, kc_otel.webhooks; print([m for m in ('pydantic','starlette','httpx','numpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def plain_post(app, body, **headers):
+    """A POST with these headers and nothing of Standard Webhooks."""
+
+    async def main():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
+            return await client.post("/", content=body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return asyncio.run(main())
+
+
+def test_receiver_takes_what_grafana_signs():
+    """With and without a timestamp header; a changed body, an old timestamp and no secret are refused."""
+    handled, body = [], b'{"version":"1"}'
+    app = receiver(SECRET, handled.append, grafana_secret="s3cret")
+    good = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
+    assert plain_post(app, body, x_grafana_alerting_signature=good).status_code == 204
+    assert plain_post(app, body + b" ", x_grafana_alerting_signature=good).status_code == 401
+    assert plain_post(receiver(SECRET, pytest.fail), body, x_grafana_alerting_signature=good).status_code == 401
+
+    dated = receiver(None, handled.append, grafana_secret="s3cret", grafana_timestamp_header="X-Time")
+    for late, expected in ((0, 204), (1000, 401)):
+        stamp = str(int(time.time()) - late)
+        digest = hmac.new(b"s3cret", f"{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+        answer = plain_post(dated, body, x_grafana_alerting_signature=digest, x_time=stamp)
+        assert answer.status_code == expected
+    assert plain_post(dated, body, x_grafana_alerting_signature=good).status_code == 401
+    assert handled == [{"version": "1"}] * 2
+
+
+def test_receiver_takes_what_alertmanager_authorises():
+    """A bearer token stands for a signature; each notification is handled, for it has no id."""
+    handled, body = [], b'{"version":"4"}'
+    app = receiver(SECRET, handled.append, bearer="t0ken")
+    assert plain_post(app, body, authorization="Bearer t0ken").status_code == 204
+    assert plain_post(app, body, authorization="Bearer t0ken").status_code == 204
+    for wrong in ("Bearer other", "Basic t0ken", "t0ken"):
+        assert plain_post(app, body, authorization=wrong).status_code == 401
+    assert plain_post(app, body).status_code == 401
+    assert post(app).status_code == 204
+    assert len(handled) == 3
+
+
+def test_receiver_that_could_verify_nothing_is_refused():
+    """It would take everything or nothing; neither is meant."""
+    with pytest.raises(webhooks.SecretError):
+        receiver(None, pytest.fail)
