@@ -1,7 +1,52 @@
 """What every test has in common."""
 
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more about the machine's other tenants than about the code.
 settings.register_profile("kc-otel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kc-otel")
+
+
+@pytest.fixture(scope="session")
+def debian():
+    """The module that fetches programs from Debian's archive."""
+    path = Path(__file__).parent / "tools" / "debian.py"
+    spec = importlib.util.spec_from_file_location("kc_otel_tests_debian", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def program(debian):
+    """A function from a program's name to its path; skips the test where the program cannot be had."""
+
+    def find(name: str) -> str:
+        try:
+            return str(debian.find(name, say=print))
+        except debian.UnavailableError as error:
+            pytest.skip(f"not run: {error}")
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def alertmanager_command(program) -> list[str]:
+    """How to start Alertmanager: Debian's build reads its default template from a fixed path of the system.
+
+    The package's own files are put there in a mount namespace of the process; skips where that is not permitted.
+    """
+    binary = Path(program("alertmanager"))
+    share = binary.parents[1] / "share"
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" /usr/share && exec "$@"']
+    tried = subprocess.run([*command, str(share), "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"not run: Alertmanager's template cannot be put in place: {tried.stderr.strip()}")
+    return [*command, str(share), str(binary)]

@@ -1,0 +1,144 @@
+"""A real Alertmanager takes what the outbox delivers, and what it sends on reaches the ready receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.body import alert_body, encode
+from kc_otel.escalation.deliver import Dispatcher
+from kc_otel.escalation.endpoints import Endpoint
+from kc_otel.escalation.formats import Format
+from kc_otel.escalation.outbox import Outbox, State
+from kc_otel.escalation.policy import advance
+from kc_otel.webhooks import receiver as make_receiver
+
+pytestmark = pytest.mark.slow
+
+CONFIGURATION = """
+route: {receiver: kc, group_by: [contract], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}
+receivers:
+  - name: kc
+    webhook_configs:
+      - url: URL
+        send_resolved: true
+        http_config: {authorization: {credentials: t0ken}}
+"""
+
+
+def free_port():
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def notified():
+    """URL of a server that hands every request to the ready receiver, and the bodies that it accepted."""
+    bodies, statuses = [], []
+    app = make_receiver(None, bodies.append, bearer="t0ken")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            content = self.rfile.read(int(self.headers["content-length"]))
+
+            async def ask():
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
+                    return await client.post("/", content=content, headers=dict(self.headers))
+
+            statuses.append(asyncio.run(ask()).status_code)
+            self.send_response(statuses[-1])
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", bodies, statuses
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def alertmanager(alertmanager_command, tmp_path, notified):
+    """URL of a real Alertmanager that sends everything on."""
+    configuration = tmp_path / "alertmanager.yml"
+    configuration.write_text(CONFIGURATION.replace("URL", notified[0]))
+    port = free_port()
+    command = [
+        *alertmanager_command, f"--config.file={configuration}", f"--storage.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
+    ]  # fmt: skip
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 20
+        while True:
+            try:
+                if httpx.get(f"{url}/-/ready").is_success:
+                    break
+            except httpx.TransportError:
+                pass
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                pytest.fail((tmp_path / "log").read_text())
+            time.sleep(0.05)
+        yield url
+        process.terminate()
+
+
+def until(condition, seconds=20.0):
+    """Wait for something to happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
+    alertmanager, notified, connection, make_contract, make_verdict
+):
+    """From the outbox to Alertmanager's API, and from there, grouped and authorised, to the ready receiver."""
+    _, bodies, statuses = notified
+    now = time.time()
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "am"}]}])
+    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=now)], {}, now - 5)
+    _, resolved = advance(contract, state, [make_verdict("PASS", at=now)], {}, now)
+    outbox = Outbox(connection)
+    endpoint = Endpoint("am", alertmanager, format=Format.ALERTMANAGER, allow_private=True)
+
+    def deliver(transitions):
+        outbox.enqueue("am", contract.name, encode(alert_body(contract, transitions, receiver="am")), time.time())
+
+        async def main():
+            dispatcher = Dispatcher(outbox, {"am": endpoint})
+            await dispatcher.drain()
+            await dispatcher.aclose()
+
+        asyncio.run(main())
+        assert outbox.messages(State.WAITING) == (), outbox.messages(State.WAITING)
+
+    deliver(fired)
+    (active,) = httpx.get(f"{alertmanager}/api/v2/alerts").json()
+    assert active["status"]["state"] == "active"
+    assert active["labels"]["clause"] == "token-tv"
+    until(lambda: bodies)
+    assert (bodies[0]["version"], bodies[0]["status"]) == ("4", "firing")
+    assert bodies[0]["alerts"][0]["annotations"]["summary"] == "policy-7b: token-tv is broken on slice code"
+
+    deliver(resolved)
+    until(lambda: any(body["status"] == "resolved" for body in bodies))
+    assert set(statuses) == {204}
+    assert json.loads(json.dumps(bodies[-1]))["alerts"][0]["status"] == "resolved"
