@@ -37,9 +37,9 @@ def _options(
 
 
 def _register() -> None:
-    from kc_otel.cli import contract, gate, generate, live, serve  # noqa: PLC0415 - each fills the app made above
+    from kc_otel.cli import compare, contract, gate, generate, live, rescore, serve  # noqa: PLC0415 - each fills the app made above
 
-    for commands in (contract, serve, live, gate, generate):
+    for commands in (contract, compare, serve, live, rescore, gate, generate):
         commands.register(app)
 
 

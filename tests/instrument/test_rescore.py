@@ -31,9 +31,11 @@ def request(name="r", prompt=4, tokens=6, **fields):
     )
 
 
-def score(requests):
+def score(prompt_ids, token_ids, processing=None):
     """A training kernel that gives every token a tenth of a nat less."""
-    return [np.full(each.token_ids.size, -1.1) for each in requests]
+    assert len(prompt_ids) == len(token_ids)
+    assert processing is not None
+    return [np.full(each.size, -1.1) for each in token_ids]
 
 
 @pytest.fixture
@@ -187,12 +189,12 @@ def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memo
 def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
     """The batch is tried one by one; the odd one is counted, the others are measured."""
 
-    def picky(requests):
-        if any(each.request_id == "odd" for each in requests):
+    def picky(prompt_ids, token_ids, processing):
+        if any(each.size == 7 for each in token_ids):
             raise RuntimeError("index out of range")
-        return score(requests)
+        return score(prompt_ids, token_ids, processing)
 
-    totals = rescorer(request("a"), request("odd"), request("b"), score=picky).run(threading.Event())
+    totals = rescorer(request("a"), request("odd", tokens=7), request("b"), score=picky).run(threading.Event())
     assert totals.requests == 2
     assert totals.refused == {"scoring_failed": 1}
     assert totals.confirmed == 3
@@ -201,9 +203,9 @@ def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (lambda requests: [1 / 0 for _ in requests], "ZeroDivisionError"),
-        (lambda requests: [np.zeros(3) for _ in requests], "one log-probability per sampled token"),
-        (lambda _requests: [], "returned 0 arrays"),
+        (lambda _prompts, tokens, _processing: [1 / 0 for _ in tokens], "ZeroDivisionError"),
+        (lambda _prompts, tokens, _processing: [np.zeros(3) for _ in tokens], "one log-probability per sampled token"),
+        (lambda _prompts, _tokens, _processing: [], "returned 0 arrays"),
     ],
 )
 def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, bad, said):

@@ -25,18 +25,12 @@ from kc_otel.instrument.request import SampledRequest
 from kc_otel.instrument.rescore.budget import TokenBudget
 from kc_otel.instrument.rescore.comparable import effective, refusal
 from kc_otel.instrument.rescore.plan import batches, length
+from kc_otel.instrument.scoring import Scorer
 from kc_otel.instrument.spool import SpoolReader
 
-__all__ = ["RescoreError", "Rescorer", "Score", "Totals"]
+__all__ = ["RescoreError", "Rescorer", "Totals"]
 
 _log: Final = logging.getLogger("kc_otel")
-
-Score = Callable[[Sequence[SampledRequest]], Sequence[Any]]
-"""log P of the sampled tokens under the training kernel, one array [tokens] per request, nats.
-
-Teacher-forced on the request's own prompt and tokens, with the request's processing applied: the requests of one call
-have the same. NumPy or torch.
-"""
 
 _TRACES: Final = TraceContextTextMapPropagator()
 
@@ -70,7 +64,8 @@ class Rescorer:
     Args:
         reader: The spool.
         recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
-        score: The training kernel.
+        score: The training kernel: log P of given tokens after given prompts. The sequences of one call have the same
+            processing.
         weights: Weight version of the training kernel.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
@@ -83,7 +78,7 @@ class Rescorer:
         self,
         reader: SpoolReader,
         recorder: Recorder,
-        score: Score,
+        score: Scorer,
         *,
         weights: int | str | None = None,
         batch_tokens: int = 16_384,
@@ -148,7 +143,7 @@ class Rescorer:
     def _scored(self, requests: Sequence[SampledRequest]) -> tuple[list[SampledRequest], list[Any]]:
         """The requests that could be scored, and their log-probabilities."""
         try:
-            return list(requests), _checked(requests, self._score(requests))
+            return list(requests), self._logprobs(requests)
         except Exception as error:
             if len(requests) == 1:
                 raise RescoreError(f"scoring request {requests[0].request_id} failed: {_said(error)}") from error
@@ -156,7 +151,7 @@ class Rescorer:
         found: list[tuple[SampledRequest, Any]] = []
         for request in requests:
             try:
-                found.append((request, _checked([request], self._score([request]))[0]))
+                found.append((request, self._logprobs([request])[0]))
             except Exception as error:  # noqa: BLE001
                 failure = error
         if not found:
@@ -164,6 +159,14 @@ class Rescorer:
         for _ in range(len(requests) - len(found)):
             self._refuse("scoring_failed", f"the score function failed: {_said(failure)}")
         return [request for request, _ in found], [logprobs for _, logprobs in found]
+
+    def _logprobs(self, requests: Sequence[SampledRequest]) -> list[Any]:
+        found = self._score(
+            [request.prompt_ids for request in requests],
+            [request.token_ids for request in requests],
+            effective(requests[0].processing),
+        )
+        return _checked(requests, found)
 
     def _record(self, requests: Sequence[SampledRequest], logprobs: Sequence[Any]) -> None:
         first = requests[0]

@@ -1,0 +1,250 @@
+"""Teacher-forced log-probabilities: what a training kernel makes of tokens that another kernel sampled.
+
+One forward over prompt and tokens, as in a training step, and none of its logits in float32 at once: a batch is cut
+into forwards of bounded size, and the log-softmax runs over blocks of positions. Sampling processing is applied to the
+training kernel's logits in the order in which vLLM applies it to its own, so that both sides describe the distribution
+that the tokens were drawn from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.slices import Scalar
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Scorer", "hf_scorer", "sampled_logprobs"]
+
+_BLOCK: Final = 1 << 22
+"""Logits that are worked on at a time: 16 MiB in float32."""
+_APPLIED: Final = ("temperature", "min_p", "top_k", "top_p")
+_NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
+    "min_p": (0,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+
+
+class Scorer(Protocol):
+    """A kernel as a function: log-probabilities of given tokens after given prompts."""
+
+    def __call__(
+        self,
+        prompt_ids: Sequence[Any],
+        token_ids: Sequence[Any],
+        processing: Mapping[str, Scalar] | None = None,
+    ) -> Sequence[Any]:
+        """Score tokens that are given.
+
+        Args:
+            prompt_ids: Prompt of each sequence, integers [prompt].
+            token_ids: Tokens that follow it, integers [tokens].
+            processing: Temperature, top_p, top_k and min_p by name, of all sequences alike; None for none.
+
+        Returns:
+            Per sequence the log-probability of each of its tokens, nats, floating [tokens], NumPy or torch.
+        """
+
+
+def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, max_logits: int = 1 << 28) -> Scorer:
+    """A Hugging Face causal language model as a scorer, in the number format that its parameters have.
+
+    The model is in `eval` mode while it scores and afterwards as it was; nothing is recorded for autograd. Sequences
+    are padded on the right and masked, so that positions are those of a sequence alone. Sort by length before calling:
+    a forward is as wide as its longest sequence.
+
+    Args:
+        model: Called as `model(input_ids=, attention_mask=, use_cache=False)`; returns an object with `.logits`.
+        autocast: Number format of the autocast region that it runs in, as in training; None for no autocast.
+        max_logits: Most logits of one forward, sequences times positions times vocabulary; 512 MiB in bfloat16 by
+            default. A single sequence is never cut.
+
+    Raises:
+        ValueError: If `max_logits` is not positive; from the scorer, if a prompt is empty, if numbers of prompts and of
+            sequences differ, or if the processing cannot be applied.
+        TypeError: If the model is not a torch module.
+    """
+    import torch  # noqa: PLC0415 - the core does without torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
+    if max_logits < 1:
+        raise ValueError(f"max_logits: {max_logits!r} leaves no room for a forward; leave it out for the default")
+    keeps = "logits_to_keep" in inspect.signature(_innermost(model).forward).parameters
+
+    def score(
+        prompt_ids: Sequence[Any], token_ids: Sequence[Any], processing: Mapping[str, Scalar] | None = None
+    ) -> list[NDArray[np.float32]]:
+        wanted = _checked(processing)
+        prompts, tokens = _sequences(prompt_ids, token_ids)
+        device = next(model.parameters()).device
+        found = []
+        with (
+            _evaluating(model),
+            torch.no_grad(),
+            torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
+        ):
+            for rows in _forwards(prompts, tokens, max_logits // _vocabulary(model), keeps=keeps):
+                found += _forward(model, [prompts[i] for i in rows], [tokens[i] for i in rows], wanted, keeps=keeps)
+        return found
+
+    return score
+
+
+def sampled_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, processing: Mapping[str, Scalar] | None = None
+) -> torch.Tensor:
+    """Log-probabilities of tokens under the distribution that logits become after processing, in float32, nats.
+
+    Temperature first, then min-p, top-k and top-p, each on what the one before left; a token that they leave out has
+    -inf. Ties with the k-th logit stay.
+
+    Args:
+        logits: [positions, vocabulary], any floating dtype.
+        token_ids: [positions].
+        processing: As for a `Scorer`.
+
+    Returns:
+        [positions].
+
+    Raises:
+        ValueError: If the processing cannot be applied.
+    """
+    import torch  # noqa: PLC0415 - the core does without torch
+
+    wanted = _checked(processing)
+    positions, vocabulary = logits.shape
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    out = torch.empty(positions, dtype=dtype, device=logits.device)
+    step = max(_BLOCK // vocabulary, 1)
+    for start in range(0, positions, step):
+        block = _processed(logits[start : start + step].to(dtype), wanted)
+        chosen = block.gather(-1, token_ids[start : start + step, None].to(block.device)).squeeze(-1)
+        out[start : start + step] = chosen - block.logsumexp(-1)
+    return out
+
+
+def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:
+    """What changes anything, as numbers."""
+    given = {name: value for name, value in (processing or {}).items() if value not in _NEUTRAL.get(name, ())}
+    for name, value in given.items():
+        if name not in _APPLIED:
+            raise ValueError(f"processing: {name}={value!r} cannot be applied here; only {', '.join(_APPLIED)} can")
+        if isinstance(value, str | bool):
+            raise ValueError(f"processing: {name}={value!r} is not a number")  # noqa: TRY004 - a wrong value in a map
+    if not float(given.get("temperature", 1.0)) > 0.0:
+        raise ValueError("processing: temperature=0 samples nothing, its log-probabilities say nothing; sample above 0")
+    return {name: float(value) for name, value in given.items()}
+
+
+def _processed(logits: torch.Tensor, processing: Mapping[str, float]) -> torch.Tensor:
+    """Logits [positions, vocabulary] with -inf where nothing is sampled; may return its argument."""
+    lowest = float("-inf")
+    if (temperature := processing.get("temperature", 1.0)) != 1.0:
+        logits = logits / temperature
+    if "min_p" in processing:
+        probabilities = logits.softmax(-1)
+        logits = logits.masked_fill(probabilities < processing["min_p"] * probabilities.amax(-1, keepdim=True), lowest)
+    if (k := int(processing.get("top_k", logits.shape[-1]))) < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(k, dim=-1).values[:, -1:], lowest)
+    if "top_p" in processing:
+        ascending, order = logits.sort(dim=-1)
+        left_out = ascending.softmax(-1).cumsum(-1) <= 1.0 - processing["top_p"]
+        left_out[:, -1] = False
+        logits = logits.masked_fill(left_out.gather(-1, order.argsort(-1)), lowest)
+    return logits
+
+
+def _sequences(prompt_ids: Sequence[Any], token_ids: Sequence[Any]) -> tuple[list[NDArray[np.int64]], ...]:
+    if len(prompt_ids) != len(token_ids):
+        raise ValueError(f"token_ids: {len(token_ids)} sequences for {len(prompt_ids)} prompts; give one for each")
+    prompts, tokens = ([np.asarray(each, dtype=np.int64) for each in side] for side in (prompt_ids, token_ids))
+    for row, prompt in enumerate(prompts):
+        if not prompt.size:
+            raise ValueError(f"prompt_ids[{row}]: empty, so that nothing predicts the first token; give at least one")
+    return prompts, tokens
+
+
+def _forwards(
+    prompts: Sequence[NDArray[np.int64]], tokens: Sequence[NDArray[np.int64]], most: int, *, keeps: bool
+) -> Iterator[range]:
+    """Consecutive rows whose positions with logits, padding included, are at most `most`; one row at least."""
+    start = 0
+    while start < len(prompts):
+        first, last, end = prompts[start].size if keeps else 1, 0, start
+        while end < len(prompts):
+            first, last = min(first, prompts[end].size), max(last, prompts[end].size + tokens[end].size)
+            if end > start and (end - start + 1) * (last - first + 1) > most:
+                break
+            end += 1
+        yield range(start, end)
+        start = end
+
+
+def _forward(
+    model: torch.nn.Module,
+    prompts: Sequence[NDArray[np.int64]],
+    tokens: Sequence[NDArray[np.int64]],
+    processing: Mapping[str, float],
+    *,
+    keeps: bool,
+) -> list[NDArray[np.float32]]:
+    import torch  # noqa: PLC0415 - the core does without torch
+
+    device = next(model.parameters()).device
+    width = max(p.size + t.size for p, t in zip(prompts, tokens, strict=True))
+    ids = np.zeros((len(prompts), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, (prompt, completion) in enumerate(zip(prompts, tokens, strict=True)):
+        end = prompt.size + completion.size
+        ids[row, :end] = np.concatenate((prompt, completion))
+        mask[row, :end] = 1
+    first = min(prompt.size for prompt in prompts) - 1 if keeps else 0
+    kept = {"logits_to_keep": width - first} if keeps else {}
+    input_ids = torch.from_numpy(ids).to(device)
+    attention = torch.from_numpy(mask).to(device)
+    logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False, **kept).logits
+    found = []
+    for row, (prompt, completion) in enumerate(zip(prompts, tokens, strict=True)):
+        start, end = prompt.size - 1, prompt.size - 1 + completion.size
+        chosen = sampled_logprobs(
+            logits[row, start - first : end - first], input_ids[row, start + 1 : end + 1], processing
+        )
+        found.append(chosen.float().cpu().numpy())
+    return found
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """`eval` mode, and back to what each module was in, which need not be the same for all of them."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _innermost(model: Any) -> Any:
+    """The model inside of an adapter, whose `forward` names its arguments."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _vocabulary(model: Any) -> int:
+    config = getattr(_innermost(model), "config", None)
+    if config is None:
+        return 1
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.vocab_size)

@@ -1,0 +1,105 @@
+"""`kc-otel rescore` with a user's own function as the training kernel."""
+
+import sys
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import rescore as command
+from kc_otel.instrument.request import SampledRequest
+from kc_otel.instrument.spool import Spool, SpoolReader
+from kc_otel.telemetry.kernel import Kernel
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: a, version: 1, owner: o}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+"""
+MODULE = """
+import numpy as np
+
+def half_a_nat_less(prompt_ids, token_ids, processing):
+    return [np.full(len(each), -1.5) for each in token_ids]
+
+nothing = None
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the command in a folder with a contract, a module and a spool of three requests, one of them greedy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "contract.yaml").write_text(CONTRACT)
+    (tmp_path / "my_kernel.py").write_text(MODULE)
+    spool = Spool(tmp_path / "spool.sqlite")
+    for number in range(3):
+        spool.put(
+            SampledRequest(
+                request_id=f"r{number}",
+                prompt_ids=np.arange(4),
+                token_ids=np.arange(6),
+                logprobs=np.full(6, -1.0, dtype=np.float32),
+                kernel=Kernel("vllm"),
+                processing={"temperature": 0.0} if number == 2 else {},
+                weights=7,
+            )
+        )
+    spool.close()
+    app = typer.Typer()
+    command.register(app)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, ["spool.sqlite", "--contract", "contract.yaml", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
+    """The summary says what was compared, what could not be and why, and what is left."""
+    code, out, _ = run("--scorer", "my_kernel:half_a_nat_less")
+    assert code == 0
+    assert "2 requests scored: 12 sampled tokens compared, 20 read at" in out
+    assert "0 left in the spool" in out
+    assert "not comparable: 1 greedy" in out
+
+
+def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
+    """A checkpoint's name that differs is no comparison; a step that differs is one that lags."""
+    assert "not comparable: 2 wrong_weights" in run("--scorer", "my_kernel:half_a_nat_less", "--weights", "final")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give either --model or --scorer"),
+        (["--scorer", "my_kernel:half_a_nat_less", "--model", "x"], "give either --model or --scorer"),
+        (["--scorer", "nowhere:f"], "cannot be imported"),
+        (["--scorer", "my_kernel:f"], "cannot be imported"),
+        (["--scorer", "my_kernel"], "write MODULE:FUNCTION"),
+        (["--scorer", "my_kernel:nothing"], "is not a function"),
+        (["--model", "x", "--dtype", "int3"], "--dtype int3: write one of float32"),
+        (["--scorer", "my_kernel:half_a_nat_less", "--idle-below", "50"], "the utilisation of cpu cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_leaves_the_spool(run, arguments, said, tmp_path):
+    """Exit code 2, one line, and the requests are still there."""
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert said in err
+    with SpoolReader(tmp_path / "spool.sqlite") as reader:
+        assert len(reader) == 3
+
+
+def test_a_spool_that_is_not_there_is_not_made(run, tmp_path):
+    """A typing error makes no empty spool."""
+    (tmp_path / "spool.sqlite").unlink()
+    code, _, err = run("--scorer", "my_kernel:half_a_nat_less")
+    assert (code, "there is no such spool" in err) == (2, True)
+    assert not (tmp_path / "spool.sqlite").exists()
