@@ -1,0 +1,131 @@
+"""Operator drift: each number against its definition, in NumPy and torch, over dtypes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from kc_otel.measure.operators import batch_dependence, compare_outputs
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def pairs(dtype):
+    """Two arrays of one shape [rows, features]."""
+    return hnp.array_shapes(min_dims=2, max_dims=2, max_side=5).flatmap(
+        lambda shape: st.tuples(*[hnp.arrays(dtype, shape, elements={"allow_nan": False, "allow_infinity": False})] * 2)
+    )
+
+
+@given(pairs(np.float32))
+def test_every_number_is_what_its_definition_says(outputs):
+    """Row by row against plain arithmetic."""
+    train, inference = outputs
+    drift = compare_outputs(train, inference)
+    for row, (a, b) in enumerate(zip(train.astype(float), inference.astype(float), strict=True)):
+        left, right, apart = (math.sqrt(sum(x * x for x in v)) for v in (a, b, a - b))
+        assert drift.max_abs[row] == max(abs(a - b))
+        if left:
+            assert drift.relative[row] == pytest.approx(apart / left, rel=1e-9)
+        else:
+            assert drift.relative[row] == (math.inf if apart else 0.0)
+        if left and right:
+            assert drift.cosine[row] == pytest.approx(1 - float(a @ b) / left / right, abs=1e-9)
+        else:
+            assert drift.cosine[row] == (0.0 if left == right else 1.0)
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 50))
+def test_ulp_counts_the_numbers_in_between(value, steps):
+    """Also across zero, where the sign changes."""
+    start = end = np.float32(value)
+    for _ in range(steps):
+        end = np.nextafter(end, np.float32(np.inf))
+    if np.isfinite(end):
+        # From -0.0 the next number is the smallest positive one, as it is from 0.0.
+        assert compare_outputs(np.array([[start]]), np.array([[end]])).ulp[0] == steps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_and_numpy_agree(dtype):
+    """The same numbers from tensors, rounded to their own dtype."""
+    torch.manual_seed(0)
+    train, inference = torch.randn(7, 3, 16), torch.randn(7, 3, 16)
+    train, inference = (each.to(dtype) for each in (train, train + 1e-2 * inference))
+    ours = compare_outputs(train, inference)
+    if dtype is torch.bfloat16:
+        steps = (ours.ulp * 2.0**-8 * 2).max()
+        assert steps > 0
+        wide = compare_outputs(train.double().numpy(), inference.double().numpy())
+        assert np.array_equal(ours.max_abs, wide.max_abs)
+    else:
+        theirs = compare_outputs(train.numpy(), inference.numpy())
+        for name in ("max_abs", "relative", "ulp", "cosine"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-12, abs=1e-15)
+    assert ours.max_abs.shape == (21,)
+
+
+def test_one_ulp_of_bfloat16_is_one():
+    """Neighbours in bfloat16 are one apart in bfloat16 and 65536 apart in float32."""
+    one = torch.tensor([[1.0]], dtype=torch.bfloat16)
+    next_one = (one.view(torch.int16) + 1).view(torch.bfloat16)
+    assert compare_outputs(one, next_one).ulp[0] == 1
+    assert compare_outputs(one, next_one, ulp_of=torch.float32).ulp[0] == 65536
+    assert compare_outputs(one.float(), next_one).ulp[0] == 1
+    assert compare_outputs(torch.tensor([[1.0]]), torch.tensor([[1.125]]).to(torch.float8_e4m3fn)).ulp[0] == 1
+
+
+def test_a_row_that_is_not_finite_on_one_side_is_counted_and_left_out():
+    """NaN is no distance; -inf on both sides, as in masked scores, is agreement."""
+    train = np.array([[1.0, 2.0], [np.nan, 1.0], [-np.inf, 1.0], [-np.inf, 1.0]])
+    inference = np.array([[1.0, 2.0], [1.0, 1.0], [-np.inf, 1.5], [0.0, 1.0]])
+    for kind in (np.asarray, torch.as_tensor):
+        drift = compare_outputs(kind(train), kind(inference))
+        assert drift.not_finite == 2
+        assert drift.max_abs.tolist() == [0.0, 0.5]
+
+
+def test_large_outputs_are_worked_on_in_blocks(monkeypatch):
+    """Blocks change no number."""
+    rng = np.random.default_rng(0)
+    train, inference = rng.normal(size=(2, 50, 8))
+    whole = compare_outputs(train, inference)
+    monkeypatch.setattr("kc_otel.measure.operators._BLOCK", 40)
+    assert np.array_equal(compare_outputs(train, inference).relative, whole.relative)
+
+
+@pytest.mark.parametrize(
+    ("train", "inference", "said"),
+    [
+        (np.zeros((2, 3)), np.zeros((3, 2)), r"inference: shape \(3, 2\)"),
+        (np.zeros((0, 3)), np.zeros((0, 3)), "no rows"),
+        (np.zeros((1, 3), dtype=int), np.zeros((1, 3)), "train: dtype int64"),
+        (torch.zeros(1, 3), np.zeros((1, 3)), "one is a torch tensor"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(train, inference, said):
+    """With the argument's name."""
+    with pytest.raises(ValueError, match=said):
+        compare_outputs(train, inference)
+
+
+def test_batch_dependence_is_seen_where_there_is_one_and_not_where_there_is_none():
+    """A sum whose order depends on the batch differs from the same row alone; a fixed order does not."""
+    torch.manual_seed(0)
+    rows = torch.randn(8, 4096)
+
+    def sensitive(x):
+        return (x * (1 + 1e-3 * len(x))).sum(-1, keepdim=True)
+
+    def invariant(x):
+        return x * 2
+
+    assert batch_dependence(sensitive, [rows]).relative.min() > 1e-3
+    assert batch_dependence(invariant, [rows]).ulp.max() == 0
+    assert batch_dependence(lambda x, y: x + y, [rows.numpy(), rows.numpy()], rows=3).ulp.shape == (3,)
+    with pytest.raises(ValueError, match=r"batches of \[2, 3\]"):
+        batch_dependence(lambda x, _: x, [rows[:2], rows[:3]])
