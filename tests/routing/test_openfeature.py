@@ -1,0 +1,80 @@
+"""The decision table through OpenFeature's own client."""
+
+import pytest
+from openfeature import api
+from openfeature.evaluation_context import EvaluationContext
+from openfeature.exception import ErrorCode
+from openfeature.flag_evaluation import Reason
+
+from kc_otel.routing.client import Router
+from kc_otel.routing.openfeature import KernelProvider
+from kc_otel.routing.table import DecisionTable, apply
+
+
+@pytest.fixture
+def client(contract):
+    """A function from transitions, and a clock, to a client whose flags are the table after them."""
+
+    def make(*transitions, now=lambda: 0.0, stale_after=60.0):
+        table = apply(DecisionTable(), transitions, contract, 100.0)
+        router = Router.from_table(table, contracts=[contract], stale_after=stale_after, clock=now)
+        api.set_provider(KernelProvider(router))
+        return api.get_client()
+
+    yield make
+    api.shutdown()
+    api.clear_providers()
+
+
+def context(**attributes):
+    """An evaluation context, `kernel` for the version that would serve."""
+    named = {"kc.kernel.inference" if name == "kernel" else name: value for name, value in attributes.items()}
+    return EvaluationContext(attributes=named)
+
+
+def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, make_transition):
+    """As a string and as a boolean, by the request's own attributes, with why."""
+    flags = client(make_transition(slice="code"))
+    routed = flags.get_string_details("policy-7b", "inference-kernel", context(task="code", prompt_tokens=9))
+    assert (routed.value, routed.reason, routed.variant) == ("train-kernel", Reason.TARGETING_MATCH, "train-kernel")
+    assert routed.flag_metadata == {"table": 1}
+    other = flags.get_string_details("policy-7b", "train-kernel", context(task="prose"))
+    assert (other.value, other.reason) == ("inference-kernel", Reason.DEFAULT)
+    assert flags.get_boolean_value("policy-7b", True, context(task="code")) is False
+    assert flags.get_boolean_value("policy-7b", False, context(task="prose")) is True
+
+
+def test_a_version_that_is_not_avoided_serves_on(client, make_transition):
+    """The context may name the kernel version that would serve."""
+    flags = client(make_transition(slice="code", inference="inferB"))
+    for version, kernel in (("inferB", "train-kernel"), ("inferC", "inference-kernel")):
+        assert flags.get_string_value("policy-7b", "none", context(task="code", kernel=version)) == kernel
+
+
+def test_directives_are_flags_too(client, make_transition):
+    """Halt, hold and the share to measure, each with the contract's name before it."""
+    flags = client(make_transition(do=("halt", "sample-more")))
+    halted = flags.get_boolean_details("policy-7b.halted", False)
+    assert (halted.value, halted.flag_metadata["reason"]) == (True, "0.008 is above 0.004")
+    assert flags.get_boolean_value("policy-7b.held", True) is False
+    assert flags.get_float_value("policy-7b.sampling", 0.05) == 1.0
+    assert client().get_float_value("policy-7b.sampling", 0.05) == 0.05
+
+
+def test_what_is_not_known_gives_the_callers_default(client):
+    """With OpenFeature's error codes, never an exception."""
+    flags = client()
+    unknown = flags.get_string_details("other", "inference-kernel", context(task="code"))
+    assert (unknown.value, unknown.error_code) == ("inference-kernel", ErrorCode.FLAG_NOT_FOUND)
+    assert flags.get_integer_details("policy-7b", 3).error_code is ErrorCode.TYPE_MISMATCH
+    assert flags.get_object_details("policy-7b", {}).error_code is ErrorCode.TYPE_MISMATCH
+    assert flags.get_float_details("policy-7b", 1.0).error_code is ErrorCode.FLAG_NOT_FOUND
+
+
+def test_a_stale_table_says_so(client, make_transition):
+    """The last table stays in force while the evaluator is gone."""
+    clock = [0.0]
+    flags = client(make_transition(slice="code"), now=lambda: clock[0])
+    clock[0] = 1000.0
+    details = flags.get_string_details("policy-7b", "inference-kernel", context(task="code"))
+    assert (details.value, details.reason) == ("train-kernel", Reason.STALE)
