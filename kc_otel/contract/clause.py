@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kc_otel.contract.fields import Name, Number, RawLimit, Strict
-from kc_otel.contract.registry import DERIVED, QUANTITIES, known_metrics
+from kc_otel.contract.registry import BY_SEQUENCE, DERIVED, QUANTITIES, Quantity, Unit, known_metrics
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import parse_limit
 
@@ -58,6 +58,9 @@ class Clause(Strict):
     """A metric of the registry (`kc-otel metrics` lists them), or a `gen_ai.*` histogram."""
     statistic: str | None = None
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
+    unit: Literal["token", "sequence"] | None = None
+    """What counts as one independent observation, by default what the metric is observed per. Tokens of one sequence
+    depend on each other: with `sequence`, the mean of a token metric is the mean over sequences of each one's mean."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
@@ -92,16 +95,38 @@ class Clause(Strict):
         if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
             msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
             raise ValueError(msg)
+        if self.unit is not None:
+            self._check_unit()
         for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
             try:
-                parse_limit(raw, self.unit)
+                parse_limit(raw, self.limit_unit)
             except ValueError as error:
                 msg = f"{path}: {error}"
                 raise ValueError(msg) from None
         return self
 
+    def _check_unit(self) -> None:
+        native, kind = self._recorded.per if self._recorded else None, self.parsed_statistic.kind
+        if native is Unit.SEQUENCE and self.unit == "token":
+            msg = f"unit: {self.metric} is observed once per sequence, not per token; leave the unit out"
+        elif native is None:
+            msg = f"unit: what one observation of {self.metric} is, its sender decides; leave the unit out"
+        elif native is Unit.BATCH:
+            msg = f"unit: {self.metric} is observed once per batch; leave the unit out"
+        elif self.by_sequence and kind == "max":
+            msg = "unit: the largest token is the largest of any sequence too; leave the unit out"
+        elif self.by_sequence and kind != "mean":
+            msg = (
+                f"unit: {self.statistic_text} of tokens cannot be judged by sequence: a sequence is observed through "
+                "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
+                "limit for it, or leave the unit out (tokens then count as independent)"
+            )
+        else:
+            return
+        raise ValueError(msg)
+
     @property
-    def unit(self) -> str:
+    def limit_unit(self) -> str:
         """UCUM unit of the limit: the metric's, or 1 for a fraction."""
         if self.parsed_statistic.kind == "fraction":
             return "1"
@@ -110,6 +135,26 @@ class Clause(Strict):
         if self.metric in DERIVED:
             return DERIVED[self.metric].unit
         return "s"
+
+    @property
+    def quantity(self) -> Quantity | None:
+        """The recorded quantity whose observations the statistic is taken of; None for a `gen_ai.*` histogram."""
+        known = self._recorded
+        return BY_SEQUENCE[known.key] if known is not None and self.by_sequence else known
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether a token metric's means over sequences are judged, and not its tokens."""
+        return self.unit == "sequence" and self._recorded is not None and self._recorded.per is Unit.TOKEN
+
+    @property
+    def metric_text(self) -> str:
+        """The metric as sentences name it: `tv_token`, or `tv_token by sequence`."""
+        return f"{self.metric} by sequence" if self.by_sequence else self.metric
+
+    @property
+    def _recorded(self) -> Quantity | None:
+        return QUANTITIES.get(DERIVED[self.metric].base if self.metric in DERIVED else self.metric)
 
     @cached_property
     def parsed_statistic(self) -> Statistic:
@@ -130,4 +175,4 @@ class Clause(Strict):
 
     def limit_for(self, slice: str) -> float:
         """Limit on a slice, in the metric's unit."""
-        return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.unit)
+        return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.limit_unit)

@@ -5,7 +5,9 @@ something else is tightened in the same change. Clauses are told apart by their 
 ladder by what they wait for.
 
 - A promise whose metric or statistic changed so that the two cannot be compared is dropped, and another one added.
-- Less evidence for a PASS (confidence, min_samples, sampling down) loosens; a longer silence before NO_DATA does too.
+- So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means.
+- Less evidence for a PASS (confidence, min_samples, min_sequences, sampling down) loosens; a longer silence before
+  NO_DATA does too.
 - An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
 - A slice loosens when some traffic that was in it no longer is; more traffic in it is a change.
 """
@@ -29,7 +31,7 @@ __all__ = ["Change", "Kind", "diff"]
 
 Kind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
-_MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "sampling", "max_series")
+_MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "min_sequences", "sampling", "max_series")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[C
 
 def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
     """How the new clause's statistic compares with the old one's on the same data."""
-    if old.metric != new.metric:
+    if old.metric != new.metric or old.by_sequence != new.by_sequence:
         return "other"
     before, after = _rank(old), _rank(new)
     if before == after:
@@ -213,7 +215,7 @@ def _named(clause: Clause) -> str:
 
 
 def _promise(clause: Clause) -> str:
-    return f"{_named(clause)} of {clause.metric} <= {clause.limit_for(ALL):g}"
+    return f"{_named(clause)} of {clause.metric_text} <= {clause.limit_for(ALL):g}"
 
 
 def _observability(old: Contract, new: Contract) -> Iterator[Change]:
@@ -238,7 +240,8 @@ _WHY: Final = {
     "window": "alarms look at another span of time",
     "long_window": "verdicts look at another span of time",
     "confidence": "a PASS needs this much certainty",
-    "min_samples": "a PASS needs this many observations",
+    "min_samples": "a verdict on tokens needs this many of them",
+    "min_sequences": "a verdict on sequences needs this many of them",
     "sampling": "this share of batches is measured",
     "heartbeat": "silence is noticed after this long",
     "max_series": "slices beyond this many streams are lost to 'other'",

@@ -98,7 +98,8 @@ def _clauses(contract: Contract) -> Iterator[Finding]:
             yield from _references(contract, clause, here)
             yield from _limits(contract, clause, here)
             yield from _samples(contract, clause, here)
-            promise = (clause.metric, clause.parsed_statistic, clause.limit, tuple(sorted(clause.slices.items())))
+            limits = (clause.limit, *sorted(clause.slices.items()))
+            promise = (clause.metric, clause.parsed_statistic, clause.by_sequence, limits)
             if promise in promises and promises[promise] != clause.id:
                 yield Finding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
             promises.setdefault(promise, clause.id)
@@ -197,17 +198,19 @@ def _in_range(limit: float, high: float) -> float:
 
 
 def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
-    statistic, observability = clause.parsed_statistic, contract.observability
+    statistic, confidence = clause.parsed_statistic, contract.observability.confidence
     if statistic.kind != "quantile":
         return
-    # n observations, all at or below the limit, leave a chance of rank**n that the quantile is above it.
-    needed = math.ceil(math.log(1.0 - observability.confidence) / math.log(statistic.argument))
-    if observability.min_samples < needed:
+    # n observations, all at or below the limit, leave a chance of rank**n that the quantile is above it; each of the
+    # two windows may err in half of 1 - confidence.
+    needed = math.ceil(math.log((1.0 - confidence) / 2.0) / math.log(statistic.argument))
+    name, minimum = contract.observability.minimum(clause)
+    if minimum < needed:
         where: Loc = (*here, "statistic") if clause.statistic else (*here, "metric")
         yield Finding(
             where,
-            f"a p{100 * statistic.argument:g} cannot PASS at confidence {observability.confidence:g} below {needed} "
-            f"observations, but min_samples is {observability.min_samples}; raise it, or write a lower rank",
+            f"a p{100 * statistic.argument:g} cannot PASS at confidence {confidence:g} below {needed} "
+            f"observations, but {name} is {minimum}; raise it, or write a lower rank",
             "warning",
         )
 
@@ -234,12 +237,12 @@ def _observability(contract: Contract) -> Iterator[Finding]:
             ("observability", "confidence"),
             f"{seen.confidence!r} leaves no room for error, so no number of samples decides; write 0.99 or 0.999",
         )
-    bases = {DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric for clause in contract.clauses}
-    needed = len(bases) * (len(contract.slices) + 1)
+    judged = {clause.quantity.key if clause.quantity else clause.metric for clause in contract.clauses}
+    needed = len(judged) * (len(contract.slices) + 1)
     if seen.max_series < needed:
         yield Finding(
             ("observability", "max_series"),
-            f"{len(bases)} quantities on {len(contract.slices) + 1} slices are {needed} streams for one kernel pair, "
+            f"{len(judged)} quantities on {len(contract.slices) + 1} slices are {needed} streams for one kernel pair, "
             f"more than {seen.max_series}: slices would be lost to 'other'; write {2 * needed} or more",
             "warning",
         )

@@ -119,7 +119,8 @@ def _not_a_name(value: str) -> str:
 
 
 def _not_one_of(value: Any, schema: Mapping[str, Any]) -> str:
-    allowed = [str(item) for item in schema.get("enum", [schema["const"]] if "const" in schema else [])]
+    choices = (schema, *schema.get("anyOf", ()))  # a key that may be left empty is a choice between its type and null
+    allowed = [str(item) for one in choices for item in one.get("enum", [one["const"]] if "const" in one else [])]
     near = get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]}?" if near and len(allowed) > 1 else f"write {' or '.join(allowed)}"
     return f"{_shown(value)} is not accepted here; {hint}"

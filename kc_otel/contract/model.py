@@ -21,6 +21,7 @@ from pydantic import (
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
 from kc_otel.contract.policy import Step
+from kc_otel.contract.registry import BY_SEQUENCE, Unit
 from kc_otel.contract.slices import ALL, OTHER, Condition, Scalar, match, parse_condition
 from kc_otel.contract.units import parse_limit
 
@@ -146,13 +147,26 @@ class Observability(Strict):
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
     """Chance that no PASS cell fails is at least this; the rest is split over cells for FAIL."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
-    """Below this many observations a cell is INCONCLUSIVE."""
+    """Below this many tokens, or observations of a `gen_ai.*` histogram, a cell is INCONCLUSIVE."""
+    # Intervals are valid at any size; the minimum guards what they assume, that a window is more than one burst of
+    # alike requests. 100 sequences is where gross drift can be told: even where a quantity in [0, 1] was 0 in all of
+    # them, no interval of confidence 0.99 excludes a mean of 0.052 = 1 - 0.005^(1/100), half of alpha being each
+    # window's; at 1000 sequences it is 0.0053. Asking for 2000, as of tokens, would leave small slices without a
+    # verdict that they are able to give.
+    min_sequences: int = Field(default=100, ge=1, strict=True)
+    """Below this many sequences a cell that is judged by sequence is INCONCLUSIVE."""
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
     """Silence after which a kernel pair is NO_DATA."""
     max_series: int = Field(default=2000, ge=1, strict=True)
     """Most streams kept per contract; the rest is counted as slice `other`."""
+
+    def minimum(self, clause: Clause) -> tuple[str, int]:
+        """Name and value of the minimum that a mean, quantile or fraction is subject to."""
+        if clause.quantity is not None and clause.quantity.per is Unit.SEQUENCE:
+            return "min_sequences", self.min_sequences
+        return "min_samples", self.min_samples
 
 
 class Contract(Strict):
@@ -195,6 +209,12 @@ class Contract(Strict):
         """Every clause: numerical, statistical, runtime."""
         return (*self.numerical, *self.statistical, *self.runtime)
 
+    @property
+    def by_sequence(self) -> tuple[str, ...]:
+        """Keys of the token quantities whose means over sequences some clause is about, in the registry's order."""
+        asked = {clause.quantity.key for clause in self.clauses if clause.by_sequence and clause.quantity is not None}
+        return tuple(token for token, quantity in BY_SEQUENCE.items() if quantity.key in asked)
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
@@ -215,11 +235,12 @@ class Contract(Strict):
 
 
 def _meaning(clause: Clause) -> dict[str, Any]:
-    """A clause's content with its limits in the metric's unit and its statistic spelled out."""
-    statistic = clause.parsed_statistic
+    """A clause's content with its limits in the metric's unit, its statistic and its unit spelled out."""
+    statistic, quantity = clause.parsed_statistic, clause.quantity
     return {
         **clause.model_dump(mode="json"),
         "statistic": [statistic.kind, statistic.argument],
-        "limit": parse_limit(clause.limit, clause.unit),
+        "unit": quantity and str(quantity.per),
+        "limit": parse_limit(clause.limit, clause.limit_unit),
         "slices": {name: clause.limit_for(name) for name in clause.slices},
     }

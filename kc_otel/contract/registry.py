@@ -8,15 +8,17 @@ names a quantity; every other box may import it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 __all__ = [
     "ATTRIBUTES",
+    "BY_SEQUENCE",
     "DERIVED",
     "METRICS",
     "QUANTITIES",
+    "RECORDED",
     "Attribute",
     "Derived",
     "Instrument",
@@ -221,6 +223,32 @@ _QUANTITIES: Final = (
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
+"""What a clause's `metric:` can name, and `Derived.base` too."""
+
+
+def _by_sequence(token: Quantity) -> Quantity:
+    """The mean of a token quantity over each sequence's tokens: it has the range of what it is a mean of."""
+    return replace(
+        token,
+        key=f"{token.key}_by_sequence",
+        name=f"{token.name}_by_sequence",
+        per=Unit.SEQUENCE,
+        statistic="mean",
+        meaning=f"{token.meaning} Averaged over each sequence's tokens: one observation per sequence.",
+    )
+
+
+BY_SEQUENCE: Final[dict[str, Quantity]] = {q.key: _by_sequence(q) for q in _QUANTITIES if q.per is Unit.TOKEN}
+"""Key of a token quantity -> its mean over each sequence, one observation per sequence.
+
+They are recorded where a clause says `unit: sequence`, and no clause names them: a promise about tokens judged by
+sequence is written in one way only, `metric: tv_token, unit: sequence`, so that `diff` can tell that nothing but the
+unit of a promise changed, and `kc-otel metrics` lists each quantity once. An advantage-signed quantity is the mean over
+those tokens of a sequence whose advantage has its sign; sequences without such tokens make no observation.
+"""
+
+RECORDED: Final[dict[str, Quantity]] = {**QUANTITIES, **{q.key: q for q in BY_SEQUENCE.values()}}
+"""Every drift quantity that can be recorded, by key."""
 
 _DERIVED: Final = (
     Derived(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from kc_otel.bounds import Binned, ExponentialHistogram
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.state import LONG, SHORT, ContractState, Heard, Pair, Series
@@ -36,7 +37,7 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
     contract = state.contract
     for clause in contract.clauses:
         metric = metric_name(clause)
-        pairs, silence = _current(state, metric, now, listening_since)
+        pairs, silence = _current(state, clause, metric, now, listening_since)
         for slice in (ALL, *contract.slices):
             here = state.pairs(metric, slice)
             present = {pair for pair in pairs if pair in here and _covered(here[pair], now)}
@@ -50,10 +51,15 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
                     yield Evidence(cell, clause, partial(_sample, here[pair], now))
 
 
-def _current(state: ContractState, metric: str, now: float, listening_since: float) -> tuple[set[Pair], str]:
+def _current(
+    state: ContractState, clause: Clause, metric: str, now: float, listening_since: float
+) -> tuple[set[Pair], str]:
     """The pairs that a metric's cells are about, and why there is nothing to judge; empty if there is."""
     newest = state.newest.get(metric)
     if not newest:
+        if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": None}))):
+            # Recorders only send means by sequence where their own copy of the contract asks for them.
+            return {_NOBODY}, f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract"
         return {_NOBODY}, f"nothing received for {metric} yet; does the recorder's OTLP endpoint point here?"
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}

@@ -19,13 +19,13 @@ import numpy as np
 
 from kc_otel.bounds import Buckets, ExponentialHistogram
 from kc_otel.bounds.histogram import MAX_BUCKETS
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.evaluator.histograms import ExplicitHistogram, Histogram
 
 __all__ = ["DRIFT_NAMES", "INVALID", "KERNEL_INFO", "Point", "PointKind", "walk"]
 
-DRIFT_NAMES: Final = frozenset(quantity.name for quantity in QUANTITIES.values())
+DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 INVALID: Final = "kc.input.invalid"
 KERNEL_INFO: Final = "kc.kernel.info"
 

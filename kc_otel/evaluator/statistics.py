@@ -16,8 +16,8 @@ from kc_otel.bounds import (
     quantile_interval,
 )
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.model import Assumptions
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Quantity, Unit
+from kc_otel.contract.model import Assumptions, Observability
+from kc_otel.contract.registry import DERIVED, Unit
 
 __all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
 
@@ -27,21 +27,20 @@ _CAP_IN_LIMITS: Final = 100.0
 
 def metric_name(clause: Clause) -> str:
     """OpenTelemetry name of the metric that the clause is computed from."""
-    if clause.metric in DERIVED:
-        return QUANTITIES[DERIVED[clause.metric].base].name
-    return QUANTITIES[clause.metric].name if clause.metric in QUANTITIES else clause.metric
+    return clause.quantity.name if clause.quantity is not None else clause.metric
 
 
-def samples_needed(clause: Clause, min_samples: int) -> int:
-    """Observations below which the clause stays undecided.
+def samples_needed(clause: Clause, observability: Observability) -> int:
+    """Observations below which the clause stays undecided: tokens, or sequences where these are its unit.
 
     The largest observation is a fact from the first one on, and what is observed once per batch may never be observed
-    thousands of times in a window: `min_samples` is for means, quantiles and fractions of tokens and sequences.
+    hundreds of times in a window: the contract's minima are for means, quantiles and fractions of tokens and sequences.
     """
     if clause.parsed_statistic.kind == "max":
         return 1
-    quantity = _quantity(clause)
-    return 1 if quantity is not None and quantity.per is Unit.BATCH else min_samples
+    if clause.quantity is not None and clause.quantity.per is Unit.BATCH:
+        return 1
+    return observability.minimum(clause)[1]
 
 
 def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
@@ -112,7 +111,7 @@ def clause_interval(
 
 
 def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float) -> Interval:
-    quantity = _quantity(clause)
+    quantity = clause.quantity
     if quantity is None:
         low, high, cap = 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
     else:
@@ -120,8 +119,3 @@ def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float
     if math.isfinite(low) and math.isfinite(high):
         return mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     return capped_mean_interval(sample, low=low, high=high, cap=cap, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-
-
-def _quantity(clause: Clause) -> Quantity | None:
-    key = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
-    return QUANTITIES.get(key)

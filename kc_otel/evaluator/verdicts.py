@@ -15,6 +15,7 @@ from typing import Final, Literal
 from kc_otel.bounds import Binned, Interval, holm
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import Unit
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.statistics import clause_interval, samples_needed
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
@@ -151,7 +152,7 @@ def _case(
         evidence=item,
         window=window,
         limit=item.clause.limit_for(item.cell.slice),
-        needed=samples_needed(item.clause, contract.observability.min_samples),
+        needed=samples_needed(item.clause, contract.observability),
         level=alpha_lower,
         interval=memo.interval(contract, item, window, alpha_lower, alpha_upper),
     )
@@ -199,14 +200,14 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
     span = format_duration(seconds)
     note = f" ({interval.note})" if interval.note else ""
+    quantity = case.evidence.clause.quantity
+    what = "sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples"
     if case.status is Status.FAIL:
-        return f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} samples in {span}{note}"
+        return f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
     if case.status is Status.PASS:
-        return (
-            f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} samples in {span}{note}"
-        )
+        return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
     if not interval.samples:
-        return f"no samples in {span}"
+        return f"no {what} in {span}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -216,7 +217,7 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     else:
         said = f"no upper bound below limit {limit:.4g}"
     count = (
-        f"{interval.samples:,} of {needed:,} samples" if interval.samples < needed else f"{interval.samples:,} samples"
+        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
     return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
 

@@ -44,12 +44,13 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
         clause: The clause.
         slices: Slices of the contract, in their order; those with a limit of their own are named.
     """
-    limit = number(clause.limit_for("all"), clause.unit)
-    own = [f"{number(clause.limit_for(name), clause.unit)} on {name}" for name in slices if name in clause.slices]
+    limit = number(clause.limit_for("all"), clause.limit_unit)
+    own = [f"{number(clause.limit_for(name), clause.limit_unit)} on {name}" for name in slices if name in clause.slices]
     except_on = f" ({', '.join(own)})" if own else ""
     sentences = [
-        f"{statistic(clause)} {clause.metric} must not be above {limit}{except_on}.",
+        f"{statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}.",
         meaning(clause),
+        "Each sequence counts once, with the mean over its tokens." if clause.by_sequence else "",
         clause.description.strip(),
     ]
     return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)

@@ -224,7 +224,13 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            streams = PairStreams(self._contract.name, pair, self._table.names, time.time_ns())
+            streams = PairStreams(
+                self._contract.name,
+                pair,
+                self._table.names,
+                time.time_ns(),
+                by_sequence=self._contract.by_sequence,
+            )
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.
             streams.retired = pair != self._current

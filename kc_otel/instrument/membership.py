@@ -36,7 +36,8 @@ class SliceTable:
     def of(cls, contract: Contract) -> SliceTable:
         """Every quantity may need a stream per slice: there is room for max_series / quantities of them."""
         declared = tuple(contract.slices)
-        room = max(contract.observability.max_series // len(QUANTITIES), 1)
+        quantities = len(QUANTITIES) + len(contract.by_sequence)
+        room = max(contract.observability.max_series // quantities, 1)
         if 1 + len(declared) <= room:
             return cls(contract, (ALL, *declared), ())
         kept = declared[: max(room - 2, 0)]

@@ -10,14 +10,15 @@ of data. Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.evaluator.statistics import samples_needed
 from kc_otel.evaluator.verdict import Status, Verdict
 
 __all__ = ["Decision", "GateSpec", "Outcome", "Round", "Stage", "decide"]
@@ -57,7 +58,7 @@ class GateSpec:
         window: Length of the short window, seconds; 0 for offline stages, where every round is a window of its own.
         long_window: Length of the long window, seconds, for rounds with a verdict that the long window decided.
         cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
-        min_samples: Observations below which no cell can pass, for the explanation of what is missing.
+        needed: Observations below which a clause cannot pass, by its id, for the explanation of what is missing.
     """
 
     stage: Stage
@@ -65,7 +66,7 @@ class GateSpec:
     window: float
     long_window: float
     cells: tuple[tuple[str, str], ...]
-    min_samples: int = 1
+    needed: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.windows < 1 or not 0 <= self.window <= self.long_window < math.inf:
@@ -84,7 +85,7 @@ class GateSpec:
             window=0.0 if offline else watched.window,
             long_window=0.0 if offline else max(watched.window, watched.long_window),
             cells=tuple((clause.id, slice) for clause in contract.clauses for slice in slices),
-            min_samples=watched.min_samples,
+            needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
 
@@ -195,16 +196,17 @@ def _missing(gate: GateSpec, one: Round) -> list[str]:
         if not verdicts:
             missing.append(f"{clause} on {slice}: no verdict yet")
             continue
-        missing += [_said(verdict, gate.min_samples) for verdict in verdicts if verdict.status is not Status.PASS]
+        needed = gate.needed.get(clause, 1)
+        missing += [_said(verdict, needed) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
-def _said(verdict: Verdict, min_samples: int = 0) -> str:
+def _said(verdict: Verdict, needed: int = 0) -> str:
     cell = verdict.cell
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
         return f"{said}, no samples arrive"
     said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
-    if verdict.samples < min_samples:
-        return f"{said}, {min_samples - verdict.samples:,} more samples are needed before it can pass"
+    if verdict.samples < needed:
+        return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
     return f"{said}, from {verdict.samples:,} samples"

@@ -55,16 +55,24 @@ class AdvantageDrift:
         low: Smallest values; inf where there is none, float64 [n, 2].
         high: Largest values; -inf where there is none, float64 [n, 2].
         slots: Counts per slice and bucket, int64 [slices, 2, slots].
+        tokens: Tokens of each sequence with such an advantage, [n, 2]; None where nobody asked.
     """
 
     totals: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     slots: NDArray[np.int64]
+    tokens: NDArray[np.intp] | None
 
 
 def reduce_host(
-    batch: SampledBatch, codes: NDArray[np.int8], groups: Groups, cells: Cells, advantages: HostRows | None
+    batch: SampledBatch,
+    codes: NDArray[np.int8],
+    groups: Groups,
+    cells: Cells,
+    advantages: HostRows | None,
+    *,
+    count_sides: bool = False,
 ) -> Reduced:
     """Check, measure and count a batch.
 
@@ -74,13 +82,14 @@ def reduce_host(
         groups: Slices of each sequence.
         cells: The partition that tokens are counted in.
         advantages: [sequences] or [sequences, tokens].
+        count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
     """
     codes = codes.copy()
     order = groups.order[codes[groups.order] == Reason.VALID]
     room = int(batch.lengths[order].sum())
     counted = np.empty(room, dtype=np.uint16)
     drift_slots = np.empty(0 if advantages is None else room, dtype=np.uint16)
-    rows, stats, drifts, done = [], [], [], 0
+    rows, stats, drifts, sides, done = [], [], [], [], 0
     for whole in batch.blocks(order):
         block, log_w = whole, difference(whole)
         found = check_block(block, log_w)
@@ -102,6 +111,8 @@ def reduce_host(
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
             drifts.append(_row_drifts(change, advantage, block, cells, drift_slots[here]))
+            if count_sides:
+                sides.append(_side_tokens(advantage, block))
         rows.append(block.rows)
         done += exact.size
     measured = np.concatenate(rows) if rows else np.zeros(0, dtype=np.intp)
@@ -111,7 +122,10 @@ def reduce_host(
         return count_by_slice(what[:done], size, group, lengths, groups)
 
     totals, low, high = _stacked(stats, len(TOKEN))
-    drift = None if advantages is None else _advantage_drift(_stacked(drifts, 2), drift_slots, count, cells)
+    drift = None
+    if advantages is not None:
+        tokens = np.concatenate([np.zeros((0, 2), dtype=np.intp), *sides]) if count_sides else None
+        drift = _advantage_drift(_stacked(drifts, 2), drift_slots, count, cells, tokens)
     return Reduced(codes, measured, lengths, totals, low, high, count(counted, cells.size), drift)
 
 
@@ -156,16 +170,23 @@ def _row_drifts(
     return np.array([totals, low, high]).transpose(0, 2, 1)
 
 
+def _side_tokens(advantage: NDArray[Any], block: Block) -> NDArray[np.intp]:
+    """Tokens of each row with A > 0 and with A < 0, [rows, 2]."""
+    sides = (advantage > 0, advantage < 0)
+    return np.stack([np.add.reduceat(side, block.starts, dtype=np.intp) for side in sides], axis=1)
+
+
 def _advantage_drift(
     stats: NDArray[np.float64],
     slots: NDArray[np.uint16],
     count: Callable[[NDArray[np.uint16], int], NDArray[np.int64]],
     cells: Cells,
+    tokens: NDArray[np.intp] | None,
 ) -> AdvantageDrift:
     size = cells.slots.size
     counts = count(slots, 2 * size + 1)[:, : 2 * size].reshape(-1, 2, size)
     totals, low, high = stats
-    return AdvantageDrift(totals, low, high, counts)
+    return AdvantageDrift(totals, low, high, counts, tokens)
 
 
 def _stacked(parts: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:

@@ -47,7 +47,15 @@ class _Rows:
 
 
 def reduce_device(
-    train: Any, inference: Any, mask: Any, codes: NDArray[np.int8], groups: Groups, cells: Cells, advantages: Any
+    train: Any,
+    inference: Any,
+    mask: Any,
+    codes: NDArray[np.int8],
+    groups: Groups,
+    cells: Cells,
+    advantages: Any,
+    *,
+    count_sides: bool = False,
 ) -> Reduced:
     """Check, measure and count a batch; see `reduce_host`.
 
@@ -59,6 +67,7 @@ def reduce_device(
         groups: Slices of each sequence.
         cells: The partition that tokens are counted in.
         advantages: [sequences] or [sequences, tokens]; None when there are none.
+        count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
     """
     with torch.no_grad():
         train, device = train.detach(), train.device
@@ -73,6 +82,7 @@ def reduce_device(
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
         drift_counts = torch.zeros((slices, drift_size + 1), dtype=torch.int64, device=device)
         measured, stats, drifts = [], [np.zeros((3, 0, len(TOKEN)))], [np.zeros((3, 0, 2))]
+        sides = [np.zeros((0, 2), dtype=np.intp)]
         for first in range(0, order.size, step):
             rows = _checked(train, inference, mask, advantages, order[first : first + step], lengths, codes)
             if not rows.index.size:
@@ -84,6 +94,8 @@ def reduce_device(
             if advantages is not None:
                 change = advantage_drift(rows.log_w, rows.advantage)
                 drifts.append(_row_drifts(change, rows))
+                if count_sides:
+                    sides.append(_side_tokens(rows))
                 slot = _locate(cells.slots.partition, change) + (rows.advantage < 0) * cells.slots.size
                 slot = torch.where(rows.kept & (rows.advantage != 0), slot, drift_size)
                 _count(drift_counts, slot, groups, rows.index)
@@ -93,7 +105,7 @@ def reduce_device(
         if advantages is not None:
             slots = as_host(drift_counts)[:, :drift_size].reshape(slices, 2, -1)
             sums, least, most = np.concatenate(drifts, axis=1)
-            drift = AdvantageDrift(sums, least, most, slots)
+            drift = AdvantageDrift(sums, least, most, slots, np.concatenate(sides) if count_sides else None)
         return Reduced(codes, index, lengths[index], totals, low, high, as_host(counts)[:, : cells.size], drift)
 
 
@@ -181,6 +193,11 @@ def _row_drifts(drift: Any, rows: _Rows) -> NDArray[np.float64]:
             )
         )
     return as_host(torch.stack(columns, dim=2))
+
+
+def _side_tokens(rows: _Rows) -> NDArray[np.intp]:
+    sides = (rows.advantage > 0, rows.advantage < 0)
+    return as_host(torch.stack([(side & rows.kept).sum(1) for side in sides], dim=1))
 
 
 def _locate(partition: Partition, values: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.bounds.histogram import ExponentialHistogram
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
 from kc_otel.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.measure.checks import Reason, check_declared, counted, difference, same_shape
 from kc_otel.measure.logits import LOGITS, logit_drift
@@ -43,16 +43,24 @@ class Accumulator:
     Args:
         slices: Names of the slices, the columns of every `membership`.
         scale: Scale of the histograms, 0 to 6.
+        by_sequence: Token quantities whose mean over each sequence's tokens is recorded too, one observation per
+            sequence; keys of `BY_SEQUENCE`. Those of logits are recorded where the logits have an axis of tokens.
 
     Raises:
-        ValueError: If there is no slice, one is named twice, or the scale is out of range.
+        ValueError: If there is no slice, one is named twice, the scale is out of range, or a quantity of `by_sequence`
+            is not one of tokens.
     """
 
-    def __init__(self, slices: Sequence[str], *, scale: int = 4) -> None:
+    def __init__(self, slices: Sequence[str], *, scale: int = 4, by_sequence: Sequence[str] = ()) -> None:
         if not slices or len(set(slices)) != len(slices):
             msg = f"slices: {list(slices)} must name at least one slice, and each once"
             raise ValueError(msg)
+        if unknown := [quantity for quantity in by_sequence if quantity not in BY_SEQUENCE]:
+            msg = f"by_sequence: {unknown[0]!r} is not one of {', '.join(BY_SEQUENCE)}"
+            raise ValueError(msg)
         self.slices: Final = tuple(slices)
+        self.by_sequence: Final = frozenset(by_sequence)
+        self._by_side: Final = not self.by_sequence.isdisjoint(ADVANTAGE)
         self.scale: Final = scale
         self._cells: Final = cells(scale)
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
@@ -105,10 +113,13 @@ class Accumulator:
         if on_gpu(train) if _tensors is None else _tensors:
             from kc_otel.telemetry._reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
 
-            reduced = reduce_device(train, inference, mask, codes, groups, self._cells, advantages)
+            reduced = reduce_device(
+                train, inference, mask, codes, groups, self._cells, advantages, count_sides=self._by_side
+            )
         else:
             weights = None if advantages is None else host_rows(advantages)
-            reduced = reduce_host(SampledBatch.of(train, inference, mask), codes, groups, self._cells, weights)
+            batch = SampledBatch.of(train, inference, mask)
+            reduced = reduce_host(batch, codes, groups, self._cells, weights, count_sides=self._by_side)
         self._record(reduced, groups, whole=True)
         return self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
 
@@ -163,6 +174,12 @@ class Accumulator:
         membership = groups.members[groups.of[rows]]
         for column, quantity in enumerate(LOGITS):
             self._stream(quantity).add(values[:, column], membership)
+        if whole and rows.size and not self.by_sequence.isdisjoint(LOGITS):
+            # Tokens come row by row, so a sequence's are next to each other.
+            starts = np.flatnonzero(np.diff(rows, prepend=-1))
+            totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
+            for column, quantity in enumerate(LOGITS):
+                self._add_means(quantity, totals[:, column], lengths, membership[starts])
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
         if reduced is not None:
             return replace(self._sampled_batch(reduced, groups, pair[0], pair[1], kept, tokens), tv_token=mean)
@@ -211,10 +228,33 @@ class Accumulator:
             log_w = reduced.totals[:, _LOG_RATIO]
             for quantity, of in SEQUENCE.items():
                 self._stream(quantity).add(of(log_w, reduced.tokens), membership)
+            for column, quantity in enumerate(TOKEN):
+                self._add_means(quantity, reduced.totals[:, column], reduced.tokens, membership)
         if reduced.drift is not None:
             for column, quantity in enumerate(ADVANTAGE):
                 of_side = (each[:, column] for each in (reduced.drift.totals, reduced.drift.low, reduced.drift.high))
                 self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
+                if reduced.drift.tokens is not None:
+                    tokens = reduced.drift.tokens[:, column]
+                    self._add_means(quantity, reduced.drift.totals[:, column], tokens, membership)
+
+    def _add_means(
+        self, quantity: str, totals: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]
+    ) -> None:
+        """Record a token quantity's mean over each sequence that has such tokens, if it is asked for by sequence.
+
+        Args:
+            quantity: Key of the token quantity.
+            totals: Its sum over each sequence's tokens, [sequences].
+            tokens: How many tokens were summed, [sequences].
+            membership: Slices of each sequence, bool [sequences, slices].
+        """
+        if quantity not in self.by_sequence:
+            return
+        known, some = BY_SEQUENCE[quantity], tokens > 0
+        # A mean lies between the values it is of; a sum's last digit may not.
+        means = np.clip(totals[some] / tokens[some], known.low, known.high)
+        self._stream(known.key).add(means, membership[some])
 
     def _sampled_batch(
         self, reduced: Reduced, groups: Groups, train: Any, inference: Any, mask: Any, token_ids: Any

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics import export as sdk
 
 from kc_otel.bounds.histogram import Buckets, ExponentialHistogram
-from kc_otel.contract.registry import METRICS, QUANTITIES
+from kc_otel.contract.registry import METRICS, RECORDED
 from kc_otel.contract.slices import Scalar
 
 __all__ = ["counter", "gauge", "histogram", "histogram_point"]
@@ -46,7 +46,7 @@ def histogram_point(
 
 def histogram(quantity: str, points: Sequence[sdk.ExponentialHistogramDataPoint]) -> sdk.Metric:
     """The metric of a drift quantity of the registry."""
-    known = QUANTITIES[quantity]
+    known = RECORDED[quantity]
     return sdk.Metric(known.name, known.meaning, known.unit, sdk.ExponentialHistogram(points, _CUMULATIVE))
 
 

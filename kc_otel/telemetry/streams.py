@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
 from opentelemetry.trace import SpanContext
 
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.telemetry.kernel import Kernel
@@ -48,11 +48,16 @@ class Example:
 
 
 class PairStreams:
-    """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe."""
+    """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
-    def __init__(self, contract: str, pair: KernelPair, slices: Sequence[str], start: int) -> None:
+    The means of the token quantities `by_sequence` are accumulated too, one per sequence.
+    """
+
+    def __init__(
+        self, contract: str, pair: KernelPair, slices: Sequence[str], start: int, *, by_sequence: Sequence[str] = ()
+    ) -> None:
         self.pair: Final = pair
-        self.accumulator: Final = Accumulator(slices, scale=_SCALE)
+        self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence)
         self.retired = False
         self.batches = 0
         self._contract = contract
@@ -87,7 +92,7 @@ class PairStreams:
 
 def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
     """One metric per quantity, with the points of every slice and pair."""
-    points: dict[str, list[ExponentialHistogramDataPoint]] = {quantity: [] for quantity in QUANTITIES}
+    points: dict[str, list[ExponentialHistogramDataPoint]] = {quantity: [] for quantity in RECORDED}
     for each in streams:
         for quantity, point in each.points(now):
             points[quantity].append(point)

@@ -70,6 +70,13 @@ _OLD = load_text(_TEXT)
         ("confidence: 0.99", "confidence: 0.95", ["loosens observability.confidence"]),
         ("min_samples: 5000", "min_samples: 4000", ["loosens observability.min_samples"]),
         ("min_samples: 5000", "min_samples: 6000", ["tightens observability.min_samples"]),
+        ("sampling: 0.1", "sampling: 0.1, min_sequences: 50", ["loosens observability.min_sequences"]),
+        ("sampling: 0.1", "sampling: 0.1, min_sequences: 500", ["tightens observability.min_sequences"]),
+        (
+            "metric: clip_budget_share",
+            "metric: clip_budget_share, unit: sequence",
+            ["drops statistical[share]", "adds statistical[share]"],
+        ),
         ("sampling: 0.1", "sampling: 0.05", ["loosens observability.sampling"]),
         ("heartbeat: 60s", "heartbeat: 2m", ["loosens observability.heartbeat"]),
         ("heartbeat: 60s", "heartbeat: 30s", ["tightens observability.heartbeat"]),

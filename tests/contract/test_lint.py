@@ -230,7 +230,7 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
     [
         (
             [_clause("numerical", metric="js", statistic="p99.9", limit=0.1)],
-            "a p99.9 cannot PASS at confidence 0.99 below 4603 ",
+            "a p99.9 cannot PASS at confidence 0.99 below 5296 ",
         ),
         ([_clause("numerical", metric="logit_half_range", limit=0.1)], "numerical[0].metric: a p99.9 cannot PASS"),
         ([_clause("numerical", metric="js", limit=0)], "0 can never be shown to be kept"),

@@ -65,6 +65,9 @@ def test_the_example_contracts_are_accepted(path):
         ("limit: 0.004", "limit: 0.004, statistic: p999"),
         ("limit: 0.004", "limit: 0.004, statistic: fraction > x"),
         ("limit: 0.004", "limit: 0.004, cap: -1"),
+        ("limit: 0.004", "limit: 0.004, unit: batch"),
+        ("limit: 0.004", "limit: 0.004, unit: 1"),
+        ("statistical:", "observability: {min_sequences: 0.5}\nstatistical:"),
         ("limit: 0.004", "limit: 0.004, slices: {A B: 1}"),
         ("statistical:", "observability: {window: 5}\nstatistical:"),
         ("statistical:", "observability: {window: 5 m}\nstatistical:"),
@@ -110,6 +113,8 @@ def test_planted_errors_are_refused_by_both(written, old, new):
         "assumptions: {reward_range: [-1, 1.5], horizon: 10, advantage_max: 5, score_norm_max: 1e2, clip: .2}",
         "observability: {window: 500ms, long_window: 1d, heartbeat: 1ms}",
         "numerical: [{id: a, metric: js, statistic: fraction > 1e-3, limit: 2%}]",
+        "numerical: [{id: a, metric: js, unit: sequence, limit: .2}, {id: b, metric: js, unit: token, limit: .3}]",
+        "observability: {min_samples: 100, min_sequences: 10}",
     ],
 )
 def test_what_the_loader_accepts_is_accepted(written, contract, line):

@@ -107,16 +107,16 @@ def test_reasons_carry_the_numbers(contract: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("mean", [0.0005, 0.002, 0.0035, 0.005, 0.008])
+@pytest.mark.parametrize("mean", [0.0005, 0.002, 0.0035, 0.0045, 0.005])
 def test_the_number_of_missing_samples_is_about_right(contract: Any, mean: float) -> None:
     """With as many more samples as the reason asks for, the cell is decided; with half of them it is not."""
     made = contract()
-    few = RNG.permutation(sample(mean, 1000, mean / 2))
+    few = RNG.permutation(sample(mean, 200, mean))
     verdict = judge(made, few, few)
     assert verdict.status is Status.INCONCLUSIVE
     words = verdict.reason.split()
     more = int(words[words.index("more") - 1].replace(",", ""))
-    enough, half = sample(mean, 1000 + int(more * 1.1), mean / 2), sample(mean, 1000 + int(more * 0.5), mean / 2)
+    enough, half = sample(mean, 200 + int(more * 1.1), mean), sample(mean, 200 + int(more * 0.5), mean)
     assert judge(made, enough, enough).status is not Status.INCONCLUSIVE
     assert judge(made, half, half).status is Status.INCONCLUSIVE
 
@@ -133,7 +133,7 @@ def test_more_cells_ask_for_more_evidence_before_any_fails(contract: Any) -> Non
     made = contract(slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(60)})
     # A handful of ones in many zeros: above the limit at alpha/2, not at alpha/120.
     values = np.zeros(5000)
-    values[:66] = 1.0
+    values[:44] = 1.0
     quiet = np.zeros(20_000)
     alone = evidence(made, values, quiet)
     others = [evidence(made, quiet, quiet, slice=f"s{i}") for i in range(60)]
@@ -174,7 +174,9 @@ def test_derived_metrics_follow_their_formulas(contract: Any, metric: str, value
     interval = clause_interval(made.clauses[0], made.assumptions, base, alpha_lower=1e-6, alpha_upper=0.1)
     assert interval.estimate == pytest.approx(expected)
     assert interval.lower < interval.estimate < interval.upper
-    assert interval.estimate - interval.lower > interval.upper - interval.estimate
+    mirrored = clause_interval(made.clauses[0], made.assumptions, base, alpha_lower=0.1, alpha_upper=1e-6)
+    assert interval.lower < mirrored.lower
+    assert interval.upper < mirrored.upper
 
 
 def test_missing_assumptions_are_named(contract: Any) -> None:

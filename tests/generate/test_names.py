@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kc_otel.contract.registry import ATTRIBUTES, METRICS, QUANTITIES, Instrument, Metric
+from kc_otel.contract.registry import ATTRIBUTES, METRICS, RECORDED, Instrument, Metric
 from kc_otel.generate.names import label, metric, prometheus_name, selector
 
 
@@ -32,7 +32,7 @@ def test_a_counter_of_seconds_carries_both_suffixes() -> None:
 
 def test_every_name_of_the_registry_is_valid_and_unique_in_prometheus() -> None:
     """Two metrics, or two attributes, never share a name after the translation."""
-    names = [prometheus_name(one) for one in (*METRICS.values(), *QUANTITIES.values())]
+    names = [prometheus_name(one) for one in (*METRICS.values(), *RECORDED.values())]
     labels = [label(name) for name in ATTRIBUTES]
     assert len(set(names)) == len(names)
     assert len(set(labels)) == len(labels)

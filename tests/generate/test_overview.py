@@ -151,7 +151,7 @@ def test_each_clause_has_a_panel_with_its_band_and_limit(board: dict, policy: Co
         assert len(panel["targets"]) == 4
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert steps[-1] == {"value": clause.limit_for("all"), "color": "red"}
-        assert panel["fieldConfig"]["defaults"]["unit"] == grafana_unit(clause.unit)
+        assert panel["fieldConfig"]["defaults"]["unit"] == grafana_unit(clause.limit_unit)
         bands = {
             override["matcher"]["options"]: one["value"]
             for override in panel["fieldConfig"]["overrides"]

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.contract.model import Contract
 from kc_otel.promotion.stages import GateSpec, Outcome, Round, Stage, decide
 
-GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), min_samples=2000)
+GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), needed={"token-tv": 2000})
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +114,17 @@ def test_offline_stage_counts_rounds(rounds, contract):
     decision = decide(gate, "inferB", rounds((0, "PASS")), (), 1e9)
     assert (decision.outcome, decision.stage) == (Outcome.ADVANCE, Stage.SHADOW)
     assert decide(gate, "inferB", [], (), 0).missing[0] == "no evaluation of inferB"
+
+
+def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
+    """Thousands of tokens, but a hundred sequences: each clause says how many of its own observations it lacks."""
+    content = contract.model_dump(by_alias=True)
+    content["statistical"] = [*content["statistical"], {"id": "seq", "metric": "tv_seq", "limit": 0.004}]
+    gate = GateSpec.of(Contract.model_validate(content), Stage.CANARY, 1)
+    verdicts = [make_verdict("INCONCLUSIVE", slice="all", clause=clause, samples=60) for clause in ("token-tv", "seq")]
+    missing = decide(gate, "inferB", [Round(0, tuple(verdicts))], (), 0).missing
+    assert any(said.startswith("token-tv on all") and "1,940 more samples are needed" in said for said in missing)
+    assert any(said.startswith("seq on all") and ", 40 more samples are needed" in said for said in missing)
 
 
 def test_last_stage_stays(rounds, contract):

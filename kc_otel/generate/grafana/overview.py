@@ -230,12 +230,12 @@ def _clause_panel(contract: Contract, clause: Clause) -> Any:
     confidence = f"{contract.observability.confidence * 100:g}%"
     panel = graph_panel(
         panel_id(contract.name, clause.id),
-        f"{clause.id}: at most {number(clause.limit_for(ALL), clause.unit)}",
+        f"{clause.id}: at most {number(clause.limit_for(ALL), clause.limit_unit)}",
         f"{promise(clause, tuple(contract.slices))} The band is the {confidence} confidence interval, over all pairs "
         "of kernel versions that report; the clause is broken when the whole band is above the dashed limit, and "
         "holds when the whole band is at or below it.",
         series,
-        grafana_unit(clause.unit),
+        grafana_unit(clause.limit_unit),
     ).thresholds(thresholds("green", (clause.limit_for(ALL), "red")))
     for index, slice in enumerate((ALL, *contract.slices, OTHER)):
         colour = property_of("color", {"mode": "fixed", "fixedColor": _PALETTE[index % len(_PALETTE)]})

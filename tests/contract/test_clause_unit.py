@@ -1,0 +1,148 @@
+"""What counts as one observation of a clause: which units are refused and why, and what a change of unit means."""
+
+import pytest
+
+from kc_otel.contract import diff, lint
+
+
+def _clause(**fields: object) -> str:
+    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 0.1, **fields}.items())
+    return f"[{{{written}}}]"
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "message"),
+    [
+        (
+            "numerical",
+            {"metric": "tv_exact", "statistic": "p99", "unit": "sequence"},
+            (
+                "numerical[0].unit: p99 of tokens cannot be judged by sequence: a sequence is observed through "
+                "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
+                "limit for it, or leave the unit out (tokens then count as independent)"
+            ),
+        ),
+        (
+            "numerical",
+            {"metric": "logit_half_range", "unit": "sequence"},
+            "numerical[0].unit: p99.9 of tokens cannot be judged by sequence",
+        ),
+        (
+            "numerical",
+            {"metric": "js", "statistic": "fraction > 0.2", "unit": "sequence"},
+            "numerical[0].unit: fraction > 0.2 of tokens cannot be judged by sequence",
+        ),
+        (
+            "numerical",
+            {"metric": "js", "statistic": "max", "unit": "sequence"},
+            "numerical[0].unit: the largest token is the largest of any sequence too; leave the unit out",
+        ),
+        (
+            "runtime",
+            {"metric": "weights_lag", "unit": "token"},
+            "runtime[0].unit: weights_lag is observed once per batch",
+        ),
+        (
+            "runtime",
+            {"metric": "weights_lag", "unit": "sequence"},
+            "runtime[0].unit: weights_lag is observed once per batch; leave the unit out",
+        ),
+        (
+            "runtime",
+            {"metric": "gen_ai.server.time_to_first_token", "unit": "sequence"},
+            "runtime[0].unit: what one observation of gen_ai.server.time_to_first_token is, its sender decides",
+        ),
+        (
+            "numerical",
+            {"metric": "tv_exact", "unit": "tokens"},
+            "numerical[0].unit: 'tokens' is not accepted here; did you mean token?",
+        ),
+        (
+            "numerical",
+            {"metric": "tv_exact", "unit": "batch"},
+            "numerical[0].unit: 'batch' is not accepted here; write token or sequence",
+        ),
+    ],
+)
+def test_units_that_mean_nothing_are_refused_at_their_line(written, said, section, fields, message):
+    """With why, and what to write instead."""
+    (problem, *more) = said(written(f"{section}: {_clause(**fields)}"))
+    assert problem.startswith(f"c.yaml:5: {message}")
+    assert not more
+
+
+@pytest.mark.parametrize("metric", ["tv_seq", "reward_drift_bound"])
+def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
+    """`unit: token` on it is refused, whether it is a quantity or made of one."""
+    text = written(
+        "assumptions: {reward_range: [0, 1]}", f"statistical: {_clause(metric=metric, unit='token')}", clause=False
+    )
+    assert said(text) == [
+        f"c.yaml:6: statistical[0].unit: {metric} is observed once per sequence, not per token; leave the unit out"
+    ]
+
+
+def test_the_unit_decides_which_quantity_is_judged(contract):
+    """Token metrics and what is made of them have a quantity by sequence; for sequence metrics the unit is no news."""
+    metrics = ["tv_token", "k1", "support_deficit", "clip_budget_share", "tv_seq", "reward_drift_bound"]
+    lines = [f"- {{id: {m.replace('_', '-')}, metric: {m}, unit: sequence, limit: 0.1}}" for m in metrics]
+    made = contract("assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *lines, clause=False)
+    assert [clause.quantity.key for clause in made.clauses] == [
+        "tv_token_by_sequence",
+        "log_ratio_by_sequence",
+        "ratio_by_sequence",
+        "abs_log_ratio_by_sequence",
+        "tv_seq",
+        "tv_seq",
+    ]
+    assert made.by_sequence == ("log_ratio", "abs_log_ratio", "ratio", "tv_token")
+    assert [clause.metric_text for clause in made.clauses][-2:] == ["tv_seq", "reward_drift_bound"]
+    assert made.clauses[0].metric_text == "tv_token by sequence"
+    assert contract().by_sequence == ()
+
+
+def test_writing_out_the_default_unit_changes_nothing(contract):
+    """`unit: token` on a token metric and `unit: sequence` on a sequence metric: same hash, no difference."""
+
+    def made(token, sequence):
+        clauses = f"[{{id: a, metric: tv_token{token}, limit: 0.1}}, {{id: b, metric: tv_seq{sequence}, limit: 0.1}}]"
+        return contract(f"statistical: {clauses}", clause=False)
+
+    short, long, other = made("", ""), made(", unit: token", ", unit: sequence"), made(", unit: sequence", "")
+    assert short.hash == long.hash
+    assert diff(short, long) == []
+    assert short.hash != other.hash
+
+
+def test_another_unit_is_another_promise(contract):
+    """Neither mean is below the other on all data, so the old promise is dropped, which a review has to see."""
+    old = contract("statistical: [{id: tv, metric: tv_token, limit: 0.1}]", clause=False)
+    new = contract("statistical: [{id: tv, metric: tv_token, unit: sequence, limit: 0.1}]", clause=False)
+    for before, after in ((old, new), (new, old)):
+        changes = [change for change in diff(before, after) if change.field.startswith("statistical")]
+        assert [change.kind for change in changes] == ["drops", "adds"]
+        assert changes[0].loosening
+    assert diff(old, new)[-1].sentence == "mean of tv_token by sequence <= 0.1 is promised instead"
+
+
+def test_a_mean_by_token_and_one_by_sequence_are_two_promises(contract):
+    """Lint does not call the second a repetition of the first."""
+    clauses = "[{id: a, metric: tv_token, limit: 0.1}, {id: b, metric: tv_token, unit: sequence, limit: 0.1}]"
+    assert lint(contract(f"statistical: {clauses}", clause=False)) == []
+
+
+def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said):
+    """Tokens against min_samples, sequences against min_sequences; at the number that is named the warning is gone."""
+    clause = "[{id: x, metric: log_ratio_seq, limit: 1}]"
+
+    def warned(minima):
+        return said(written(f"observability: {{{minima}}}", f"statistical: {clause}", clause=False))
+
+    (problem,) = warned("min_samples: 100000, min_sequences: 527")
+    assert "a p99 cannot PASS at confidence 0.99 below 528 observations, but min_sequences is 527" in problem
+    assert warned("min_samples: 1, min_sequences: 528") == []
+
+
+def test_min_sequences_is_a_whole_number(written, said):
+    """As min_samples is."""
+    assert said(written("observability: {min_sequences: 0}")) == ["c.yaml:5: observability.min_sequences: 0 is below 1"]

@@ -1,0 +1,120 @@
+"""Clauses on token metrics that are judged by sequence: minima, reasons, silence, and false alarms that do not come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.bounds import Binned
+from kc_otel.contract.registry import BY_SEQUENCE
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.evaluator.statistics import clause_interval, metric_name, samples_needed
+from kc_otel.evaluator.verdict import Cell, Status
+from kc_otel.evaluator.verdicts import Evidence, decide
+from kc_otel.telemetry.accumulate import Accumulator
+
+NOW = 1_800_000_000.0
+BY_TOKEN = {"id": "by-token", "metric": "tv_token", "limit": 0.02}
+BY_SEQ = {"id": "by-sequence", "metric": "tv_token", "unit": "sequence", "limit": 0.02}
+OF_SEQ = {"id": "of-sequences", "metric": "tv_seq", "limit": 0.02}
+
+
+def evidence(contract: Any, clause: int, sample: Binned) -> Evidence:
+    item = contract.clauses[clause]
+    return Evidence(Cell(contract.name, item.id, "all", "a", "b"), item, lambda _window: sample)
+
+
+def test_each_unit_has_its_own_minimum(contract: Any) -> None:
+    """min_samples is for tokens and gen_ai histograms, min_sequences for whatever is observed per sequence."""
+    made = contract(
+        statistical=[BY_TOKEN, BY_SEQ, OF_SEQ],
+        runtime=[
+            {"id": "lag", "metric": "weights_lag", "limit": 1},
+            {"id": "ttft", "metric": "gen_ai.server.time_to_first_token", "limit": 1},
+        ],
+        observability={"min_samples": 1000, "min_sequences": 50},
+    )
+    needed = [samples_needed(clause, made.observability) for clause in made.clauses]
+    assert needed == [1000, 50, 50, 1, 1000]
+
+
+def test_reasons_count_sequences(contract: Any) -> None:
+    """What is judged by sequence says how many sequences there were and how many are needed."""
+    made = contract(statistical=[BY_SEQ, OF_SEQ], observability={"min_sequences": 40})
+    far, near = Binned.of_samples(np.full(60, 0.9)), Binned.of_samples(np.full(20, 0.9))
+    for clause in (0, 1):
+        (verdict,) = decide(made, [evidence(made, clause, far)], NOW)
+        assert verdict.status is Status.FAIL
+        assert "with 60 sequences in 5m" in verdict.reason
+        (verdict,) = decide(made, [evidence(made, clause, near)], NOW)
+        assert verdict.status is Status.INCONCLUSIVE
+        assert "with 20 of 40 sequences in 1h: 20 more needed" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("k1", -0.1), ("support_deficit", 0.9), ("clip_budget_share", 0.5485)]
+)
+def test_derived_metrics_are_judged_on_the_means_of_their_base(contract: Any, metric: str, expected: float) -> None:
+    """The same formula of the mean over sequences, read from the base quantity's stream by sequence."""
+    made = contract(
+        assumptions={"clip": 0.2}, statistical=[{"id": "d", "metric": metric, "unit": "sequence", "limit": 1}]
+    )
+    (clause,) = made.clauses
+    assert metric_name(clause) in {quantity.name for quantity in BY_SEQUENCE.values()}
+    sample = Binned.of_samples(np.array([0.05, 0.15] * 500))
+    interval = clause_interval(clause, made.assumptions, sample, alpha_lower=0.01, alpha_upper=0.01)
+    assert interval.estimate == pytest.approx(expected, rel=1e-3)
+    assert interval.samples == 1000
+
+
+def test_the_two_units_are_judged_on_streams_of_their_own(contract: Any, sender: Any, now: float) -> None:
+    """Each clause reads the stream of its own unit, although both name one metric."""
+    evaluator = Evaluator([contract(slices={}, statistical=[BY_TOKEN, BY_SEQ], observability={"min_sequences": 10})])
+    evaluator.ingest_metrics(sender().request(now, [0.001] * 20_000), now)
+    evaluator.ingest_metrics(sender("kc.drift.tv_token_by_sequence").request(now, [0.5] * 100), now)
+    found = {verdict.cell.clause: (verdict.status, verdict.samples) for verdict in evaluator.evaluate(now)}
+    assert found == {"by-token": (Status.PASS, 20_000), "by-sequence": (Status.FAIL, 100)}
+
+
+def test_a_recorder_with_an_older_contract_is_named_as_the_cause(contract: Any, sender: Any, now: float) -> None:
+    """Tokens arrive, means by sequence do not: the reason says what to update, and not to look at the endpoint."""
+    evaluator = Evaluator([contract(slices={}, statistical=[BY_SEQ])])
+    (verdict,) = evaluator.evaluate(now)
+    assert "does the recorder's OTLP endpoint point here?" in verdict.reason
+    evaluator.ingest_metrics(sender().request(now, [0.001] * 100), now)
+    (verdict,) = evaluator.evaluate(now)
+    assert verdict.status is Status.NO_DATA
+    assert verdict.reason == (
+        "tokens arrive, but nothing for kc.drift.tv_token_by_sequence; give the recorder this version of the contract"
+    )
+
+
+@pytest.mark.slow
+def test_dependent_tokens_raise_false_alarms_by_token_and_not_by_sequence(contract: Any) -> None:
+    """On the limit exactly, with every token of a sequence alike, FAILs by token are many times alpha; by sequence not.
+
+    Each sequence draws its drift once: 0.2 with chance 0.1, else 0, so that the mean by token and by sequence is 0.02,
+    the limit. Both clauses are judged on what one recorder accumulated of the same sequences.
+    """
+    made = contract(
+        slices={},
+        statistical=[BY_TOKEN, BY_SEQ],
+        observability={"confidence": 0.9, "min_samples": 2000, "min_sequences": 100},
+    )
+    sequences, tokens, runs, alpha = 400, 128, 300, 0.1
+    rng = np.random.default_rng(5)
+    wrong = {"by-token": 0, "by-sequence": 0}
+    inference = np.full((sequences, tokens), -1.0)
+    for _ in range(runs):
+        drift = np.where(rng.random((sequences, 1)) < 0.1, 0.2, 0.0)
+        accumulator = Accumulator(("all",), by_sequence=made.by_sequence)
+        accumulator.add_sampled(inference + np.log1p(-drift), inference)
+        snapshot = accumulator.snapshot()
+        for clause in (0, 1):
+            key = made.clauses[clause].quantity.key
+            (verdict,) = decide(made, [evidence(made, clause, snapshot[key, "all"].binned())], NOW)
+            wrong[verdict.cell.clause] += verdict.status is Status.FAIL
+    assert wrong["by-token"] / runs > 2.5 * alpha, wrong
+    assert wrong["by-sequence"] / runs <= alpha, wrong

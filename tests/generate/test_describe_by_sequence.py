@@ -1,0 +1,23 @@
+"""Clauses that are judged by sequence, in the words of dashboards and rules."""
+
+from kc_otel.contract import Clause, Contract
+from kc_otel.generate.describe import promise
+from kc_otel.generate.ladder import rungs
+from kc_otel.generate.prometheus.rules import expression
+
+
+def test_a_promise_says_what_counts_once() -> None:
+    """By sequence the metric is named so and the sentence says how a sequence counts; by token nothing is added."""
+    clause = Clause(id="tv", metric="tv_token", limit=0.05)
+    by_sequence = clause.model_copy(update={"unit": "sequence"})
+    assert promise(by_sequence).startswith("Mean of tv_token by sequence must not be above 0.05. ")
+    assert promise(by_sequence).endswith("Each sequence counts once, with the mean over its tokens.")
+    assert "sequence" not in promise(clause)
+
+
+def test_rules_of_both_units_differ_in_words_only(policy: Contract) -> None:
+    """A rule reads the clause's verdict, whatever the verdict was made from."""
+    first, *others = policy.statistical
+    other = policy.model_copy(update={"statistical": (first.model_copy(update={"unit": "sequence"}), *others)})
+    assert [expression(rung) for rung in rungs(policy)] == [expression(rung) for rung in rungs(other)]
+    assert [rung.promise for rung in rungs(policy)] != [rung.promise for rung in rungs(other)]

@@ -1,0 +1,57 @@
+"""What a recorder sends of token quantities that its contract judges by sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.instrument.membership import SliceTable
+
+CLAUSES = [
+    {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.01},
+    {"id": "share", "metric": "clip_budget_share", "unit": "sequence", "limit": 0.5},
+]
+
+
+def test_a_clause_by_sequence_makes_the_recorder_send_means(recorders, contract, memory, logprobs):
+    """One observation per sequence and slice, of the clauses' quantities and of no others."""
+    recorder = recorders(contract=contract(statistical=CLAUSES, assumptions={"clip": 0.2}))
+    train, inference = logprobs(4, 50)
+    mask = np.arange(50) < np.array([[50], [20], [1], [0]])
+    recorder.compare(train, inference, mask=mask, attributes=[{"task": "code"}, {}, {}, {}])
+    assert recorder.force_flush()
+    log_ratio = (train - inference).astype(np.float32).astype(np.float64)
+    for name, of in (("tv_token", lambda x: np.maximum(-np.expm1(x), 0)), ("abs_log_ratio", np.abs)):
+        means = [of(log_ratio[row][mask[row]]).mean() for row in range(3)]
+        (point,) = memory.points(f"kc.drift.{name}_by_sequence", kc_slice="all")
+        assert (point.count, point.sum) == (3, pytest.approx(sum(means), abs=1e-6))
+        (point,) = memory.points(f"kc.drift.{name}_by_sequence", kc_slice="code")
+        assert (point.count, point.sum) == (1, pytest.approx(means[0], abs=1e-6))
+    assert not memory.points("kc.drift.ratio_by_sequence")
+    assert memory.count() == 71
+
+
+def test_nothing_is_sent_by_sequence_unless_a_clause_asks(recorders, contract, memory, logprobs):
+    """Clauses on tokens alone leave the export as it was."""
+    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.01}]))
+    recorder.compare(*logprobs(4, 50))
+    assert recorder.force_flush()
+    names = {
+        metric.name
+        for resource in memory.exports[-1].resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert not [name for name in names if name.endswith("_by_sequence")]
+
+
+def test_streams_by_sequence_need_room_under_the_cap(contract):
+    """Each takes a stream per slice, so that fewer slices fit under max_series."""
+    for more, names in ((0, ("all", "code", "long")), (-1, ("all", "other"))):
+        made = contract(
+            statistical=CLAUSES,
+            assumptions={"clip": 0.2},
+            observability={"max_series": 3 * (len(QUANTITIES) + 2) + more},
+        )
+        assert SliceTable.of(made).names == names
