@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,15 @@ __all__ = ["Recording", "RecordingError"]
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; the message names file, row, field and remedy."""
+    """A recording cannot be used; the message names file, row, field and remedy.
+
+    Attributes:
+        problems: Everything that is wrong, one sentence each, in the order of the file.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +32,7 @@ class Recording:
     Attributes:
         train: log P(y) of the sampled tokens under the training kernel, nats, float64 [N].
         inference: log Q(y) of the same tokens under the kernel that sampled them, nats, float64 [N].
-        lengths: Tokens of each sequence, int64 [S]; they add up to N.
+        lengths: Tokens of each sequence, int64 [S], each at least 1; they add up to N.
         attributes: What slices are made of, one mapping per sequence [S].
         token_ids: The sampled tokens, int64 [N]; None where the file has none.
         advantages: Advantages, float64 [N], a sequence's own repeated over its tokens; None where the file has none.
@@ -32,6 +40,9 @@ class Recording:
             [N]; None where the file has none. It tells the kernels' mismatch from the weights' staleness.
         policy: log-probability under the policy being optimised (after updates), float64 [N]; None where there is none.
         source: Where it came from, for messages.
+        train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
+        inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
+        masked: Sequences of the file that its mask leaves no token of; they are not among the S.
     """
 
     train: NDArray[np.float64]
@@ -43,8 +54,27 @@ class Recording:
     train_at_rollout: NDArray[np.float64] | None = None
     policy: NDArray[np.float64] | None = None
     source: str = field(default="recording")
+    train_logits: NDArray[np.floating] | None = None
+    inference_logits: NDArray[np.floating] | None = None
+    masked: int = 0
 
     @property
     def starts(self) -> NDArray[np.int64]:
         """Where each sequence begins, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
+
+    def only(self, kept: NDArray[np.bool_]) -> Recording:
+        """The sequences that are kept, bool [S]."""
+        if kept.all():
+            return self
+        tokens = np.repeat(kept, self.lengths)
+        per_token = ("token_ids", "advantages", "train_at_rollout", "policy", "train_logits", "inference_logits")
+        given = {name: values for name in per_token if (values := getattr(self, name)) is not None}
+        return replace(
+            self,
+            train=self.train[tokens],
+            inference=self.inference[tokens],
+            lengths=self.lengths[kept],
+            attributes=tuple(self.attributes[each] for each in np.flatnonzero(kept)),
+            **{name: values[tokens] for name, values in given.items()},
+        )

@@ -1,0 +1,231 @@
+"""What `kc-otel compare-log` shows, before it is text: one recording in every tool's terms and in ours, by slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.bounds import Binned, Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.instrument.recordings import Recording
+from kc_otel.measure.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
+from kc_otel.measure.definitions.llama_cpp import Printed
+from kc_otel.measure.logits import LOGITS, logit_drift
+from kc_otel.measure.sampled import SEQUENCE, TOKEN, advantage_drift, log_ratio
+
+__all__ = ["OURS", "Part", "Samples", "SliceReport", "Tool", "report"]
+
+
+class Tool(StrEnum):
+    """Tools whose definitions are known."""
+
+    VERL = "verl"
+    NEMO_RL = "nemo-rl"
+    TRL = "trl"
+    PRIME_RL = "prime-rl"
+    LLAMA_CPP = "llama.cpp"
+
+
+OURS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "rollout_corr/kl": "k1",
+        "rollout_corr/k3_kl": "k3",
+        "rollout_corr/chi2_token": "chi2_token - 2 support_deficit",
+        "token_mult_prob_error": "mean exp(abs_log_ratio)",
+        "gen_kl_error": "k3",
+        "sampling_importance_ratio": "1 - support_deficit",
+        "sampling/sampling_logp_difference/mean": "abs_log_ratio mean",
+        "sampling/sampling_logp_difference/max": "abs_log_ratio max",
+        "mismatch_kl/all/mean": "k3",
+        "Mean KLD": "kl_train_inference",
+        "Same top p": "100 (1 - top1_disagreement)",
+    }
+)
+"""A tool's metric -> what it is in our terms, where the two are the same number but for capping and rounding."""
+
+_ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
+_BINS: Final = 32_768
+"""Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A slice of a recording.
+
+    Attributes:
+        name: Name of the slice.
+        recording: Its sequences; None where there are none.
+    """
+
+    name: str
+    recording: Recording | None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """Every number of one slice.
+
+    Attributes:
+        name: Name of the slice.
+        sequences: Sequences in it.
+        tokens: Tokens in it.
+        own: Our quantities with their intervals, by name.
+        tools: Each tool's metrics by its own names, with a standard error where the tool prints one.
+    """
+
+    name: str
+    sequences: int
+    tokens: int
+    own: Mapping[str, Interval]
+    tools: Mapping[Tool, Mapping[str, Printed]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The values of every quantity of the registry that a recording has, computed when asked for."""
+
+    recording: Recording
+    _known: dict[str, Binned | None] = field(default_factory=dict)
+    _coarse: dict[str, Binned] = field(default_factory=dict)
+
+    def of(self, quantity: str) -> Binned | None:
+        """The observations of a quantity; None where the recording cannot tell."""
+        if quantity not in self._known:
+            values = self._values(quantity)
+            self._known[quantity] = None if values is None else Binned.of_samples(values)
+        return self._known[quantity]
+
+    def for_mean(self, quantity: str) -> Binned | None:
+        """The same with an exact sum and count, in at most `_BINS` bins."""
+        sample = self.of(quantity)
+        if sample is None or sample.count.size <= _BINS:
+            return sample
+        if quantity not in self._coarse:
+            self._coarse[quantity] = _merged(sample)
+        return self._coarse[quantity]
+
+    def _values(self, quantity: str) -> NDArray[np.float64] | None:
+        of = self.recording
+        found: NDArray[np.float64] | None = None
+        if quantity in TOKEN or quantity in SEQUENCE or quantity in _ADVANTAGE:
+            log_w = log_ratio(of.train, of.inference)
+            if quantity in TOKEN:
+                found = TOKEN[quantity](log_w)
+            elif quantity in SEQUENCE:
+                found = SEQUENCE[quantity](np.add.reduceat(log_w, of.starts), of.lengths)
+            elif of.advantages is not None:
+                side = of.advantages > 0.0 if quantity == _ADVANTAGE[0] else of.advantages < 0.0
+                found = advantage_drift(log_w[side], of.advantages[side])
+        elif quantity in LOGITS and of.train_logits is not None and of.inference_logits is not None:
+            drift = logit_drift(of.train_logits, of.inference_logits)
+            for each, column in zip(LOGITS, drift.values.T, strict=True):
+                self._known[each] = Binned.of_samples(column[drift.valid])
+            found = drift.values[drift.valid, LOGITS.index(quantity)]
+        return found
+
+
+def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
+    """Every number of a slice.
+
+    Args:
+        part: The slice.
+        tools: Whose definitions to apply.
+        confidence: Of each interval by itself, half of the rest on either side.
+        clip: PPO clip range epsilon, for the clip-budget share.
+    """
+    of = part.recording
+    if of is None:
+        return SliceReport(part.name, 0, 0, {}, {})
+    found = {tool: numbers for tool in tools if (numbers := _TOOLS[tool](of))}
+    return SliceReport(
+        part.name, of.lengths.size, of.train.size, _own(Samples(of), (1.0 - confidence) / 2.0, clip), found
+    )
+
+
+def _merged(sample: Binned) -> Binned:
+    """Neighbouring bins together; a merged bin has the outer edges."""
+    first = np.linspace(0, sample.count.size, _BINS + 1).astype(np.intp)[:-1]
+    last = np.append(first[1:], sample.count.size) - 1
+    count = np.add.reduceat(sample.count, first)
+    return replace(sample, lower=sample.lower[first], upper=sample.upper[last], count=count)
+
+
+def _own(samples: Samples, alpha: float, clip: float) -> dict[str, Interval]:
+    def mean(quantity: str) -> Interval:
+        known, sample = QUANTITIES[quantity], samples.for_mean(quantity)
+        assert sample is not None
+        return capped_mean_interval(
+            sample, low=known.low, high=known.high, cap=known.cap, alpha_lower=alpha, alpha_upper=alpha
+        )
+
+    absolute = samples.of("abs_log_ratio")
+    assert absolute is not None
+    mean_absolute, chi2 = mean("abs_log_ratio"), mean("chi2_token")
+    own = {
+        "tv_token": mean("tv_token"),
+        "tv_seq": mean("tv_seq"),
+        "k1": affine(mean("log_ratio"), -1.0),
+        "k3": mean("k3"),
+        "chi2_token": chi2,
+        "ess_token": _effective(chi2),
+        "abs_log_ratio mean": mean_absolute,
+        "abs_log_ratio p99.9": quantile_interval(absolute, 0.999, alpha_lower=alpha, alpha_upper=alpha),
+        "abs_log_ratio max": maximum_interval(absolute),
+        "support_deficit": affine(mean("ratio"), -1.0, 1.0),
+        "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
+    }
+    return own | {each: mean(each) for each in (*_ADVANTAGE, *LOGITS) if samples.of(each) is not None}
+
+
+def _effective(chi2: Interval) -> Interval:
+    """ESS/n = 1/(1 + chi2), which falls as chi2 rises."""
+    low, high = max(chi2.lower, 0.0), chi2.upper
+    return replace(chi2, estimate=1.0 / (1.0 + chi2.estimate), lower=1.0 / (1.0 + high), upper=1.0 / (1.0 + low))
+
+
+def _plain(numbers: Mapping[str, float], suffix: str = "") -> dict[str, Printed]:
+    return {name + suffix: Printed(value) for name, value in numbers.items()}
+
+
+def _of_verl(of: Recording) -> dict[str, Printed]:
+    weights = verl.importance_weights(of.train, of.inference, of.lengths, level="sequence")
+    extremes = {name: weights[name] for name in ("rollout_corr/rollout_is_max", "rollout_corr/rollout_is_min")}
+    return _plain(verl.offpolicy_metrics(of.train, of.inference, of.lengths)) | _plain(extremes, " (sequence)")
+
+
+def _of_trl(of: Recording) -> dict[str, Printed]:
+    raw = trl.before_clipping(of.train, of.inference, of.lengths)
+    return _plain(trl.metrics(of.train, of.inference, of.lengths)) | _plain(raw, " (before clipping)")
+
+
+def _of_prime_rl(of: Recording) -> dict[str, Printed]:
+    found = _plain(prime_rl.mismatch_kl(of.train, of.inference, of.lengths))
+    if of.advantages is not None:
+        found |= _plain(prime_rl.masking(of.train, of.inference, of.lengths, of.advantages))
+    return found
+
+
+def _of_llama_cpp(of: Recording) -> dict[str, Printed]:
+    if of.train_logits is None or of.inference_logits is None or of.token_ids is None:
+        return {}
+    if of.token_ids.size < llama_cpp.FEWEST:
+        return {}
+    return llama_cpp.table(of.train_logits, of.inference_logits, of.token_ids)
+
+
+_TOOLS: Final[Mapping[Tool, Callable[[Recording], Mapping[str, Any]]]] = MappingProxyType(
+    {
+        Tool.VERL: _of_verl,
+        Tool.NEMO_RL: lambda of: _plain(nemo_rl.metrics(of.train, of.inference, of.lengths)),
+        Tool.TRL: _of_trl,
+        Tool.PRIME_RL: _of_prime_rl,
+        Tool.LLAMA_CPP: _of_llama_cpp,
+    }
+)

@@ -1,0 +1,198 @@
+"""What is wrong with a recording is said with file, row, field and remedy, all of it at once."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kc_otel.instrument.recordings import RecordingError, load_recording
+
+GOOD = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5]}
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """Sentences about a .jsonl file with these rows, without the file's name."""
+
+    def of(*rows, **options):
+        path = tmp_path / "log.jsonl"
+        path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+        with pytest.raises(RecordingError) as caught:
+            load_recording(path, **options)
+        assert all(sentence.startswith(f"{path}: ") for sentence in caught.value.problems)
+        assert str(caught.value) == "\n".join(caught.value.problems)
+        return [sentence.removeprefix(f"{path}: ") for sentence in caught.value.problems]
+
+    return of
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**GOOD, "train_logprobs": [-1.0, NAN]}, "line 2: train_logprobs: token 1 is nan; mask the token"),
+        ({**GOOD, "train_logprobs": [None, -1.0]}, "line 2: train_logprobs: token 0 is nan"),
+        ({**GOOD, "inference_logprobs": [0.7, -1.0]}, "line 2: inference_logprobs: token 0 is 0.7; a log-probability"),
+        ({**GOOD, "train_logprobs": [-1.0]}, "line 2: inference_logprobs: has 2 numbers where train_logprobs has 1"),
+        ({"train_logprobs": [], "inference_logprobs": []}, "line 2: train_logprobs: is empty; leave the row out"),
+        ({"train_logprobs": [-1.0, -2.0]}, "line 2: inference_logprobs: is missing, not a list of numbers"),
+        ({**GOOD, "train_logprobs": "text"}, 'line 2: train_logprobs: holds "text", not a list of numbers'),
+        ({**GOOD, "train_logprobs": [[-1.0], [-2.0]]}, "line 2: train_logprobs: holds [[-1.0], [-2.0]], not a list"),
+        ({**GOOD, "train_logprobs": [0.0, 0.0]}, "one side is 0 throughout"),
+        ({**GOOD, "inference_logprobs": [-np.inf, -1.0]}, "the inference kernel gives probability 0 to a token"),
+        ("{not json", "line 2: is not JSON"),
+        ("[1, 2]", "line 2: is list, not an object"),
+    ],
+)
+def test_a_bad_row_is_named(problems, row, message):
+    """The second of two lines is told of, with what to do."""
+    found = problems(GOOD, row)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_a_shift_by_one_token_is_named(problems):
+    """Two sides that agree once one is moved by a token are not a drift."""
+    rng = np.random.default_rng(0)
+    values = (-3 * rng.random(40)).tolist()
+    found = problems({"train_logprobs": values[1:], "inference_logprobs": values[:-1]})
+    assert found == [
+        (
+            "line 1: train_logprobs and inference_logprobs: one side is a token ahead of the other; "
+            "align both to the tokens they score"
+        )
+    ]
+
+
+def test_everything_is_told_at_once_up_to_a_cap(problems):
+    """Thirty bad lines make twenty sentences and a count."""
+    found = problems(*[{**GOOD, "train_logprobs": [-1.0, 5.0]}] * 30)
+    assert len(found) == 21
+    assert found[19].startswith("line 20: train_logprobs: token 1 is 5;")
+    assert found[20] == "and 10 more problems like these"
+
+
+def test_problems_of_different_kinds_come_together(problems):
+    """A NaN here and a positive number there are one report."""
+    found = problems({**GOOD, "train_logprobs": [NAN, -1.0]}, GOOD, {**GOOD, "inference_logprobs": [-1.0, 3.0]})
+    assert [sentence.partition(":")[0] for sentence in found] == ["line 1", "line 3"]
+
+
+def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
+    """The third line is told of as the third, although nothing of the first two counts."""
+    gone = {**GOOD, "mask": [0, 0]}
+    found = problems(gone, gone, {**GOOD, "train_logprobs": [-1.0, NAN], "mask": [1, 1]})
+    assert found[0].startswith("line 3: train_logprobs: token 1 is nan")
+    found = problems(gone, {**GOOD, "train_logprobs": [0.0, 0.0], "mask": [1, 1]})
+    assert found[0].startswith("line 2: train_logprobs and inference_logprobs: one side is 0")
+
+
+def test_a_masked_fault_does_not_count(tmp_path):
+    """Whatever padding holds, it is not measured and not refused."""
+    row = {"train_logprobs": [-1.0, NAN, 7.0], "inference_logprobs": [-1.5, 9.0, NAN], "mask": [1, 0, 0]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    assert load_recording(tmp_path / "a.jsonl").train.tolist() == [-1.0]
+
+
+def test_columns_that_are_missing_or_ambiguous(problems):
+    """The message lists what there is and how to say which is meant."""
+    assert problems({"a": [-1.0], "inference_logprobs": [-1.0]}) == [
+        (
+            "no column has the train kernel's log-probabilities; there are a, inference_logprobs. "
+            "Name it train_logprobs, or say which it is with columns, such as train=NAME"
+        )
+    ]
+    both = {"old_log_probs": [-1.0], "prev_logprobs": [-1.0], "inference_logprobs": [-1.0]}
+    assert problems(both) == [
+        (
+            "old_log_probs and prev_logprobs could both be the train kernel's log-probabilities; "
+            "say which with columns, such as train=old_log_probs"
+        )
+    ]
+    assert problems(GOOD, columns={"train": "x"})[0].startswith("columns: there is no column 'x' for train; there are")
+    assert "'left' is not a role; roles are train, inference" in problems(GOOD, columns={"left": "x"})[0]
+
+
+def test_the_canonical_name_comes_first(tmp_path):
+    """A file that has it may keep its other log-probabilities too."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({**GOOD, "old_log_probs": [-7.0, -7.0]}))
+    assert load_recording(tmp_path / "a.jsonl").train.tolist() == GOOD["train_logprobs"]
+
+
+def test_a_file_with_nothing_in_it(problems, tmp_path):
+    """No line, no row, no token that counts."""
+    assert problems("") == ["has no line with a sequence; write one JSON object per line"]
+    assert problems({**GOOD, "mask": [0, 0]}) == ["mask leaves no token of any row; 1 means that a token counts"]
+    np.savez(tmp_path / "a.npz", train_logprobs=np.zeros((0, 4)), inference_logprobs=np.zeros((0, 4)))
+    with pytest.raises(RecordingError, match="has no token"):
+        load_recording(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_file_that_is_missing_or_something_else(tmp_path, name):
+    """Not there, or not what its name says: the file is named."""
+    with pytest.raises(RecordingError, match=name):
+        load_recording(tmp_path / name)
+    (tmp_path / name).write_bytes(b"\x93 neither of these \x00\xff")
+    with pytest.raises(RecordingError, match=name):
+        load_recording(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"lengths": [1]}, r"lengths: int64 \[1\] of shape \(1,\) do not add up to the 2 numbers of train_logprobs"),
+        ({"lengths": [1.0, 1.0]}, "lengths: float64"),
+        ({"inference_logprobs": [-1.0]}, r"inference_logprobs: shape \(1,\) does not go with 1 rows of 2 numbers"),
+        ({"train_logprobs": np.zeros((1, 1, 2))}, r"train_logprobs: shape \(1, 1, 2\) is neither padded"),
+        ({"train_logprobs": np.array(["a", "b"])}, "train_logprobs: holds <U1, not numbers"),
+        ({"train_logprobs": np.array([[1], [2, 3]], dtype=object)}, "save rows of different lengths packed"),
+        ({"lengths": [1, 1], "attributes": np.array(["{}", "{"])}, "row 1: attributes: '{' is not a JSON object"),
+        ({"lengths": [1, 1], "attributes": np.array([1, 2])}, "attributes: .* are not 2 JSON objects"),
+        ({"lengths": [1, 1], "advantages": [1.0, np.inf]}, "row 1: advantages: token 0 is inf; an advantage is"),
+    ],
+)
+def test_arrays_that_do_not_fit(tmp_path, arrays, message):
+    """Shapes, kinds and lengths of a .npz are checked against each other; nothing is unpickled."""
+    np.savez(tmp_path / "a.npz", **{name: np.asarray(value) for name, value in ({**GOOD, **arrays}).items()})
+    with pytest.raises(RecordingError, match=message):
+        load_recording(tmp_path / "a.npz")
+
+
+def test_padded_lengths_beyond_the_width(tmp_path):
+    """Lengths of padded rows lie between 0 and the width."""
+    rows = np.full((2, 3), -1.0)
+    np.savez(tmp_path / "a.npz", train_logprobs=rows, inference_logprobs=rows, lengths=[4, 1])
+    with pytest.raises(RecordingError, match=r"lengths: .* are not 2 whole numbers from 0 to 3"):
+        load_recording(tmp_path / "a.npz")
+
+
+def test_logits_and_tokens_that_do_not_fit(tmp_path):
+    """A token outside of the vocabulary has no log-probability."""
+    z = np.zeros((2, 3))
+    np.savez(tmp_path / "a.npz", train_logits=z, inference_logits=z, token_ids=[0, 3])
+    with pytest.raises(RecordingError, match=r"token_ids: do not index the \(2, 3\) numbers of train_logits"):
+        load_recording(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"train_logprobs": None, "inference_logprobs": [-1.0]}, GOOD], "row 0: train_logprobs: is missing"),
+        ([{"train_logprobs": -1.0, "inference_logprobs": [-1.0]}], "train_logprobs: holds double, not a list"),
+        (
+            [{"train_logprobs": [None, -1.0], "inference_logprobs": [-1.0, -1.0]}],
+            "row 0: train_logprobs: token 0 is nan",
+        ),
+        ([{**GOOD, "token_ids": [1, None]}], "token_ids: 1 tokens have no id"),
+    ],
+)
+def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
+    """Nulls and plain columns are told by name."""
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(RecordingError, match=message):
+        load_recording(tmp_path / "a.parquet")

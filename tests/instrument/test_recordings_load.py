@@ -1,0 +1,238 @@
+"""Recordings: what is written is read back, every layout means the same, and what is wrong is told with its place."""
+
+import gzip
+import json
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from kc_otel.instrument.recordings import Recording, RecordingError, load_recording, save_recording
+
+ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
+PER_TOKEN = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
+
+
+def recording(lengths=(3, 1, 2), seed=0, **more):
+    rng = np.random.default_rng(seed)
+    counts = np.array(lengths, dtype=np.int64)
+    inference = -rng.exponential(size=counts.sum()) - 0.01
+    return Recording(
+        train=np.minimum(inference + 0.01 * rng.standard_normal(inference.size), 0.0),
+        inference=inference,
+        lengths=counts,
+        attributes=tuple({"task": "code", "n": row} for row in range(counts.size)),
+        **more,
+    )
+
+
+def full(seed=0):
+    plain = recording(seed=seed)
+    return replace(
+        plain,
+        token_ids=np.arange(6),
+        advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths),
+        train_at_rollout=plain.train - 0.5,
+        policy=plain.train - 0.25,
+    )
+
+
+def same(left, right):
+    for name in PER_TOKEN:
+        a, b = getattr(left, name), getattr(right, name)
+        assert (a is None) == (b is None), name
+        assert a is None or (a.dtype == b.dtype and np.array_equal(a, b)), name
+    assert np.array_equal(left.lengths, right.lengths)
+    assert left.lengths.dtype == right.lengths.dtype == np.int64
+    assert tuple(map(dict, left.attributes)) == tuple(map(dict, right.attributes))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("of", [recording, full])
+def test_what_is_saved_is_loaded(tmp_path, ending, of):
+    """Number by number, with and without the optional columns, in every format."""
+    path = tmp_path / f"log.{ending}"
+    save_recording(of(), path)
+    loaded = load_recording(path)
+    same(of(), loaded)
+    assert loaded.source == str(path)
+    assert loaded.masked == 0
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-80, 0)), st.data())
+@settings(deadline=None, max_examples=30)
+def test_every_float_survives_every_format(tmp_path_factory, inference, data):
+    """Any log-probabilities and any cut into sequences come back bit for bit."""
+    cuts = data.draw(st.sets(st.integers(1, inference.size))) | {inference.size}
+    lengths = np.diff([0, *sorted(cuts)])
+    given_ = Recording(inference.copy(), inference, lengths, tuple({} for _ in lengths))
+    folder = tmp_path_factory.mktemp("floats")
+    for ending in ENDINGS:
+        save_recording(given_, folder / f"a.{ending}")
+        same(given_, load_recording(folder / f"a.{ending}"))
+
+
+def test_logits_are_kept_in_npz_and_stand_in_for_log_probabilities(tmp_path):
+    """Logits come back; without log-probabilities, the tokens' are taken from them; no other format has them."""
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal((2, 6, 9)).astype(np.float32)
+    tokens = rng.integers(9, size=6)
+    np.savez(tmp_path / "l.npz", train_logits=z[0], inference_logits=z[1], token_ids=tokens, lengths=[4, 2])
+    loaded = load_recording(tmp_path / "l.npz")
+    for side, logits in zip((loaded.train, loaded.inference), z.astype(np.float64), strict=True):
+        expected = [row[y] - np.log(np.exp(row).sum()) for row, y in zip(logits, tokens, strict=True)]
+        assert side == pytest.approx(expected, rel=1e-12)
+    assert loaded.lengths.tolist() == [4, 2]
+    save_recording(loaded, tmp_path / "again.npz")
+    again = load_recording(tmp_path / "again.npz")
+    same(loaded, again)
+    assert np.array_equal(again.train_logits, z[0])
+    with pytest.raises(RecordingError, match=r"logits are kept in \.npz only"):
+        save_recording(loaded, tmp_path / "l.parquet")
+
+
+def test_padded_arrays_with_a_mask_or_lengths_mean_the_same_as_packed_ones(tmp_path):
+    """[S, T] and a mask, [S, T] and lengths, both, and [N] and lengths; padding may hold anything."""
+    want = recording()
+    train, inference = np.full((2, 3, 4), 9.0)
+    mask = np.zeros((3, 4), dtype=np.int64)
+    for row, (begin, length) in enumerate(zip(want.starts, want.lengths, strict=True)):
+        train[row, :length] = want.train[begin : begin + length]
+        inference[row, :length] = want.inference[begin : begin + length]
+        mask[row, :length] = 1
+    inference[1, 2] = np.nan
+    extra = {"task": np.array(["code"] * 3), "n": np.arange(3)}
+    variants = {
+        "mask": {"old_log_probs": train, "rollout_log_probs": inference, "response_mask": mask},
+        "lengths": {"trainer_logprobs": train, "inference_logprobs": inference, "lengths": want.lengths},
+        "both": {"prev_logprobs": train, "generation_logprobs": inference, "mask": mask, "lengths": [4, 4, 2]},
+        "packed": {
+            "old_per_token_logps": want.train,
+            "sampling_per_token_logps": want.inference,
+            "lengths": want.lengths,
+        },
+    }
+    for name, arrays in variants.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays, **extra)
+        same(want, load_recording(tmp_path / f"{name}.npz"))
+
+
+def test_ragged_rows_with_masks(tmp_path):
+    """A mask per row in .jsonl and .parquet; rows that it leaves nothing of are dropped and counted."""
+    rows = [
+        {
+            "train_logprobs": [-1, -2, -3],
+            "inference_logprobs": [-1.1, -2, -3],
+            "completion_mask": [1, 0, 1],
+            "task": "a",
+        },
+        {"train_logprobs": [-1], "inference_logprobs": [-1], "completion_mask": [0], "task": "b"},
+        {"train_logprobs": [-4, -5], "inference_logprobs": [-4, -5], "completion_mask": [1, 1], "task": "c"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for path in (tmp_path / "a.jsonl", tmp_path / "a.parquet"):
+        loaded = load_recording(path)
+        assert loaded.train.tolist() == [-1, -3, -4, -5]
+        assert loaded.inference.tolist() == [-1.1, -3, -4, -5]
+        assert loaded.lengths.tolist() == [2, 2]
+        assert [each["task"] for each in loaded.attributes] == ["a", "c"]
+        assert loaded.masked == 1
+
+
+def test_an_npz_without_lengths_is_one_sequence(tmp_path):
+    """Two arrays are enough."""
+    np.savez(tmp_path / "a.npz", train_logprobs=[-1.0, -2.0], inference_logprobs=[-1.0, -2.5])
+    assert load_recording(tmp_path / "a.npz").lengths.tolist() == [2]
+
+
+@pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
+def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
+    """One number per row stands for each of its tokens."""
+    path = tmp_path / f"a.{ending}"
+    if ending == "npz":
+        np.savez(path, train_logprobs=[-1.0] * 3, inference_logprobs=[-1.0] * 3, lengths=[2, 1], advantages=[0.5, -2.0])
+    else:
+        rows = [
+            {"train_logprobs": [-1.0] * n, "inference_logprobs": [-1.0] * n, "advantage": a}
+            for n, a in ((2, 0.5), (1, -2.0))
+        ]
+        if ending == "jsonl":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), path)
+    assert load_recording(path).advantages.tolist() == [0.5, 0.5, -2.0]
+
+
+def test_any_other_names_are_said_with_columns(tmp_path):
+    """A mapping from role to column; what is left of the columns is attributes."""
+    np.savez(tmp_path / "a.npz", fsdp=[-1.0, -2.0], vllm=[-1.5, -2.0], n=[1, 1], split=["x", "y"])
+    loaded = load_recording(tmp_path / "a.npz", columns={"train": "fsdp", "inference": "vllm", "lengths": "n"})
+    assert loaded.train.tolist() == [-1, -2]
+    assert [dict(each) for each in loaded.attributes] == [{"split": "x"}, {"split": "y"}]
+
+
+def test_text_under_a_name_of_token_ids_is_an_attribute_or_nothing(tmp_path):
+    """The `responses` of verl are ids, other people's are text: that does not stop a load."""
+    row = {"train_logprobs": [-1.0], "inference_logprobs": [-1.0], "responses": "some text"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert load_recording(tmp_path / name).token_ids is None
+
+
+def test_the_format_may_be_said(tmp_path):
+    """A file whose name says nothing is read when the format is given, else refused."""
+    save_recording(recording(), tmp_path / "log.dump", format="jsonl")
+    same(recording(), load_recording(tmp_path / "log.dump", format="jsonl"))
+    with pytest.raises(RecordingError, match=r"log\.dump: the name does not end in \.npz"):
+        load_recording(tmp_path / "log.dump")
+
+
+def test_only_keeps_sequences_whole():
+    """A slice of a recording has its sequences' tokens, attributes and every per-token column."""
+    part = full().only(np.array([True, False, True]))
+    assert part.lengths.tolist() == [3, 2]
+    assert part.token_ids.tolist() == [0, 1, 2, 4, 5]
+    assert part.advantages.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert [each["n"] for each in part.attributes] == [0, 2]
+    assert part.starts.tolist() == [0, 3]
+    everything = full()
+    assert everything.only(np.ones(3, dtype=bool)) is everything
+
+
+@pytest.mark.slow
+def test_a_million_tokens_of_jsonl_load_in_seconds(tmp_path):
+    """1e6 tokens in 1000 lines: well under ten seconds, in the better of two tries."""
+    many = recording(lengths=[1000] * 1000)
+    save_recording(many, tmp_path / "a.jsonl")
+    took = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        loaded = load_recording(tmp_path / "a.jsonl")
+        took.append(time.perf_counter() - begin)
+    same(many, loaded)
+    assert min(took) < 10
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(RecordingError, match=r"pip install 'kc-otel\[parquet\]'"):
+        load_recording(tmp_path / "a.parquet")
+
+
+def test_gzip_that_is_cut_off(tmp_path):
+    """A truncated file is no shorter recording."""
+    whole = gzip.compress(json.dumps({"train_logprobs": [-1.0] * 999, "inference_logprobs": [-1.0] * 999}).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[:-9])
+    with pytest.raises(RecordingError, match="cut off"):
+        load_recording(tmp_path / "a.jsonl.gz")
