@@ -21,8 +21,9 @@ class Bound:
 
 
 def smallest(*candidates: Bound) -> Bound:
-    """The sharpest of several upper bounds; the first of equals."""
-    return min(candidates, key=lambda bound: bound.value)
+    """The sharpest of several upper bounds; the first of those that are equal to within rounding."""
+    least = min(bound.value for bound in candidates)
+    return next(bound for bound in candidates if bound.value <= least + 1e-12 * abs(least))
 
 
 def largest(*candidates: Bound) -> Bound:

@@ -13,9 +13,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.bounds._check import horizon_of, real, required
 from kc_otel.bounds.bound import Bound, smallest
-from kc_otel.bounds.tokens import kl_from_half_range, kl_from_log_ratio_range, token_tv, tv_from_kl
+from kc_otel.bounds.divergences import tv_from_chi2, tv_from_kl
+from kc_otel.bounds.tokens import (
+    chi2_from_half_range,
+    chi2_from_log_ratio_range,
+    chi2_from_ratio_range,
+    kl_from_half_range,
+    kl_from_log_ratio_range,
+    kl_from_ratio_range,
+    token_tv,
+)
 
 __all__ = [
+    "chi2_sequence_worst_case",
+    "ess_share_sequence_worst_case",
     "kl_sequence",
     "ratio_deviation_sequence",
     "sequence_coupling",
@@ -117,6 +128,40 @@ def kl_sequence(expected_token_kl: ArrayLike) -> float:
     return float(real("expected_token_kl", given, infinite=True).sum())
 
 
+def chi2_sequence_worst_case(token_chi2: ArrayLike) -> float:
+    """`1 + chi2_seq <= prod_t (1 + chi2_t)`, chi2_t a bound on step t's chi-square at every prefix; P << Q.
+
+    chi2_seq = E_Q[W^2] - 1. Second moments multiply where KL adds up: the variance of sequence weights grows
+    exponentially in T. Attained when no step depends on the ones before it. An average of chi2_t over rollouts is not
+    enough, because W^2 weighs the prefixes on which the ratio is large.
+
+    Source: E_Q[W_t^2 | y_<t] = W_{t-1}^2 (1 + chi2(y_<t)); one step at a time, from the last.
+
+    Args:
+        token_chi2: chi2_t [T].
+
+    Raises:
+        ValueError: If an element is negative or NaN, or there is none.
+    """
+    given = np.atleast_1d(np.asarray(token_chi2, dtype=np.float64))
+    return _expm1(float(np.log1p(real("token_chi2", given, infinite=True)).sum()))
+
+
+def ess_share_sequence_worst_case(token_ess_share: ArrayLike) -> float:
+    """`ESS_seq / n >= prod_t ESS_t / n`: with weights W the share of samples that count shrinks geometrically; P << Q.
+
+    Source: `chi2_sequence_worst_case` with ESS / n = 1 / (1 + chi2).
+
+    Args:
+        token_ess_share: Bound from below on step t's ESS / n at every prefix [T], each in [0, 1].
+
+    Raises:
+        ValueError: If an element is not in [0, 1] or there is none.
+    """
+    given = np.atleast_1d(np.asarray(token_ess_share, dtype=np.float64))
+    return float(np.prod(real("token_ess_share", given, high=1.0, what="a share")))
+
+
 def ratio_deviation_sequence(
     horizon: int, *, log_ratio: float | None = None, ratio_deviation: float | None = None
 ) -> Bound:
@@ -153,11 +198,17 @@ def sequence_tv(
     token_tv_worst: float | None = None,
     token_tv_mean: float | None = None,
     token_kl_mean: float | None = None,
+    token_chi2_worst: float | None = None,
+    coupling_mean: float | None = None,
+    sequence_chi2: float | None = None,
 ) -> Bound:
     """The smallest bound on TV_seq that follows from what is known of the tokens, and its name.
 
     The worst case over steps grows like T; KL adds up and goes through a square root, so that it grows like sqrt(T) and
-    wins on long sequences.
+    wins on long sequences. Chi-square multiplies; it wins where ratios reach far down and hardly up.
+
+    >>> sequence_tv(4096, half_range=0.002).name
+    'KL over steps, Pinsker, half range'
 
     Args:
         horizon: T.
@@ -167,6 +218,9 @@ def sequence_tv(
         token_tv_worst: Bound on a step's total variation at every prefix.
         token_tv_mean: Mean total variation of a step over Q's rollouts: (1/T) E_Q[sum_t TV_t].
         token_kl_mean: Mean KL(Q||P) of a step over Q's rollouts (or KL(P||Q) over P's), nats: (1/T) E[sum_t KL_t].
+        token_chi2_worst: Bound on a step's chi-square at every prefix, P << Q.
+        coupling_mean: E_Q[1 - prod_t min(1, w_t)], the mean of `sequence_coupling`.
+        sequence_chi2: E_Q[W^2] - 1, P << Q.
 
     Raises:
         ValueError: If nothing is given, or a number is out of its range.
@@ -178,6 +232,9 @@ def sequence_tv(
         token_tv_worst=token_tv_worst,
         token_tv_mean=token_tv_mean,
         token_kl_mean=token_kl_mean,
+        token_chi2_worst=token_chi2_worst,
+        coupling_mean=coupling_mean,
+        sequence_chi2=sequence_chi2,
     )
     steps = horizon_of(horizon)
     known = []
@@ -189,18 +246,67 @@ def sequence_tv(
     if token_tv_mean is not None:
         mean = real("token_tv_mean", float(token_tv_mean), high=1.0, what="a total variation")
         known.append(Bound(min(1.0, steps * mean), "on policy"))
-    kls = []
-    if half_range is not None:
-        kls.append(Bound(float(kl_from_half_range(half_range)), "half range"))
-    if log_ratio is not None:
-        kls.append(Bound(float(kl_from_log_ratio_range(log_ratio)), "log-ratio range"))
-    if token_kl_mean is not None:
-        kls.append(Bound(real("token_kl_mean", float(token_kl_mean), infinite=True), "mean KL"))
-    if kls:
-        kl = smallest(*kls)
-        tv = tv_from_kl(steps * kl.value)
-        known.append(Bound(tv.value, f"KL over steps, {tv.name}, {kl.name}"))
+    if coupling_mean is not None:
+        parted = real("coupling_mean", float(coupling_mean), high=1.0, what="a probability")
+        known.append(Bound(parted, "coupling"))
+    known.extend(_through_kl(steps, _step_kls(half_range, log_ratio, ratio_range, token_kl_mean)))
+    known.extend(_through_chi2(steps, _step_chi2s(half_range, log_ratio, ratio_range, token_chi2_worst)))
+    if sequence_chi2 is not None:
+        known.append(Bound(float(tv_from_chi2(float(sequence_chi2))), "chi-square"))
     return smallest(*known)
+
+
+def _step_kls(
+    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, mean: float | None
+) -> list[Bound]:
+    """Bounds on the KL of a step, each one way round."""
+    known = []
+    if half_range is not None:
+        known.append(Bound(float(kl_from_half_range(half_range)), "half range"))
+    if log_ratio is not None:
+        known.append(Bound(float(kl_from_log_ratio_range(log_ratio)), "log-ratio range"))
+    if ratio_range is not None:
+        both_ways = (float(kl_from_ratio_range(*ratio_range, reverse=way)) for way in (False, True))
+        known.append(Bound(min(both_ways), "ratio range"))
+    if mean is not None:
+        known.append(Bound(real("token_kl_mean", float(mean), infinite=True), "mean KL"))
+    return known
+
+
+def _step_chi2s(
+    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, worst: float | None
+) -> list[Bound]:
+    """Bounds on the chi-square of a step at every prefix."""
+    known = []
+    if half_range is not None:
+        known.append(Bound(float(chi2_from_half_range(half_range)), "half range"))
+    if log_ratio is not None:
+        known.append(Bound(float(chi2_from_log_ratio_range(log_ratio)), "log-ratio range"))
+    if ratio_range is not None:
+        known.append(Bound(float(chi2_from_ratio_range(*ratio_range)), "ratio range"))
+    if worst is not None:
+        known.append(Bound(real("token_chi2_worst", float(worst), infinite=True), "worst chi-square"))
+    return known
+
+
+def _through_kl(steps: int, known: list[Bound]) -> list[Bound]:
+    if not known:
+        return []
+    kl = smallest(*known)
+    tv = tv_from_kl(steps * kl.value)
+    return [Bound(tv.value, f"KL over steps, {tv.name}, {kl.name}")]
+
+
+def _through_chi2(steps: int, known: list[Bound]) -> list[Bound]:
+    """Second moments multiply; and KL(P||Q) <= log(1 + chi2) at every prefix adds up, which is smaller far out."""
+    if not known:
+        return []
+    chi2 = smallest(*known)
+    exponent = steps * math.log1p(chi2.value)
+    return [
+        Bound(float(tv_from_chi2(_expm1(exponent))), f"chi-square over steps, {chi2.name}"),
+        *_through_kl(steps, [Bound(math.log1p(chi2.value), chi2.name)]),
+    ]
 
 
 def _expm1(exponent: float) -> float:

@@ -11,18 +11,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.bounds._check import Real, real, required
 from kc_otel.bounds.bound import Bound, smallest
+from kc_otel.bounds.divergences import tv_bretagnolle_huber, tv_from_chi2, tv_from_kl, tv_pinsker
 
 __all__ = [
     "chi2_from_half_range",
+    "chi2_from_log_ratio_range",
     "chi2_from_ratio_range",
     "ess_share_from_half_range",
     "half_range",
     "half_range_for_tv",
     "kl_from_half_range",
     "kl_from_log_ratio_range",
+    "kl_from_ratio_range",
     "log_ratio_from_half_range",
     "token_tv",
     "tv_bretagnolle_huber",
+    "tv_from_chi2",
     "tv_from_half_range",
     "tv_from_kl",
     "tv_from_log_ratio_range",
@@ -144,6 +148,31 @@ def kl_from_log_ratio_range(log_ratio: Real) -> Real:
     return bound
 
 
+def kl_from_ratio_range(below: Real, above: Real, *, reverse: bool = False) -> Real:
+    """`1 - a <= w <= 1 + b` under Q and P << Q  =>  a bound on KL(P||Q), or on KL(Q||P) when reversed; both attained.
+
+    `KL(P||Q) <= (a (1+b) log(1+b) + b (1-a) log(1-a)) / (a+b)`, `KL(Q||P) <= -(a log(1+b) + b log(1-a)) / (a+b)`. Both
+    are about a b / 2 for a narrow range. The second is infinite at a = 1.
+
+    Source: w log w and -log w are convex, so the two-point w with mean 1 on the extremes is the worst.
+
+    Args:
+        below: a, in [0, 1].
+        above: b, at least 0.
+        reverse: Whether KL(Q||P) is meant.
+
+    Raises:
+        ValueError: If a is not in [0, 1] or b is negative or NaN.
+    """
+    a, b = np.asarray(real("below", below, high=1.0)), np.asarray(real("above", above))
+    excess = _minus_log_excess if reverse else _x_log_x_excess
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    with np.errstate(invalid="ignore"):  # 0 times inf: no room above, so w is 1 however far down it might go
+        sum_of_ends = np.where(b > 0.0, a * excess(b) + b * excess(-a), 0.0)
+    bound = np.divide(sum_of_ends, a + b, out=np.zeros(shape), where=(a + b) > 0.0)
+    return _as(below if np.ndim(below) else above, bound)
+
+
 def chi2_from_half_range(half_range: Real) -> Real:
     """`chi2(P, Q) = E_Q[(w - 1)^2] <= sinh(rho)^2`; attained.
 
@@ -210,6 +239,22 @@ def chi2_from_ratio_range(below: Real, above: Real) -> Real:
     return real("below", below, high=1.0) * real("above", above)
 
 
+def chi2_from_log_ratio_range(log_ratio: Real) -> Real:
+    """`|l| <= lam` for every token, P << Q  =>  `chi2(P, Q) <= 2 cosh(lam) - 2 = (2 sinh(lam / 2))^2`; attained.
+
+    Source: `chi2_from_ratio_range` with a = 1 - exp(-lam), b = exp(lam) - 1.
+
+    Args:
+        log_ratio: Bound lam on |log P(y) - log Q(y)|, nats.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+    """
+    with np.errstate(over="ignore"):
+        bound: Real = np.square(2.0 * np.sinh(real("log_ratio", log_ratio, infinite=True) / 2.0))
+    return bound
+
+
 def tv_from_log_ratio_range(log_ratio: Real) -> Real:
     """`|l| <= lam` for every token, P << Q  =>  `TV(P, Q) <= tanh(lam / 2)`; attained.
 
@@ -223,53 +268,6 @@ def tv_from_log_ratio_range(log_ratio: Real) -> Real:
     """
     bound: Real = np.tanh(real("log_ratio", log_ratio, infinite=True) / 2.0)
     return bound
-
-
-def tv_pinsker(kl: Real) -> Real:
-    """`TV <= sqrt(KL / 2)`, KL in nats, either way round. It says nothing from KL = 2 on.
-
-    Source: Pinsker 1964, with the constant of Csiszar 1967 and Kullback 1967.
-
-    Args:
-        kl: Kullback-Leibler divergence, nats.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    bound: Real = np.sqrt(real("kl", kl, infinite=True) / 2.0)
-    return bound
-
-
-def tv_bretagnolle_huber(kl: Real) -> Real:
-    """`TV <= sqrt(1 - exp(-KL))`, KL in nats, either way round. It stays below 1 for every KL.
-
-    Source: Bretagnolle and Huber 1979, Estimation des densites: risque minimax.
-
-    Args:
-        kl: Kullback-Leibler divergence, nats.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    bound: Real = np.sqrt(-np.expm1(-real("kl", kl, infinite=True)))
-    return bound
-
-
-def tv_from_kl(kl: float) -> Bound:
-    """The smaller of Pinsker's and Bretagnolle and Huber's bound on total variation, and its name.
-
-    Pinsker's wins up to KL = 1.594 nats.
-
-    Args:
-        kl: Kullback-Leibler divergence, nats, either way round.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    return smallest(
-        Bound(float(tv_pinsker(kl)), "Pinsker"),
-        Bound(float(tv_bretagnolle_huber(kl)), "Bretagnolle-Huber"),
-    )
 
 
 def half_range_for_tv(tv: Real) -> Real:
@@ -292,6 +290,7 @@ def token_tv(
     log_ratio: float | None = None,
     ratio_range: tuple[float, float] | None = None,
     kl: float | None = None,
+    chi2: float | None = None,
 ) -> Bound:
     """The smallest bound on `TV(P, Q)` of one token that follows from what is known, and its name.
 
@@ -300,11 +299,12 @@ def token_tv(
         log_ratio: Bound on |log P(y) - log Q(y)| over all tokens, P << Q.
         ratio_range: (a, b) with 1 - a <= w <= 1 + b over all tokens, P << Q.
         kl: KL(P||Q) or KL(Q||P), nats.
+        chi2: chi2(P, Q) = E_Q[w^2] - 1, P << Q.
 
     Raises:
         ValueError: If nothing is given, or a number is out of its range.
     """
-    required(half_range=half_range, log_ratio=log_ratio, ratio_range=ratio_range, kl=kl)
+    required(half_range=half_range, log_ratio=log_ratio, ratio_range=ratio_range, kl=kl, chi2=chi2)
     known = []
     if half_range is not None:
         known.append(Bound(float(tv_from_half_range(half_range)), "half range"))
@@ -314,7 +314,23 @@ def token_tv(
         known.append(Bound(float(tv_from_log_ratio_range(log_ratio)), "log-ratio range"))
     if kl is not None:
         known.append(tv_from_kl(kl))
+    if chi2 is not None:
+        known.append(Bound(float(tv_from_chi2(chi2)), "chi-square"))
     return smallest(*known)
+
+
+def _x_log_x_excess(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(1 + x) log(1 + x) - x; by its series where the difference would lose its digits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        direct = np.where(x > -1.0, (1.0 + x) * np.log1p(x), 0.0) - x
+    return np.where(np.abs(x) < 1e-4, x * x * (1.0 / 2.0 - x * (1.0 / 6.0 - x / 12.0)), direct)
+
+
+def _minus_log_excess(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """X - log(1 + x); by its series where the difference would lose its digits."""
+    with np.errstate(divide="ignore"):
+        direct = x - np.log1p(x)
+    return np.where(np.abs(x) < 1e-4, x * x * (1.0 / 2.0 - x * (1.0 / 3.0 - x / 4.0)), direct)
 
 
 def _as(like: Real, value: NDArray[np.float64]) -> Real:

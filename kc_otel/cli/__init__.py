@@ -37,9 +37,20 @@ def _options(
 
 
 def _register() -> None:
-    from kc_otel.cli import compare, contract, gate, generate, live, rescore, serve  # noqa: PLC0415 - each fills the app made above
+    from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
+        compare,
+        contract,
+        explain,
+        gate,
+        generate,
+        init,
+        live,
+        operators,
+        rescore,
+        serve,
+    )
 
-    for commands in (contract, compare, serve, live, rescore, gate, generate):
+    for commands in (init, contract, explain, compare, operators, serve, live, rescore, gate, generate):
         commands.register(app)
 
 

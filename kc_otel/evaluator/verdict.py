@@ -55,7 +55,7 @@ class Verdict:
         upper: Upper confidence bound; nan without data.
         samples: Observations in the deciding window.
         window: Name of the deciding window, `short` or `long`; empty without data.
-        method: Interval that decided, such as `empirical Bernstein`.
+        method: Interval that decided, such as `mixture betting`.
         reason: One sentence a person can act on.
         contract_version: metadata.version.
         contract_hash: Content hash of the contract.

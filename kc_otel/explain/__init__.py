@@ -1,1 +1,5 @@
-"""What a contract promises and what it costs to promise it: the chain of bounds forwards and backwards."""
+"""What a contract's limits promise: forwards to reward and gradient, backwards from a budget, and among each other."""
+
+from kc_otel.explain.report import Explanation, explain
+
+__all__ = ["Explanation", "explain"]

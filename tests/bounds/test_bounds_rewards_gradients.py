@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import gradients, rewards, sequences, tokens
+from kc_otel.bounds import Bound, gradients, rewards, sequences, tokens
 
 kernels = st.tuples(
     st.integers(0, 2**31), st.integers(2, 3), st.integers(1, 4), st.sampled_from([1e-3, 0.05, 0.5, 2.0, 6.0])
@@ -96,17 +96,47 @@ def test_token_correction_bound_is_attained_for_two_steps():
     bias = sum(3.0 * 2.0 * (half - p) @ np.sign(half - p) for half in corrected)
     bound = gradients.gradient_bias_token_corrected([0.1, 0.3], advantage_max=3.0, score_norm=2.0)
     assert bias == pytest.approx(bound, rel=1e-12)
-    assert gradients.gradient_bias_token_corrected([0.1] * 5, advantage_max=1, score_norm=1) == pytest.approx(4.0)
+    norms = {"advantage_max": 1.0, "score_norm": 1.0}
+    assert gradients.gradient_bias_token_corrected([0.1] * 5, **norms) == pytest.approx(2 * 5 * (1 - 0.9**4))
+    assert gradients.gradient_bias_token_corrected([1e-9] * 5, **norms) == pytest.approx(2 * 5 * 4 * 1e-9)
+
+
+def test_corrected_estimators_keep_the_bias_of_what_is_never_sampled():
+    """A constant f loses exactly the support deficit, whichever ratio corrects it, and no weight brings it back."""
+    p, q = np.array([0.9, 0.1]), np.array([1.0, 0.0])
+    w = np.array([0.9, 0.0])
+    lost = abs(q @ (w * 6.0) - p @ np.full(2, 6.0))
+    whole = gradients.gradient_bias_truncated(0, advantage_max=3, sequence_score_norm=2, support_deficit=0.1)
+    assert whole == pytest.approx(lost)
+    one = gradients.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2, support_deficit=0.1)
+    assert one == pytest.approx(lost)
+    assert gradients.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2) == 0.0
 
 
 def test_gradient_bias_names_the_winner():
     """Each fact wins where it is sharpest, and without a useful one the trivial bound does."""
     norms = {"advantage_max": 1.0, "sequence_score_norm": 1.0}
     assert gradients.gradient_bias(4, sequence_tv=0.001, log_ratio=0.1, **norms).name == "total variation"
-    assert gradients.gradient_bias(1, sequence_tv=0.5, log_ratio=0.1, **norms).name == "log-ratio range"
-    assert gradients.gradient_bias(1, ratio_deviation=0.05, log_ratio=0.1, **norms).name == "ratio range"
-    trivial = gradients.gradient_bias(4096, log_ratio=0.1, **norms)
+    ratios = "worst case over steps, ratio range"
+    one = gradients.gradient_bias(1, sequence_tv=0.5, log_ratio=0.1, **norms)
+    assert one.name == "worst case over steps, log-ratio range"
+    assert one.value == pytest.approx(2 * math.tanh(0.05))
+    assert gradients.gradient_bias(1, ratio_deviation=0.05, log_ratio=0.1, **norms).name == ratios
+    assert gradients.gradient_bias(1, ratio_range=(0.01, 9.0), ratio_deviation=0.5, **norms).name == ratios
+    assert gradients.gradient_bias(4, coupling_mean=0.1, token_tv_mean=0.02, **norms) == Bound(0.16, "on policy")
+    assert gradients.gradient_bias(4, coupling_mean=0.01, token_tv_mean=0.02, **norms) == Bound(0.02, "coupling")
+    assert gradients.gradient_bias(4, sequence_chi2=0.01, token_chi2_worst=0.1, **norms).name == "chi-square"
+    trivial = gradients.gradient_bias(4096, log_ratio=0.5, **norms)
     assert (trivial.value, trivial.name) == (2.0, "total variation is at most 1")
+
+
+@given(st.integers(1, 5000), st.floats(0.0, 5.0))
+def test_total_variation_is_never_worse_than_the_ratios_worst_case(horizon, lam):
+    """From one log-ratio or ratio range, the bound through total variation is at most (exp(T lam) - 1) for every T."""
+    norms = {"advantage_max": 3.0, "sequence_score_norm": 2.0}
+    for facts in ({"log_ratio": lam}, {"ratio_deviation": lam}):
+        worst = gradients.gradient_bias_from_ratio(horizon, **facts, **norms).value
+        assert gradients.gradient_bias(horizon, **facts, **norms).value <= worst * (1 + 1e-9)
 
 
 def test_ess_and_clip_share():
@@ -172,7 +202,7 @@ def test_a_budget_as_wide_as_the_range_allows_everything():
         ),
         (
             lambda: gradients.gradient_bias(3, advantage_max=1, sequence_score_norm=1),
-            "sequence_tv, log_ratio, ratio_deviation: all are None",
+            "sequence_tv, half_range, .*: all are None",
         ),
         (
             lambda: gradients.gradient_bias_truncated(math.nan, advantage_max=1, sequence_score_norm=1),

@@ -245,7 +245,7 @@ def test_extremes_give_no_warning_and_no_nan(rho):
         (lambda: tokens.chi2_from_ratio_range(0.5, math.inf), "above: inf"),
         (lambda: tokens.tv_from_kl(-1.0), r"kl: -1\.0"),
         (lambda: tokens.half_range_for_tv(1.2), r"tv: 1\.2 is not a total variation in \[0, 1\]"),
-        (tokens.token_tv, "half_range, log_ratio, ratio_range, kl: all are None"),
+        (tokens.token_tv, "half_range, log_ratio, ratio_range, kl, chi2: all are None"),
         (lambda: tokens.half_range([1.0, 2.0], [1.0]), r"inference_logits: shape \(1,\)"),
         (lambda: tokens.half_range([], []), r"train_logits: shape \(0,\)"),
         (lambda: tokens.half_range([1.0, math.nan], [1.0, 2.0]), r"nan.* at \(1,\)"),

@@ -93,17 +93,17 @@ def test_limits_of_slices_are_used(contract: Any) -> None:
 def test_reasons_carry_the_numbers(contract: Any) -> None:
     """Each reason names the bound, the limit, the samples and the window."""
     made = contract()
-    assert judge(made, FAIL, FAIL).reason == "lower bound 0.04972 > limit 0.004 with 50,000 samples in 5m"
-    assert judge(made, PASS, PASS).reason == "upper bound 0.0007796 <= limit 0.004 with 50,000 samples in 5m"
+    assert judge(made, FAIL, FAIL).reason == "lower bound 0.04999 > limit 0.004 with 50,000 samples in 5m"
+    assert judge(made, PASS, PASS).reason == "upper bound 0.0006239 <= limit 0.004 with 50,000 samples in 5m"
     assert judge(made, OPEN, OPEN).reason == (
-        "upper bound 0.008351 > limit 0.004 with 3,000 samples in 1h: about 29,000 more needed"
+        "upper bound 0.005553 > limit 0.004 with 3,000 samples in 1h: about 9,500 more needed"
     )
     assert judge(made, FEW, FEW).reason == (
-        "upper bound 0.2853 > limit 0.004 with 50 of 100 samples in 1h: about 3,600 more needed"
+        "upper bound 0.1191 > limit 0.004 with 50 of 100 samples in 1h: about 1,700 more needed"
     )
     few = contract(observability={"min_samples": 80_000})
     assert judge(few, PASS, PASS).reason == (
-        "upper bound 0.0007796 <= limit 0.004 with 50,000 of 80,000 samples in 1h: 30,000 more needed"
+        "upper bound 0.0006239 <= limit 0.004 with 50,000 of 80,000 samples in 1h: 30,000 more needed"
     )
 
 

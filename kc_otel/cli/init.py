@@ -1,0 +1,285 @@
+"""`kc-otel init`: a first contract from a kernel pair and a reward budget."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.model import KernelSpec
+
+if TYPE_CHECKING:
+    from kc_otel.explain.written import Written
+
+__all__ = ["register"]
+
+_KERNEL_FIELDS: Final = tuple(KernelSpec.model_fields)
+_CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|!=|==|=|>|<)\s*(\S.*?)\s*")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("init")(init)
+
+
+def init(
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write; - prints it.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="metadata.name.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="TEAM", help="Who answers for it.")] = None,
+    train: Annotated[
+        str | None, typer.Option("--train", metavar="FIELDS", help="Such as engine=torch,dtype=bfloat16.")
+    ] = None,
+    inference: Annotated[
+        str | None, typer.Option("--inference", metavar="FIELDS", help="Such as engine=vllm,dtype=fp8.")
+    ] = None,
+    reward_budget: Annotated[
+        str | None, typer.Option("--reward-budget", metavar="DRIFT", help="Drift of the mean reward that you can bear.")
+    ] = None,
+    reward_range: Annotated[
+        str | None, typer.Option("--reward-range", metavar="LOW,HIGH", help="Rewards of a sequence. [default: 0,1]")
+    ] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", metavar="TOKENS", help="Longest answer. [default: 4096]")
+    ] = None,
+    clip: Annotated[
+        str | None, typer.Option("--clip", metavar="EPSILON", help="PPO clip range, if there is one.")
+    ] = None,
+    slices: Annotated[
+        str | None,
+        typer.Option("--slices", metavar="LIST", help="Such as 'code: task=code; long: prompt_tokens>=8192'."),
+    ] = None,
+    confidence: Annotated[
+        str | None, typer.Option("--confidence", metavar="C", help="Of verdicts. [default: 0.99]")
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RECORDING", help="Log-probabilities of self-noise: .npz, .jsonl or .parquet."),
+    ] = None,
+    raise_to_floor: Annotated[
+        bool, typer.Option("--raise-to-floor", help="Raise limits that self-noise breaks to margin x the floor.")
+    ] = False,
+    margin: Annotated[float, typer.Option("--margin", min=1.0, help="Factor above the floor.")] = 1.2,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take defaults without asking.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented contract whose limits follow from a reward budget. Asks for what is missing on a terminal.
+
+    `--from` takes a recording of a pair as good as it gets, such as the training kernel against itself: limits that its
+    noise already breaks are named.
+    """
+    given = {
+        "train": train,
+        "inference": inference,
+        "reward_budget": reward_budget,
+        "reward_range": reward_range,
+        "horizon": horizon,
+        "clip": clip,
+        "slices": slices,
+        "name": name,
+        "owner": owner,
+        "confidence": confidence,
+    }
+    try:
+        answers = _answers(given, ask=_on_terminal() and not yes)
+        target = out if out is not None else Path(f"{answers['name']}.yaml")
+        if str(target) != "-" and target.exists() and not force:
+            _refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
+        written = _write(answers, recording, raise_to_floor=raise_to_floor, margin=margin)
+    except ContractError as error:
+        for problem in error.problems:
+            typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)
+        raise typer.Exit(2) from None
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        _refuse(str(error))
+    if str(target) == "-":
+        typer.echo(written.text, nl=False)
+    else:
+        try:
+            target.write_text(written.text, encoding="utf-8")
+        except OSError as error:
+            _refuse(f"--out: {target} cannot be written: {error.strerror or error}")
+    for line in _summary(written, target):
+        typer.echo(line, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Something to know. Without a default it has to be told."""
+
+    key: str
+    why: str
+    parse: Callable[[str], Any]
+    default: str | None = None
+
+    @property
+    def option(self) -> str:
+        return f"--{self.key.replace('_', '-')}"
+
+
+def _kernel(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    wrong = [key for key, value in fields.items() if key not in _KERNEL_FIELDS or not value]
+    if wrong or "engine" not in fields:
+        problem = f"{wrong[0]!r} is no field with a value" if wrong else "no engine"
+        msg = f"{text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {', '.join(_KERNEL_FIELDS)}"
+        raise ValueError(msg)
+    return fields
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        msg = f"{text!r} is not a number"
+        raise ValueError(msg) from None
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        msg = f"{text!r} is not a number of tokens; write a whole number such as 4096"
+        raise ValueError(msg)
+    return int(text)
+
+
+def _range(text: str) -> tuple[float, float]:
+    parts = text.split(",")
+    if len(parts) != 2:
+        msg = f"{text!r} is not a range; write the smallest and the largest reward, such as 0,1"
+        raise ValueError(msg)
+    low, high = _number(parts[0]), _number(parts[1])
+    if not low < high:
+        msg = f"{text!r} is not a range; write the smallest reward first, such as 0,1"
+        raise ValueError(msg)
+    return low, high
+
+
+def _optional(text: str) -> float | None:
+    return None if text.strip().lower() in {"", "none"} else _number(text)
+
+
+def _slices(text: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for part in text.split(";"):
+        if not part.strip() or text.strip().lower() == "none":
+            continue
+        name, colon, rest = part.partition(":")
+        where: dict[str, str] = {}
+        for condition in rest.split(","):
+            match = _CONDITION.fullmatch(condition)
+            if not colon or match is None:
+                msg = f"{part.strip()!r} is not a slice; write name: attribute=value or name: attribute>=8192"
+                raise ValueError(msg)
+            attribute, sign, value = match.groups()
+            said = value if sign in {"=", "=="} else f"{sign} {value}"
+            where[attribute] = f"{where[attribute]}, {said}" if attribute in where else said
+        found[name.strip()] = where
+    return found
+
+
+_QUESTIONS: Final = (
+    _Question(
+        "train", "The kernel that gradients are taken through, or the reference: engine=torch,dtype=bfloat16", _kernel
+    ),
+    _Question("inference", "The kernel that samples: engine=vllm,dtype=fp8", _kernel),
+    _Question("reward_range", "Smallest and largest reward of a sequence", _range, "0,1"),
+    _Question("reward_budget", "How far the mean reward may move because of the kernels alone, such as 0.02", _number),
+    _Question("horizon", "Longest answer in tokens: per-token limits shrink with it", _whole, "4096"),
+    _Question("clip", "PPO clip range epsilon, or none", _optional, "none"),
+    _Question(
+        "slices", "Traffic to judge on its own: code: task=code; long: prompt_tokens>=8192, or none", _slices, "none"
+    ),
+    _Question("name", "Name of the contract: an attribute of every metric, short and stable", str, "policy"),
+    _Question("owner", "Team or person that answers for it", str),
+    _Question("confidence", "Confidence of verdicts", _number, "0.99"),
+)
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _answers(given: dict[str, str | None], *, ask: bool) -> dict[str, Any]:
+    """Every answer, parsed: as given, asked for, or by default.
+
+    Raises:
+        ValueError: If an answer cannot be read, or one that has no default is missing and nobody can be asked.
+    """
+    missing = [question.option for question in _QUESTIONS if question.default is None and given[question.key] is None]
+    if missing and not ask:
+        msg = f"{', '.join(missing)}: missing, and there is nobody to ask; give {'it' if len(missing) == 1 else 'them'}"
+        raise ValueError(msg)
+    return {question.key: _answer(question, given[question.key], ask=ask) for question in _QUESTIONS}
+
+
+def _answer(question: _Question, text: str | None, *, ask: bool) -> Any:
+    if text is None and ask:
+        typer.echo(f"{question.why}.", err=True)
+        while True:
+            text = typer.prompt(f"  {question.option[2:]}", default=question.default, err=True)
+            try:
+                return question.parse(text)
+            except ValueError as error:
+                typer.echo(f"  {error}", err=True)
+    text = question.default if text is None else text
+    assert text is not None
+    try:
+        return question.parse(text)
+    except ValueError as error:
+        msg = f"{question.option}: {error}"
+        raise ValueError(msg) from None
+
+
+def _write(answers: dict[str, Any], recording: Path | None, *, raise_to_floor: bool, margin: float) -> Written:
+    from kc_otel.explain.draft import Draft  # noqa: PLC0415 - a quick --help
+    from kc_otel.explain.written import write  # noqa: PLC0415
+
+    if raise_to_floor and recording is None:
+        msg = "--raise-to-floor: there is no floor without --from RECORDING"
+        raise ValueError(msg)
+    loaded = None
+    if recording is not None:
+        from kc_otel.instrument.recordings import load_recording  # noqa: PLC0415
+
+        loaded = load_recording(recording)
+    return write(Draft(**answers), loaded, raise_to_floor=raise_to_floor, margin=margin)
+
+
+def _summary(written: Written, target: Path) -> list[str]:
+    """What a person has to know of the file that was written."""
+    from kc_otel.explain.written import BUDGET, floor_sentence  # noqa: PLC0415
+
+    lines = [] if str(target) == "-" else [f"wrote {target}"]
+    lines += [
+        f"{needed.clause}: a PASS takes at least {needed.observations:,} {needed.unit}s"
+        for needed in written.needed
+        if needed.minimum_name and needed.observations is not None
+    ]
+    below = [floor for floor in written.floors if floor.standing == "below"]
+    lines += [f"{floor.clause}: {floor_sentence(floor)}" for floor in written.floors if floor.standing != "above"]
+    if any(floor.clause == BUDGET for floor in below):
+        lines.append(
+            f"{BUDGET}: the budget itself is below the noise floor: no limit helps. Bear more, or shorten the horizon"
+        )
+    kept = [floor.clause for floor in below if floor.clause not in written.raised and floor.clause != BUDGET]
+    if kept:
+        names = ", ".join(dict.fromkeys(kept))
+        lines.append(f"{names}: kept as the budget gives them; --raise-to-floor raises them above the noise")
+    if written.raised:
+        lines.append(
+            f"{', '.join(written.raised)}: raised above the noise; the budget now rests on clause {BUDGET} alone"
+        )
+    if str(target) != "-":
+        lines.append(f"next: kc-otel explain {target}")
+    return lines
+
+
+def _refuse(message: str) -> None:
+    typer.echo(message, err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,61 @@
+"""A clause on one slice as mathematics sees it: a statistic of a quantity, and a number that it does not exceed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import scale_of
+from kc_otel.contract.model import Assumptions
+from kc_otel.contract.registry import DERIVED
+
+__all__ = ["Promise", "promise_of"]
+
+_SAME_MEAN = {
+    "clip_budget_share": "abs_log_ratio",
+    "reward_drift_bound": "tv_seq",
+    "gradient_bias_bound": "tv_seq",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A statistic of a quantity and its limit. A derived metric is written as the mean that it is made of.
+
+    Attributes:
+        metric: Key of a quantity, or `k1`, `support_deficit`, or a `gen_ai.*` metric.
+        kind: Statistic.
+        argument: Rank in (0, 1) of a quantile, threshold of a fraction.
+        limit: Largest value allowed, in the quantity's unit.
+        by_sequence: Whether a token quantity's mean weighs every sequence alike.
+    """
+
+    metric: str
+    kind: Literal["mean", "max", "quantile", "fraction"]
+    limit: float
+    argument: float = 0.0
+    by_sequence: bool = False
+
+    @property
+    def tail(self) -> tuple[float, float]:
+        """(a, q) of a maximum, quantile or fraction: all observations but a share q are at most a."""
+        if self.kind == "fraction":
+            return self.argument, min(1.0, self.limit)
+        if self.kind == "quantile":
+            # 1 - 0.999 is not 0.001 to the last bit, and a share is compared with shares that people write
+            return self.limit, round(1.0 - self.argument, 12)
+        return self.limit, 0.0
+
+
+def promise_of(clause: Clause, slice: str, assumptions: Assumptions) -> Promise:
+    """The promise of a clause on a slice.
+
+    A derived metric whose assumptions are missing (`lint` refuses that) keeps its name and says nothing.
+    """
+    statistic, limit, metric = clause.parsed_statistic, clause.limit_for(slice), clause.metric
+    scale = scale_of(metric, assumptions) if metric in DERIVED else None
+    if metric in _SAME_MEAN and scale is not None and scale > 0.0 and math.isfinite(scale):
+        metric, limit = _SAME_MEAN[metric], limit / scale
+    return Promise(metric, statistic.kind, limit, statistic.argument, clause.by_sequence)

@@ -1,0 +1,118 @@
+"""What a clause is for where it bounds no distance, and what its statistic can show at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from kc_otel.bounds.divergences import tv_from_kl
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.explain.promise import Promise
+
+__all__ = ["evidence", "note", "outcome_attributes", "purpose"]
+
+_PURPOSE: Final = {
+    "log_ratio": "only tokens that the training kernel likes more are limited, not the mass it lost elsewhere",
+    "log_ratio_seq": "only sequences that the training kernel likes more are limited, not the mass it lost elsewhere",
+    "geometric_ratio": "the length-normalised weight of GSPO; it tells how often a sequence cap cuts, not how far the "
+    "distributions are apart",
+    "support_deficit": "measures the assumption P << Q that bounds from k3, ratios and chi-square are made of",
+    "ratio": "only tokens that the training kernel likes more are limited, not the mass it lost elsewhere",
+    "entropy_difference": "two distributions far apart can have one entropy; it finds sharpening or flattening",
+    "advantage_drift_positive": "what the mismatch adds to the push of good tokens; no distance follows from it",
+    "advantage_drift_negative": "what the mismatch adds to the push of bad tokens; no distance follows from it",
+    "weights_lag": "with stale weights every drift below is the policy's own change "
+    "and not the kernels', so it has to be excluded first",
+}
+_RUNTIME: Final = "it keeps a slow kernel from being promoted for being close"
+
+_OUTCOME: Final = (
+    "response",
+    "completion",
+    "output",
+    "generated",
+    "generation",
+    "finish",
+    "reward",
+    "correct",
+    "gen_ai.response",
+    "gen_ai.completion",
+    "gen_ai.output",
+    "gen_ai.usage.output",
+    "gen_ai.usage.completion",
+)
+"""Beginnings of attribute names that are known only once a sequence is generated."""
+
+
+def outcome_attributes(contract: Contract, slice: str) -> tuple[str, ...]:
+    """Attributes of a slice whose names say that the sampled sequence decides them, such as `response_tokens`."""
+    names: Iterable[str] = () if slice == ALL else contract.slices[slice].where
+    return tuple(name for name in names if name.lower().startswith(_OUTCOME))
+
+
+def purpose(promise: Promise, horizon: int | None) -> str:
+    """What a clause that bounds no distance is for."""
+    metric = promise.metric
+    if metric == "top1_disagreement" and promise.kind == "mean":
+        return _greedy(promise.limit, horizon)
+    if metric == "ratio" and promise.kind == "fraction":
+        return (
+            f"it counts tokens that a cap at {promise.argument:g} truncates, at most {100 * promise.limit:.3g} % of "
+            "them; a few huge ratios hide in a small share"
+        )
+    if metric.startswith("gen_ai."):
+        return _RUNTIME
+    return _PURPOSE.get(metric, "it finds a change that no distance is made of")
+
+
+def _greedy(limit: float, horizon: int | None) -> str:
+    answer = "sampled text can agree or differ whatever the most likely tokens do"
+    if horizon is None or limit <= 0.0:
+        return f"{answer}; it is about greedy decoding"
+    along = f"{answer}. Compared along greedy answers of {horizon:,} tokens"
+    if horizon * limit < 1.0:
+        return f"{along}, at most {100 * horizon * limit:.2g} % of them change"
+    return f"{along}, one token in {math.floor(1.0 / limit)} may change, so all of them may"
+
+
+def evidence(clause: Clause, promise: Promise) -> str:
+    """What the statistic of a clause can show from samples, and what it leaves open."""
+    unit = "sequence" if promise.metric in {"tv_seq", "chi2_seq", "log_ratio_seq", "geometric_ratio"} else "token"
+    if promise.metric.startswith("gen_ai."):
+        unit = "request"
+    elif promise.metric == "weights_lag":
+        unit = "batch"
+    match promise.kind:
+        case "mean":
+            return _mean(clause, promise, unit)
+        case "quantile":
+            share = promise.tail[1]
+            return f"a {clause.statistic_text}, which is no worst case: 1 {unit} in {1.0 / share:,.4g} may do anything"
+        case "fraction":
+            return f"a share: what the {100 * promise.limit:.3g} % of {unit}s beyond {promise.argument:g} do is open"
+    return f"a maximum: a {unit} that was not observed may be worse"
+
+
+def note(promise: Promise, horizon: int | None) -> str:
+    """What a reader may expect to follow from a promise and does not; empty where nothing does."""
+    if (promise.metric, promise.kind) != ("kl_train_inference", "mean") or horizon is None or promise.limit < 0.0:
+        return ""
+    kl = horizon * promise.limit
+    tv = min(1.0, tv_from_kl(kl).value)
+    return (
+        f"KL(P||Q) adds up along text that P samples, KL(Q||P) along text that Q samples. Measured on P's own text, "
+        f"{horizon:,} tokens of it are {kl:.3g} nat and TV_seq <= {tv:.3g}; on Q's, only each token's TV adds up"
+    )
+
+
+def _mean(clause: Clause, promise: Promise, unit: str) -> str:
+    quantity = clause.quantity
+    if promise.by_sequence:
+        return "a mean over sequences of each one's mean: dependence within a sequence does no harm"
+    if quantity is None or quantity.high < float("inf"):
+        return f"a mean over every {unit}"
+    cap = clause.cap or quantity.cap
+    return f"a mean over every {unit}; a PASS shows that of min(value, {cap:g})"

@@ -1,0 +1,266 @@
+"""Miss rates where they are hardest to keep, over thousands of runs: rare events, tails, dependent tokens, many looks.
+
+A check fails if a miss rate of alpha would give as many misses with probability below 1e-9 (exact binomial), so that
+all of them together cry wolf less than once in a million. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kc_otel.bounds import (
+    BernsteinSequence,
+    BettingSequence,
+    Binned,
+    anytime_bernstein_interval,
+    anytime_mean_interval,
+    bernstein_interval,
+    betting_interval,
+    capped_mean_interval,
+    chernoff_interval,
+    e_bh,
+    e_value,
+    hoeffding_interval,
+    mean_interval,
+    sequence_mean_interval,
+    token_mean_interval,
+)
+
+UNIT = {"low": 0.0, "high": 1.0}
+
+
+def rare_ones(rng, shape):
+    """1 with probability 1e-4: most samples have seen nothing."""
+    return (rng.random(shape) < 1e-4).astype(float), 1e-4
+
+
+def thousandths(rng, shape):
+    """1 with probability 1e-3."""
+    return (rng.random(shape) < 1e-3).astype(float), 1e-3
+
+
+def two_points(rng, shape):
+    """5e-5 nearly always, 0.2 once in four thousand: the mean, 1e-4, hides in few observations."""
+    return np.where(rng.random(shape) < 2.5e-4, 0.2, 5e-5), 2.5e-4 * 0.2 + (1 - 2.5e-4) * 5e-5
+
+
+def drifts(rng, shape):
+    """(1 - w)+ for a Gaussian log ratio of deviation 0.01: what a bf16 kernel looks like."""
+    log_ratio = rng.normal(0.0, 0.01, shape)
+    mean = stats.norm.cdf(0.0) - math.exp(0.01**2 / 2) * stats.norm.cdf(-0.01)
+    return np.maximum(-np.expm1(log_ratio), 0.0), float(mean)
+
+
+def coins(rng, shape):
+    """Fair coins: the largest variance there is."""
+    return (rng.random(shape) < 0.5).astype(float), 0.5
+
+
+LAWS = [rare_ones, thousandths, two_points, drifts, coins]
+INTERVALS = [betting_interval, bernstein_interval, chernoff_interval]
+
+
+def plausible(misses, runs, alpha):
+    """Whether a miss rate of alpha explains as many misses."""
+    return stats.binom.sf(misses - 1, runs, alpha) >= 1e-9
+
+
+def missed(intervals, mean):
+    low = sum(i.lower > mean * (1 + 1e-12) for i in intervals)
+    return low, sum(i.upper < mean * (1 - 1e-12) for i in intervals)
+
+
+def check(law, runs, n, alpha, interval, build=Binned.of_samples):
+    samples, mean = law(np.random.default_rng(n), (runs, n))
+    got = [interval(build(row), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for row in samples]
+    assert all(plausible(count, runs, alpha) for count in missed(got, mean))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_fixed_intervals_cover_quickly(law, interval):
+    """At 500 observations no side misses more often than one time in ten."""
+    check(law, 300, 500, 0.1, interval)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("n", [10, 2000])
+def test_the_intervals_of_verdicts_cover(histogram_of, law, n):
+    """Over thousands of runs each side of `mean_interval` misses at most alpha of the time, also from a histogram."""
+    check(law, 2000, n, 0.05, mean_interval)
+    check(law, 500, n, 0.2, mean_interval, lambda row: histogram_of(row).binned())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_it_is_not_needlessly_wide(law):
+    """A bound that claimed a hundredth of alpha's evidence would miss: mixtures cost at most a factor of fifty."""
+    samples, mean = law(np.random.default_rng(3), (50, 2000))
+    for row in samples:
+        sample = Binned.of_samples(row)
+        got = betting_interval(sample, **UNIT, alpha_lower=0.01, alpha_upper=0.01)
+        best = chernoff_interval(sample, **UNIT, alpha_lower=0.01 / 50, alpha_upper=0.01 / 50)
+        assert best.lower <= got.lower <= mean * 1.5 + 0.03
+        assert got.upper <= best.upper
+
+
+@pytest.mark.slow
+def test_capped_means_of_heavy_tails_are_covered():
+    """For a Pareto tail of index 1.5 the lower side is for the mean itself, the upper for the mean of min(x, cap)."""
+    rng, runs, n, alpha, cap = np.random.default_rng(8), 3000, 1000, 0.05, 5.0
+    # x = scale * (U^(-2/3) - 1): mean 2 scale, and E min(x, cap) in closed form
+    scale = 0.005
+    samples = scale * (rng.random((runs, n)) ** (-1 / 1.5) - 1.0)
+    cut = scale / 0.5 * (1.0 - (1.0 + cap / scale) ** -0.5)
+    levels = {"alpha_lower": alpha, "alpha_upper": alpha}
+    got = [capped_mean_interval(Binned.of_samples(x), low=0.0, high=math.inf, cap=cap, **levels) for x in samples]
+    assert plausible(sum(i.lower > 2 * scale for i in got), runs, alpha)
+    assert plausible(sum(i.upper < cut for i in got), runs, alpha)
+    assert all((i.upper == math.inf) == bool((x > cap).any()) for i, x in zip(got, samples, strict=True))
+
+
+def conversations(rng, runs, sequences, tokens):
+    """Tokens that are nearly alike within a sequence, where long sequences drift twice as much; lengths vary."""
+    for _ in range(runs):
+        lengths = rng.integers(1, 2 * tokens, sequences)
+        level = np.where(lengths > tokens, 2.0, 1.0) * rng.beta(0.5, 10.0, sequences)
+        values = np.repeat(level, lengths) * rng.uniform(0.8, 1.2, int(lengths.sum()))
+        yield np.minimum(values, 1.0), lengths
+
+
+@pytest.mark.slow
+def test_dependent_tokens_break_token_intervals_and_not_those_of_sequences():
+    """With clusters, the token interval misses far too often; with the sequence as the unit both estimands hold."""
+    rng, tokens, runs, alpha = np.random.default_rng(9), 12, 1000, 0.1
+    truth = next(conversations(rng, 1, 400_000, tokens))
+    sums = np.add.reduceat(truth[0], np.r_[0, np.cumsum(truth[1])[:-1]])
+    by_token, by_sequence = truth[0].mean(), (sums / truth[1]).mean()
+    # The truth is itself simulated, to well within a hundredth of any interval's width.
+    levels = {"alpha_lower": alpha, "alpha_upper": alpha}
+    naive, token, sequence = [], [], []
+    for values, lengths in conversations(rng, runs, 150, tokens):
+        naive.append(mean_interval(Binned.of_samples(values), **UNIT, **levels))
+        token.append(token_mean_interval(values, lengths, max_length=2 * tokens, **UNIT, **levels))
+        sequence.append(sequence_mean_interval(values, lengths, **UNIT, **levels))
+    assert all(count > 0.15 * runs for count in missed(naive, by_token))
+    assert all(plausible(count, runs, alpha) for count in missed(token, by_token))
+    assert all(plausible(count, runs, alpha) for count in missed(sequence, by_sequence))
+
+
+def looks(n, count=30):
+    return np.unique(np.geomspace(1, n, count).astype(int))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("interval", [anytime_mean_interval, anytime_bernstein_interval])
+def test_anytime_intervals_never_miss_over_all_looks(law, interval):
+    """Looked at thirty times between 1 and 2000 observations, a side is ever wrong in at most alpha of the runs."""
+    runs, n, alpha = 200, 2000, 0.1
+    samples, mean = law(np.random.default_rng(5), (runs, n))
+    low = high = 0
+    for row in samples:
+        got = [interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for t in looks(n)]
+        below, above = missed(got, mean)
+        low, high = low + bool(below), high + bool(above)
+    assert plausible(low, runs, alpha)
+    assert plausible(high, runs, alpha)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("kind", [BettingSequence, BernsteinSequence])
+def test_sequences_never_miss_at_any_observation(law, kind):
+    """Looked at after every one of 1000 observations, a side is ever wrong in at most alpha of the runs."""
+    runs, n, alpha = 1000 if kind is BernsteinSequence else 200, 1000, 0.1
+    samples, mean = law(np.random.default_rng(6), (runs, n))
+    low = high = 0
+    for row in samples:
+        lower, upper = kind(**UNIT, alpha_lower=alpha, alpha_upper=alpha).trace(row)
+        low, high = low + bool((lower > mean + 1e-12).any()), high + bool((upper < mean - 1e-12).any())
+    assert plausible(low, runs, alpha)
+    assert plausible(high, runs, alpha)
+
+
+@pytest.mark.slow
+def test_looking_again_and_again_breaks_an_interval_of_fixed_size():
+    """The control: the same looks at Chernoff's interval miss far more often than alpha in some run."""
+    runs, n, alpha = 1000, 10_000, 0.1
+    samples, mean = coins(np.random.default_rng(7), (runs, n))
+    ever = 0
+    for row in samples:
+        got = [chernoff_interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha)
+               for t in looks(n, 60)]  # fmt: skip
+        ever += bool(missed(got, mean)[0])
+    assert not plausible(ever, runs, alpha)
+
+
+def test_bounds_are_for_the_average_of_changing_means():
+    """Where the mean jumps half way, the betting interval covers the average, at a miss rate of at most alpha."""
+    rng, runs, n, alpha = np.random.default_rng(12), 1000, 400, 0.1
+    means = np.where(np.arange(n) < n // 2, 0.01, 0.4)
+    samples = (rng.random((runs, n)) < means).astype(float)
+    got = [betting_interval(Binned.of_samples(x), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for x in samples]
+    assert all(plausible(count, runs, alpha) for count in missed(got, means.mean()))
+
+
+@pytest.mark.slow
+def test_false_discoveries_stay_rare_among_dependent_slices_under_continuous_looking():
+    """Slices that share tokens, stopped at the look with most rejections: the mean false share is at most alpha."""
+    rng, runs, n, slices, alpha, limit = np.random.default_rng(13), 300, 600, 20, 0.2, 0.02
+    drifting = np.arange(slices) < 5
+    proportion, found = [], []
+    for _ in range(runs):
+        shared = rng.random(n) < 0.7
+        own = rng.random((slices, n))
+        common = rng.random(n)
+        rate = np.where(drifting, 0.15, limit)[:, None]
+        x = (np.where(shared, common, own) < rate).astype(float)
+        best = ()
+        for t in (50, 100, 200, 400, 600):
+            e = [e_value(Binned.of_samples(row[:t]), limit, **UNIT) for row in x]
+            rejected = np.array(e_bh(e, alpha).rejected)
+            if rejected.sum() >= np.sum(best):
+                best = rejected
+        proportion.append((best & ~drifting).sum() / max(best.sum(), 1))
+        found.append((best & drifting).sum() / 5)
+    # Hoeffding: an average over runs in [0, 1] that exceeds this has a mean above alpha but for 1e-7.
+    assert np.mean(proportion) <= alpha * 0.75 + math.sqrt(math.log(1e7) / (2 * runs))
+    assert np.mean(proportion) < 0.05
+    assert np.mean(found) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("law", "n", "hoeffding", "bernstein"),
+    [
+        (rare_ones, 2000, 0.14, 0.65),
+        (thousandths, 20_000, 0.13, 0.85),
+        (two_points, 2000, 0.11, 0.55),
+        (drifts, 2000, 0.10, 0.45),
+        (drifts, 200_000, 0.014, 0.55),
+        (coins, 20_000, 1.25, 1.15),
+    ],
+)
+def test_upper_width_against_the_named_alternatives(law, n, hoeffding, bernstein):
+    """For small means the upper side is several times nearer than Hoeffding's and twice as near as Bernstein's."""
+    samples, _ = law(np.random.default_rng(7), (5, n))
+    levels = {"alpha_lower": 0.005, "alpha_upper": 0.005}
+    width = {
+        f: np.mean([i.upper - i.estimate for i in (f(Binned.of_samples(x), **UNIT, **levels) for x in samples)])
+        for f in (mean_interval, hoeffding_interval, bernstein_interval)
+    }
+    assert width[mean_interval] < hoeffding * width[hoeffding_interval]
+    assert width[mean_interval] < bernstein * width[bernstein_interval]
+
+
+def test_a_window_of_two_thousand_tokens_can_pass():
+    """A drift of 5e-4 passes a limit of 0.004 with 2000 tokens at confidence 0.99, which Bernstein's cannot."""
+    x, _ = drifts(np.random.default_rng(1), 2000)
+    sample = Binned.of_samples(x * 0.0005 / x.mean())
+    levels = {"alpha_lower": 0.005, "alpha_upper": 0.005}
+    assert mean_interval(sample, **UNIT, **levels).upper < 0.004 < bernstein_interval(sample, **UNIT, **levels).upper

@@ -1,0 +1,176 @@
+"""`kc-otel init`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import init as commands
+from kc_otel.contract import load
+from kc_otel.contract.load import check
+from kc_otel.explain import explain
+
+_GIVEN = (
+    "--owner=rl",
+    "--train=engine=torch,dtype=bfloat16",
+    "--inference=engine=vllm,dtype=fp8",
+    "--reward-budget=0.1",
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The exit code, standard output and standard error of the command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    commands.register(app)
+
+    def invoke(*arguments, stdin=None):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard input is a terminal."""
+    monkeypatch.setattr(commands, "_on_terminal", lambda: True)
+
+
+@pytest.fixture
+def noise(tmp_path):
+    """A recording of log ratios with a standard deviation."""
+
+    def write(deviation):
+        rng = np.random.default_rng(0)
+        q = -rng.exponential(1.0, (400, 32)) - 1.0
+        path = tmp_path / "noise.npz"
+        np.savez(
+            path,
+            train_logprobs=q + deviation * rng.normal(size=q.shape),
+            inference_logprobs=q,
+            mask=np.ones(q.shape, dtype=bool),
+        )
+        return path
+
+    return write
+
+
+def test_a_contract_is_written_that_is_sound(run):
+    """Without a warning; its budget is met; the terminal hears what a PASS takes and what to do next."""
+    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1", "--confidence=0.999")
+    assert (code, out) == (0, "")
+    assert err.splitlines()[0] == "wrote p.yaml"
+    assert err.splitlines()[-1] == "next: kc-otel explain p.yaml"
+    assert check("p.yaml").problems == ()
+    made = load("p.yaml")
+    assert made.assumptions.reward_range == (-1.0, 1.0)
+    assert (made.assumptions.horizon, made.assumptions.clip, made.observability.confidence) == (64, 0.2, 0.999)
+    assert "reward" in explain(made).backwards[0].guaranteed_by
+
+
+def test_slices_are_read(run):
+    """Values, comparisons, two conditions on one attribute."""
+    code, _, _ = run(*_GIVEN, "--slices", "code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat")
+    made = load("policy.yaml")
+    assert code == 0
+    assert made.slices["code"].where == {"task": "code"}
+    assert made.slices["long"].where == {"prompt_tokens": ">= 8192, < 99999", "task": "!= chat"}
+
+
+def test_to_standard_output(run):
+    """With --out -; what is said about it goes to standard error."""
+    code, out, err = run(*_GIVEN, "--out", "-")
+    assert code == 0
+    assert out.startswith("# policy: how far vllm may be from torch")
+    assert "a PASS takes at least" in err
+    assert "wrote" not in err
+
+
+def test_a_file_is_not_overwritten_unless_forced(run):
+    """The second time it is refused."""
+    assert run(*_GIVEN)[0] == 0
+    code, _, err = run(*_GIVEN)
+    assert code == 2
+    assert "--force" in err
+    assert run(*_GIVEN, "--force")[0] == 0
+
+
+def test_nobody_is_asked_without_a_terminal(run):
+    """Every missing option is named at once; --yes does not make them up either."""
+    for more in ((), ("--yes",)):
+        code, out, err = run("--name=p", *more, stdin="x\n" * 20)
+        assert (code, out) == (2, "")
+        assert err == "--train, --inference, --reward-budget, --owner: missing, and there is nobody to ask; give them\n"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_on_a_terminal_it_asks_for_what_is_missing(run):
+    """With one line of explanation each; a wrong answer is asked again, an empty one takes the default."""
+    answers = ["engine=vllm,kind=x", "engine=vllm,dtype=fp8", "", "128", "", "", "mine", "rl", ""]
+    code, _, err = run("--train=engine=torch", "--reward-budget=0.1", stdin="\n".join(answers) + "\n")
+    assert code == 0, err
+    made = load("mine.yaml")
+    assert (made.kernels.inference.dtype, made.assumptions.horizon, made.metadata.owner) == ("fp8", 128, "rl")
+    assert "The kernel that samples" in err
+    assert "'kind' is no field" in err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_yes_on_a_terminal_takes_defaults(run):
+    """Nothing is read from standard input."""
+    code, _, _ = run(*_GIVEN, "--yes", stdin="")
+    assert code == 0
+    assert load("policy.yaml").assumptions.horizon == 4096
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--train=dtype=fp8", "--train: 'dtype=fp8': no engine"),
+        ("--reward-budget=much", "--reward-budget: 'much' is not a number"),
+        ("--reward-range=1,0", "--reward-range: '1,0' is not a range"),
+        ("--horizon=1.5", "--horizon: '1.5' is not a number of tokens"),
+        ("--slices=code", "--slices: 'code' is not a slice"),
+        ("--slices=all: task=x", "'all' is reserved"),
+        ("--reward-budget=3", "reward budget: 3.0"),
+        ("--name=Not A Name", "metadata.name"),
+        ("--raise-to-floor", "--raise-to-floor: there is no floor"),
+        ("--from=nowhere.npz", "nowhere.npz"),
+    ],
+)
+def test_what_cannot_be_is_named_and_exits_2(run, option, said):
+    """With the option and what to write; nothing is written."""
+    code, out, err = run(*_GIVEN, "--out=x.yaml", option)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert run(*_GIVEN, "--out=x.yaml")[0] == 0
+
+
+def test_from_a_recording_below_the_limits(run, noise):
+    """Nothing to complain of but what the recording is too short for."""
+    code, _, err = run(*_GIVEN, "--horizon=32", "--from", noise(1e-6))
+    assert code == 0, err
+    assert "would fail for ever" not in err
+    assert "Noise floor" in (text := Path("policy.yaml").read_text(encoding="utf-8"))
+    assert "noise.npz" in text
+
+
+def test_from_a_recording_above_a_limit(run, noise):
+    """The terminal names the limit; --raise-to-floor raises it, and says what is lost."""
+    path = noise(0.03)
+    code, _, err = run(*_GIVEN, "--horizon=32", "--from", path)
+    assert code == 0, err
+    assert "token-tv: Noise floor" in err
+    assert "--raise-to-floor raises them" in err
+    kept = load("policy.yaml")
+    code, _, err = run(*_GIVEN, "--horizon=32", "--from", path, "--raise-to-floor", "--margin=2", "--force")
+    assert code == 0
+    assert "token-tv: raised above the noise" in err
+    limits = [{c.id: c.limit_for("all") for c in made.clauses}["token-tv"] for made in (kept, load("policy.yaml"))]
+    assert limits[0] == pytest.approx(0.1 / 32, rel=0.01)
+    assert limits[1] > 2 * 0.0119

@@ -1,0 +1,155 @@
+"""`kc-otel operators`: a file with comparisons becomes a table, JSON and verdicts."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import operators
+
+SPEC = """
+import numpy as np
+
+from kc_otel.instrument.operators import Comparison, cases_over
+
+
+def make(shape, dtype, seed):
+    return [np.random.default_rng(seed).normal(size=shape).astype(dtype)]
+
+
+def bad(x):
+    return x * x.dtype.type(1.5)
+
+
+def comparisons():
+    easy = cases_over(make, [(800, 8)], ["float32"])
+    hard = cases_over(make, [(800, 8)], ["float16"], attributes={"task": "code"})
+    return [
+        Comparison("good", lambda x: x, lambda x: x, [*easy, *hard], batch_sizes=(4,)),
+        Comparison("bad", lambda x: x, bad, [*easy, *hard]),
+    ]
+
+
+LIST = comparisons()[:1]
+EMPTY = []
+WRONG = [1]
+"""
+CONTRACT = """
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: numpy}, inference: {engine: numpy}}
+slices: {code: {where: {task: code}}}
+numerical:
+  - {id: good, metric: operator_ulp, operator: good, statistic: p99, limit: 1}
+  - {id: batch, metric: operator_batch_dependence, operator: good, limit: 0}
+  - {id: bad, metric: operator_relative, operator: bad, statistic: mean, limit: 0.1}
+  - {id: absent, metric: operator_ulp, operator: elsewhere, statistic: max, limit: 1}
+statistical:
+  - {id: tv, metric: tv_token, limit: 0.01}
+observability: {min_samples: 600}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the command on the files above."""
+    (tmp_path / "spec.py").write_text(SPEC)
+    (tmp_path / "c.yaml").write_text(CONTRACT)
+    (tmp_path / "fine.yaml").write_text(CONTRACT.replace("limit: 0.1", "limit: 0.9"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "220")
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    operators.register(app)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, ["operators", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_the_table_has_a_line_per_case(run):
+    """With the operator, the case, the output's dtype and the numbers; no contract, no verdicts."""
+    code, out, _ = run("spec.py:comparisons")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines() if "800x8" in line]
+    assert [(line[0], line[1], line[2]) for line in lines] == [
+        (name, "800x8", dtype) for name in ("good", "bad") for dtype in ("float32", "float16")
+    ]
+    assert "Verdicts" not in out
+    assert "batch dependence" in out
+
+
+def test_a_bad_operator_fails_its_clause_and_the_command(run):
+    """Exit code 1; the verdicts are by slice, and what could not be judged is said."""
+    code, out, _ = run("spec.py:comparisons", "--contract", "c.yaml")
+    assert code == 1
+    verdicts = [line.split()[:3] for line in out.splitlines() if line.split()[:1] in (["PASS"], ["FAIL"])]
+    assert verdicts == [
+        ["PASS", "good", "all"],
+        ["PASS", "good", "code"],
+        ["PASS", "batch", "all"],
+        ["PASS", "batch", "code"],
+        ["FAIL", "bad", "all"],
+        ["FAIL", "bad", "code"],
+    ]
+    assert "not judged: absent: operator_ulp of elsewhere was not compared here" in out
+    assert "not judged: tv: tv_token was not compared here" in out
+    assert run("spec.py:comparisons", "--contract", "fine.yaml")[0] == 0
+
+
+def test_a_slice_without_a_case_is_named(run):
+    """Instead of a verdict on nothing."""
+    code, out, _ = run("spec.py:LIST", "--contract", "c.yaml")
+    assert code == 0
+    assert "not judged: bad: operator_relative of bad was not compared here" in out
+    assert "good on" not in out
+
+
+def test_json_has_everything(run):
+    """Every number by name; what does not exist is null."""
+    code, out, _ = run("spec.py:comparisons", "--contract", "c.yaml", "--json")
+    assert code == 1
+    found = json.loads(out)
+    good, _, bad, _ = found["cases"]
+    assert (good["operator"], good["rows"], good["ulp_max"], good["batch_dependence_by_size"]) == (
+        "good",
+        800,
+        0,
+        {"4": 0},
+    )
+    assert good["attributes"] == {"shape": "800x8", "dtype": "float32", "seed": 0}
+    assert bad["batch_dependence_max"] is None
+    assert bad["relative_max"] == pytest.approx(0.5)
+    assert [v["status"] for v in found["verdicts"] if v["clause"] == "bad"] == ["FAIL", "FAIL"]
+    assert len(found["left_out"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("spec.py", "write FILE.py:NAME"),
+        ("absent.py:x", "absent.py: is no Python file"),
+        ("spec.py:missing", "has no 'missing'"),
+        ("spec.py:EMPTY", "holds nothing, not kc_otel.instrument.operators.Comparison"),
+        ("spec.py:WRONG", "holds int, not"),
+        ("c.yaml:x", "c.yaml: is no Python file"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(run, target, said):
+    """Exit code 2, with what to write."""
+    code, out, err = run(target)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_contract_that_cannot_be_used_is_refused(run):
+    """Before anything is computed."""
+    code, _, err = run("spec.py:comparisons", "--contract", "absent.yaml")
+    assert code == 2
+    assert "absent.yaml" in err

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from examples.rl_bias import __main__ as program
+from examples.rl_bias import claims
+from examples.rl_bias.exact import Pair, Training
+from examples.rl_bias.kernels import FAMILIES, nucleus, quantized, round_to, train_log_probs
+from examples.rl_bias.policy import HIDDEN, VOCABULARY, Policy, log_softmax, logits_of, token_scores
+
+FAMILY = {family.name: family for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return Policy.random(3)
+
+
+@pytest.fixture(scope="module")
+def training(policy):
+    return Training(policy, train_log_probs(policy, 3))
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return program.results(program.enumerated(4), 4)
+
+
+def shifted(policy, at, by):
+    """The policy with one parameter moved."""
+    flat = np.concatenate([policy.embed.ravel(), policy.recur.ravel(), policy.head.ravel(), policy.bias])
+    flat[at] += by
+    parts = np.split(flat, np.cumsum([policy.embed.size, policy.recur.size, policy.head.size]))
+    return Policy(
+        parts[0].reshape(VOCABULARY + 1, HIDDEN),
+        parts[1].reshape(HIDDEN, HIDDEN),
+        parts[2].reshape(HIDDEN, VOCABULARY),
+        parts[3],
+    )
+
+
+def test_scores_are_derivatives_of_log_probs(policy):
+    """Forward sensitivities agree with central differences, for every parameter, prefix and token."""
+    scores, step = token_scores(policy, 3), 1e-6
+    for at in range(policy.parameters()):
+        up, down = (train_log_probs(shifted(policy, at, by), 3) for by in (step, -step))
+        for score, high, low in zip(scores, up, down, strict=True):
+            np.testing.assert_allclose(score[..., at], (high - low) / (2 * step), atol=1e-7)
+
+
+def test_sequences_are_all_there_and_their_mean_score_is_zero(training):
+    """Probabilities of all sequences add up to one, and E_P[score] vanishes."""
+    assert training.probability.size == VOCABULARY**3
+    assert training.probability.sum() == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(training.probability @ training.sequence_scores, 0.0, atol=1e-12)
+
+
+def test_gradient_is_the_derivative_of_the_mean_reward(policy, training):
+    """E_P[(r - baseline) score] is the gradient of E_P[r]."""
+    reward, step, at = training.rewards["random"], 1e-6, 7
+    up, down = (Training(moved, train_log_probs(moved, 3)) for moved in (shifted(policy, at, s) for s in (step, -step)))
+    found = training.gradient(training.probability, training.advantage("random"))[at]
+    assert found == pytest.approx((up.probability - down.probability) @ reward / (2 * step), abs=1e-7)
+
+
+def test_steps_of_a_gradient_add_up_to_it(training):
+    """With every token ratio one, the token-corrected gradient is the plain one."""
+    weight, advantage = training.probability, training.advantage("verifier")
+    ones = [np.ones(scores.shape[:2]) for scores in training.scores]
+    np.testing.assert_allclose(
+        training.gradient_of_steps(weight, advantage, ones), training.gradient(weight, advantage), atol=1e-12
+    )
+
+
+def test_no_drawn_advantage_biases_more_than_the_worst_one(policy, training):
+    """The adversarial advantages beat two hundred random signs."""
+    pair = Pair(training, FAMILY["noise by prefix"].log_probs(policy, 3, 0.3))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (200, pair.q.size))
+    drawn = np.linalg.norm((signs * (pair.q - training.probability)) @ training.sequence_scores, axis=1)
+    assert pair.bias("adversarial") * training.sequence_score_norm > drawn.max()
+
+
+def test_rounding_to_eight_bits_is_bf16():
+    """Eight significant bits, ties to even, give what cutting a float32 to its upper half gives."""
+    values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    bits = values.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    np.testing.assert_array_equal(round_to(values.astype(np.float64), 8), rounded.astype(np.float64))
+    assert round_to(np.array([1.00390625, 1.01171875]), 8).tolist() == [1.0, 1.015625]
+
+
+def test_quantized_weights_are_integers_of_a_step():
+    """Per tensor one step, per channel one each; the largest magnitude is kept and no error is above half a step."""
+    weight = np.random.default_rng(1).normal(size=(6, 4)) * [1, 5, 1, 0.1]
+    for per_channel, axis in ((False, None), (True, 0)):
+        step = np.abs(weight).max(axis=axis, keepdims=True) / 127
+        found = quantized(weight, 8, per_channel=per_channel)
+        np.testing.assert_allclose(found / step, np.round(found / step), atol=1e-9)
+        assert (np.abs(found - weight) <= step / 2 + 1e-12).all()
+    coarse, fine = (np.abs(quantized(weight, 8, per_channel=p) - weight)[:, 3].max() for p in (False, True))
+    assert fine < coarse / 5
+
+
+def test_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
+    """What is dropped is the tail; what is kept is renormalised."""
+    with np.errstate(divide="ignore"):
+        kept = np.exp(nucleus(np.log(np.array([[0.5, 0.05, 0.3, 0.15]])), 0.9))
+    np.testing.assert_allclose(kept, [[0.5 / 0.95, 0.0, 0.3 / 0.95, 0.15 / 0.95]])
+    np.testing.assert_allclose(np.exp(nucleus(np.log(np.array([[0.6, 0.4]])), 0.6)), [[1.0, 0.0]])
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_kernels_drift_more_along_their_knob_and_stay_distributions(family, policy, training):
+    """Every kernel's probabilities add up to one, and its last scale drifts more than its first."""
+    drifts = []
+    for scale in (family.scales[0], family.scales[-1]):
+        pair = Pair(training, family.log_probs(policy, 3, scale))
+        assert pair.q.sum() == pytest.approx(1.0, abs=1e-12)
+        drifts.append(pair.sequence_tv)
+    assert drifts[0] < drifts[1] / 5
+
+
+def test_shorter_horizons_are_the_first_steps_of_longer_ones(policy):
+    """Noise and rounding do not depend on how far the enumeration goes."""
+    for family in FAMILIES:
+        long, short = (family.log_probs(policy, horizon, family.reference) for horizon in (4, 2))
+        for a, b in zip(short, long, strict=False):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(log_softmax(logits_of(policy, 2)[1]), train_log_probs(policy, 2)[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_bound_holds_and_is_ordered(family, policy, training):
+    """No reward's bias is above a bound that applies; TV_seq is at most coupling, coupling at most the steps' sum."""
+    for scale in family.scales[1::2]:
+        pair = Pair(training, family.log_probs(policy, 3, scale))
+        if pair.sequence_tv < 1e-12:
+            continue
+        bounds = {"TV": claims.from_sequences(pair), **claims.from_rollouts(pair), **claims.worst_cases(pair)}
+        if claims.covered(pair):
+            bounds |= claims.paper(pair)
+        for reward in ("random", "verifier", "adversarial"):
+            assert pair.bias(reward) <= min(bounds.values()) * (1 + 1e-9)
+            assert pair.reward_drift(reward) <= pair.sequence_tv * (1 + 1e-9)
+            assert pair.bias_truncated(reward, 1.0) <= claims.truncated(pair, 1.0, deficit=True) + 1e-12
+            assert pair.bias_token_corrected(reward) <= claims.token_corrected(pair) + 1e-12
+        assert bounds["TV"] <= bounds["coupling"] * (1 + 1e-9)
+        assert bounds["coupling"] <= bounds["mean token TV"] * (1 + 1e-9)
+        if claims.covered(pair):
+            assert claims.offline(pair).value <= claims.paper(pair)["exp(T lam) - 1"] * (1 + 1e-9)
+
+
+def test_a_dropped_tail_breaks_what_needs_support(policy, training):
+    """E_Q[W] falls short by the deficit, half of E|1 - W| is half of TV_seq, and truncated weights keep a bias."""
+    pair = Pair(training, FAMILY["dropped tail"].log_probs(policy, 3, 0.8))
+    assert pair.half_range == math.inf
+    assert pair.mean_weight < 0.9
+    assert pair.sequence_tv == pytest.approx(1 - pair.mean_weight, rel=1e-9)
+    assert pair.half_mean_deviation == pytest.approx(pair.sequence_tv / 2, rel=1e-9)
+    assert pair.bias_truncated("adversarial", 5.0) > claims.truncated(pair, 5.0, deficit=False) + 1e-3
+    one = Pair(Training(policy, train_log_probs(policy, 1)), FAMILY["dropped tail"].log_probs(policy, 1, 0.8))
+    assert claims.tv_from_seen_ratios(one) < one.sequence_tv <= claims.tv_from_worst_steps(one) + 1e-12
+
+
+def test_sampled_estimate_surrounds_the_exact_value(policy, training):
+    """The interval from sampled sequences holds TV_seq, with and without P << Q."""
+    for name, scale in (("dropped tail", 0.8), ("noise by prefix", 0.3)):
+        pair = Pair(training, FAMILY[name].log_probs(policy, 3, scale))
+        interval = claims.sampled(pair, 20_000, seed=5)
+        assert interval.lower <= pair.sequence_tv <= interval.upper
+        assert interval.upper - interval.lower < 0.05
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def rows_of(markdown):
+    """Rows by table title and their words; the numbers of each, in order."""
+    found, title = {}, ""
+    for line in markdown.splitlines():
+        if line.startswith("**"):
+            title = line.split("**")[1]
+        elif line.startswith("| ") and "---" not in line:
+            cells = line.strip("| ").split(" | ")
+            found[title, cells[0], cells[1]] = (NUMBER.sub("#", line), [float(x) for x in NUMBER.findall(line)])
+    return found
+
+
+def test_readme_has_the_results_of_a_run(quick):
+    """What the quick run finds is what the README says, row by row; summaries over every horizon need the whole run."""
+    readme = program.README.read_text(encoding="utf-8")
+    written = rows_of(readme[readme.index(program.BEGIN) : readme.index(program.END)])
+    compared = 0
+    for key, (words, numbers) in rows_of(quick).items():
+        if key[0].startswith("Every bound"):
+            continue
+        there, values = written[key]
+        assert there == words
+        np.testing.assert_allclose(values, numbers, rtol=0.02, atol=1e-9)
+        compared += 1
+    assert compared > 40
+
+
+def test_results_replace_what_is_between_the_markers():
+    """Text around the markers stays, and a README without them is refused."""
+    text = f"before\n{program.BEGIN}\nold\n{program.END}\nafter\n"
+    assert program.with_results(text, "new\n") == f"before\n{program.BEGIN}\nnew\n{program.END}\nafter\n"
+    with pytest.raises(ValueError, match="has to contain"):
+        program.with_results("no markers", "new")
+
+
+@pytest.mark.slow
+def test_quick_run_writes_tables_and_pictures(tmp_path, capsys):
+    """The command of the README writes its files, the pictures small and the same each time."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        assert program.main(["--quick", "--out", str(folder)]) == 0
+    names = ["drift.png", "horizons.png", "results.md", "samples.png"]
+    assert sorted(path.name for path in first.iterdir()) == names
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (first / name).stat().st_size < 150_000
+    assert "Bias of the uncorrected policy gradient" in capsys.readouterr().out
+
+
+def test_readme_cannot_be_written_from_a_quick_run(capsys):
+    """The README's tables come from the whole run."""
+    with pytest.raises(SystemExit) as stopped:
+        program.main(["--quick", "--write-readme"])
+    assert stopped.value.code == 2
+    assert "leave --quick out" in capsys.readouterr().err
