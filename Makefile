@@ -1,17 +1,19 @@
 # make demo, make test: each makes its own .venv and installs what it needs. No other set-up.
+# Inference engines have an environment of their own, .venv-engines: they pin much of what they need.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 VENV   ?= .venv
+ENGINES ?= .venv-engines
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast lint types bench generate clean
+.PHONY: help demo test test-fast test-engines engines lint types bench generate clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -22,9 +24,16 @@ demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a we
 test: $(VENV)/.test ## everything that CI runs
 	@$(MAKE) --no-print-directory lint types
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	@if [ "$$(uname -sm)" = 'Linux x86_64' ]; then $(MAKE) --no-print-directory test-engines ARGS=; \
+	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 
 test-fast: $(VENV)/.test ## the part for everyday work: under a minute
 	$(BIN)/python -m pytest -m "not slow" -q -n auto $(ARGS)
+
+test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines $(ARGS)
+
+engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -34,14 +43,16 @@ types: $(VENV)/.test ## mypy --strict
 	$(BIN)/mypy
 
 bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternative in the same run
-	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file; done
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; python=$(BIN)/python; \
+	  if [ $$file = tests/benchmarks/bench_vllm.py ] && [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi; \
+	  OMP_NUM_THREADS=1 $$python $$file; done
 
 generate: $(VENV)/.test ## dashboards, alerts and rules of the example contracts, as checked in
 	$(BIN)/kc-otel generate grafana contracts --out dashboards
 	$(BIN)/kc-otel generate prometheus contracts --out dashboards
 
 clean: ## remove what make made
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist
+	rm -rf $(VENV) $(ENGINES) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -66,4 +77,15 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 $(VENV)/.test: pyproject.toml $(VENV)/.demo
 	@echo "installing the tests' tools ..."
 	@$(PIP) install --group dev
+	@touch $@
+
+# The rule above makes the other environment's Python. Its torch is the one that vLLM for CPUs was built with, also where
+# there is a GPU.
+$(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
+$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
+	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
+	@echo "installing vLLM and TRL ..."
+	@$(ENGINES_PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(ENGINES_PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX)
+	@$(ENGINES_PIP) install --no-deps -r tests/engines/requirements.txt
+	@$(ENGINES_PIP) install --no-deps --editable .
 	@touch $@

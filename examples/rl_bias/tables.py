@@ -203,7 +203,7 @@ def estimates(cases: list[tuple[Family, Pair]], sizes: Iterable[int]) -> Table:
         rows.append((family.label, str(pair.horizon), number(pair.sequence_tv), *cells))
     return Table(
         "TV_seq from samples",
-        "Mean of (1 - W)_+ over n sequences drawn from Q and its 99% empirical-Bernstein interval.",
+        "Mean of (1 - W)_+ over n sequences drawn from Q and its 99% interval.",
         ("kernel", "T", "TV_seq", *(f"n = {n:,}" for n in steps)),
         rows,
     )

@@ -58,7 +58,7 @@ def versions_of(pair: Pair) -> Hashable:
     """What pairs must have in common to be measured as one batch: both kernels, weight versions and processings."""
     sampled, scored = pair.sampled.origin.work, pair.scored.origin.work
     processing = [
-        tuple(sorted(each.items())) if each else each for each in (scored.processing[0], sampled.processing[1])
+        None if each is None else tuple(sorted(each.items())) for each in (scored.processing[0], sampled.processing[1])
     ]
     return scored.pair.train, sampled.pair.inference, scored.weights[0], sampled.weights[1], *processing
 

@@ -5,7 +5,8 @@
 Programs take turns in one process on the same float32 log-probabilities, [256, 2048]; CPU time of one thread:
   SDK      `Histogram.record` with exponential aggregation, once per token, one quantity, no slices
   kc-otel  everything that `add_sampled` records: 10 quantities, input checks, 20 overlapping slices; then with
-           no two sequences in the same slices, with advantages, from bf16, and with padding
+           two means by sequence (`unit: sequence`) beside them, with no two sequences in the same slices, with
+           advantages, from bf16, and with padding
   verl     its off-policy metrics and importance weights, one average per batch, no slices, no histograms;
            a reimplementation from its documentation, since verl does not install without its engines
 """
@@ -137,6 +138,7 @@ def main() -> None:
     realistic, apart = overlapping(), np.random.default_rng(2).random((SEQUENCES, SLICES)) < 0.3
     apart[:, 0] = True
     shared, alone, half = Accumulator(names), Accumulator(names), Accumulator(names)
+    means = Accumulator(names, by_sequence=["tv_token", "abs_log_ratio"])
     weights = np.random.default_rng(3).standard_normal(SEQUENCES)
     bf16 = [each.bfloat16() for each in tensors]
     ragged = np.arange(TOKENS) < np.random.default_rng(4).integers(200, TOKENS + 1, (SEQUENCES, 1))
@@ -145,6 +147,7 @@ def main() -> None:
         "SDK Histogram.record": sdk(np.abs(train - inference)),
         "verl metrics + weights": verl_like(*tensors, mask),
         ours: lambda: shared.add_sampled(*tensors, membership=realistic),
+        f"{ours}, + 2 means by sequence": lambda: means.add_sampled(*tensors, membership=realistic),
         f"{ours}, each sequence apart": lambda: alone.add_sampled(*tensors, membership=apart),
         f"{ours}, + advantages": lambda: shared.add_sampled(*tensors, membership=realistic, advantages=weights),
         f"{ours}, bf16": lambda: half.add_sampled(*bf16, membership=realistic),

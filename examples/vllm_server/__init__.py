@@ -1,0 +1,1 @@
+"""A vLLM server whose traffic is recorded, for one more environment variable: `python -m examples.vllm_server`."""

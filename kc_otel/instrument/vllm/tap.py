@@ -1,0 +1,143 @@
+"""Where log-probabilities are taken from a vLLM engine: the front end's output processor, for sampled requests only.
+
+The engine's core is asked for the log-probability of the sampled token (`logprobs=0`) after the front end has made its
+own state of the request, which still says that nobody asked. So nothing has to be taken out of a response again: vLLM
+builds the same one as ever, for every kind of stream. The price is a number appended to a list per step and sampled
+request, less than what vLLM itself does per token when log-probabilities are on.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["Step", "Tap", "attach", "supported"]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """What came of one step of an engine.
+
+    Attributes:
+        touched: Taps that got anything.
+        finished: Those of them that are done.
+        closed: Set when nobody looks here any more; requests under way go on without being collected.
+    """
+
+    touched: list[Tap] = field(default_factory=list)
+    finished: list[Tap] = field(default_factory=list)
+    closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Tap:
+    """What is collected of one completion while it is sampled. It refers to lists that vLLM keeps anyway."""
+
+    request_id: str
+    external_id: str
+    prompt_ids: list[int]
+    detokenizer: Any
+    params: Any
+    versions: Any
+    context: Mapping[str, Any]
+    step: Step
+    lora: str = ""
+    asked: bool = False
+    finish_reason: str = ""
+    at: int = 0
+    logprobs: list[float] = field(default_factory=list)
+
+    def take(self, lists: Any, finish_reason: object | None) -> None:
+        """Take one step's log-probabilities, vLLM's `LogprobsLists`, and why the core stopped, if it did."""
+        if self.step.closed:
+            return
+        if lists is not None:
+            # The sampled token comes first, whatever else was asked for.
+            self.logprobs += lists.logprobs[:, 0].tolist()
+        self.step.touched.append(self)
+        if finish_reason is not None:
+            self.finish(str(finish_reason))
+
+    def finish(self, reason: str) -> None:
+        """Nothing more will come."""
+        if not self.finish_reason:
+            self.finish_reason = reason
+            self.at = time.time_ns()
+            self.step.finished.append(self)
+
+
+def supported(request: Any) -> bool:
+    """Whether a request is one completion of a prompt of tokens, which can be scored again from its ids."""
+    params = request.sampling_params
+    return bool(
+        params is not None
+        and request.prompt_token_ids
+        and not request.resumable
+        and request.prompt_embeds is None
+        and not request.mm_features
+        and not getattr(params, "trace_decode_token_ids", None)
+    )
+
+
+def attach(request: Any, state: Any, context: Mapping[str, Any], step: Step) -> None:
+    """Ask the core for log-probabilities of a request that the front end has just registered.
+
+    Args:
+        request: The `EngineCoreRequest` that goes to the core after this; gets sampling parameters of its own.
+        state: The front end's state of it, made from the parameters as they were.
+        context: What was known when the request came.
+        step: Where its engine's steps are collected.
+
+    Raises:
+        TypeError: If something else has taken the place of vLLM's own processor of log-probabilities.
+    """
+    from vllm.v1.engine.logprobs import LogprobsProcessor  # noqa: PLC0415 - only where vLLM runs
+
+    processor = state.logprobs_processor
+    if type(processor) is not LogprobsProcessor:
+        raise TypeError(f"{type(processor).__name__} takes the place of vLLM's LogprobsProcessor")
+    params = request.sampling_params
+    processor.kc_otel_tap = tap = Tap(
+        request.request_id,
+        state.external_req_id,
+        state.prompt_token_ids,
+        state.detokenizer,
+        params,
+        getattr(state, "weight_version_starts", ()),
+        context,
+        step,
+        lora=state.lora_name or "",
+        asked=params.num_logprobs is not None,
+    )
+    processor.__class__ = _tapped()
+    if not tap.asked:
+        # A copy: vLLM shares parameters between the completions of a request, and callers may reuse theirs. And last:
+        # log-probabilities that nobody expects would be an error in vLLM.
+        changed = copy.copy(params)
+        changed.logprobs = 0
+        request.sampling_params = changed
+
+
+@lru_cache(maxsize=1)
+def _tapped() -> type:
+    """The class of vLLM's processor of log-probabilities, with a look at what passes through."""
+    from vllm.v1.engine.logprobs import LogprobsProcessor  # noqa: PLC0415
+
+    class Tapped(LogprobsProcessor):  # type: ignore[misc]  # vLLM is not typed here
+        """Takes out what only the tap asked for."""
+
+        def update_from_output(self, output: Any) -> None:
+            tap = self.kc_otel_tap
+            lists = output.new_logprobs
+            if lists is not None and not tap.asked:
+                output.new_logprobs = None
+            with suppress(Exception):  # what is missing shows in the count of log-probabilities
+                tap.take(lists, output.finish_reason)
+            super().update_from_output(output)
+
+    return Tapped

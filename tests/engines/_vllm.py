@@ -1,0 +1,76 @@
+"""What tests of the vLLM instrumentation share: a sink in memory, a contract, an eye for every field of a response."""
+
+from __future__ import annotations
+
+import gc
+
+from kc_otel.contract.model import Contract
+
+CONTRACT = {
+    "apiVersion": "kernel-contract/v1",
+    "kind": "KernelContract",
+    "metadata": {"name": "tiny", "version": 1, "owner": "tests"},
+    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+    "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
+}
+
+
+def contract(**changes):
+    return Contract.model_validate({**CONTRACT, **changes})
+
+
+class MemorySink:
+    """Keeps requests by id."""
+
+    def __init__(self):
+        self.requests = {}
+
+    def put(self, request):
+        assert request.request_id not in self.requests
+        self.requests[request.request_id] = request
+
+    def of(self, external_id):
+        """Completions of the request that the caller knows by this id, by index."""
+        found = {}
+        for name, request in self.requests.items():
+            index, marked, rest = name.partition("_")
+            name_, index = (rest, int(index)) if marked and index.isdigit() else (name, 0)
+            if name_.rpartition("-")[0] == str(external_id):
+                found[index] = request
+        return [found[index] for index in sorted(found)]
+
+
+def every_field(output):
+    """All that a caller sees of a RequestOutput, its timings left out."""
+    fields = {name: value for name, value in vars(output).items() if name not in {"metrics", "outputs"}}
+    fields["outputs"] = [{**vars(each), "token_ids": list(each.token_ids)} for each in output.outputs]
+    return fields
+
+
+def without_id(fields):
+    return {name: value for name, value in fields.items() if name != "request_id"}
+
+
+def offline_engine(model, **options):
+    from vllm import LLM
+
+    return LLM(
+        str(model),
+        **{
+            "dtype": "bfloat16",
+            "max_model_len": 1024,
+            "gpu_memory_utilization": 0.3,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            **options,
+        },
+    )
+
+
+def put_away(engine):
+    """Leave no process group behind for the next engine of this process."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    del engine
+    gc.collect()
+    cleanup_dist_env_and_memory()

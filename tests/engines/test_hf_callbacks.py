@@ -1,0 +1,254 @@
+"""Hugging Face's own Trainer with the callbacks: supervised training, an inference copy in bfloat16, a halt."""
+
+from __future__ import annotations
+
+import copy
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+from examples.tiny_model import prompts
+from kc_otel import Contract, Recorder
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.instrument.scoring import hf_scorer
+from kc_otel.instrument.transformers import KernelContractCallback, Sample, StopWhenHalted
+
+pytestmark = pytest.mark.slow
+
+CONTRACT = Contract.model_validate(
+    {
+        "apiVersion": "kernel-contract/v1",
+        "kind": "KernelContract",
+        "metadata": {"name": "sft", "version": 1, "owner": "tests"},
+        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch", "dtype": "bfloat16"}},
+        "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
+        "statistical": [{"id": "drift", "metric": "abs_log_ratio", "statistic": "mean", "limit": 0.05}],
+        "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
+        "observability": {"window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s"},
+        "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
+    }
+)
+
+
+class Judge(MetricExporter):
+    """Sends each export to an evaluator."""
+
+    def __init__(self):
+        super().__init__()
+        self.evaluator = Evaluator([CONTRACT])
+
+    def export(self, metrics_data, **_):
+        self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time())
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, **_):
+        return True
+
+    def shutdown(self, **_):
+        pass
+
+    def verdicts(self):
+        return {(v.cell.clause, v.cell.slice): v for v in self.evaluator.evaluate(time.time())}
+
+
+@pytest.fixture
+def judged():
+    judge = Judge()
+    recorder = Recorder(CONTRACT, metric_exporter=judge, export_interval=1000.0)
+    yield recorder, judge
+    recorder.shutdown()
+
+
+@pytest.fixture
+def texts(tiny_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    return {
+        task: [tokenizer(text)["input_ids"][:48] for text in prompts(task, 24, characters=200)]
+        for task in ("code", "prose")
+    }
+
+
+@pytest.fixture
+def samples(texts):
+    """Held-out text, more of which counts than in the training batches."""
+    return [Sample(ids[:8], ids[8:], {"task": task}) for task, rows in texts.items() for ids in rows]
+
+
+@pytest.fixture
+def trainer(tiny_model, texts, tmp_path):
+    def make(*callbacks, **changes):
+        from datasets import Dataset
+        from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+        rows = [{"input_ids": ids, "labels": ids} for each in texts.values() for ids in each]
+        settings = {"max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "eval_steps": 2, **changes}
+        return Trainer(
+            AutoModelForCausalLM.from_pretrained(tiny_model),
+            TrainingArguments(
+                output_dir=str(tmp_path),
+                use_cpu=True,
+                report_to="none",
+                disable_tqdm=True,
+                save_strategy="no",
+                **settings,
+            ),
+            data_collator=lambda batch: {key: torch.tensor([row[key] for row in batch]) for key in batch[0]},
+            train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows[:4]),
+            callbacks=list(callbacks),
+        )
+
+    return make
+
+
+class Copy:
+    """An inference kernel: the same weights in bfloat16, as of the last synchronisation."""
+
+    def __init__(self):
+        self.model = None
+        self.score = None
+        self.step = None
+        self.frozen = False
+        self.trainer = None
+
+    def sync(self, model):
+        if not self.frozen:
+            self.score = hf_scorer(copy.deepcopy(model).bfloat16())
+            self.step = self.trainer.state.global_step
+
+    def __call__(self, *args):
+        return self.score(*args)
+
+
+def test_an_inference_copy_passes_until_its_weights_are_no_longer_synchronised(trainer, judged, samples):
+    """Every other step both kernels score held-out text: rounding passes, and stale weights fail at the next look."""
+    recorder, judge = judged
+    kernel = Copy()
+    callback = KernelContractCallback(
+        recorder, kernel, samples, every=2, sync=kernel.sync, weights=lambda: kernel.step, batch_size=8
+    )
+    running = kernel.trainer = trainer(callback, max_steps=4)
+    running.train()
+    recorder.force_flush()
+    verdicts = judge.verdicts()
+    assert {verdict.status.value for verdict in verdicts.values()} == {"PASS"}
+    assert verdicts["drift", "code"].samples == 2 * 24 * 40
+    assert verdicts["drift", "all"].estimate > 1e-3
+
+    kernel.frozen = True
+    running = kernel.trainer = trainer(callback, max_steps=8)
+    running.train()
+    recorder.force_flush()
+    verdicts = judge.verdicts()
+    assert verdicts["lag", "all"].status.value == verdicts["drift", "all"].status.value == "FAIL"
+
+
+def test_at_each_evaluation_where_no_interval_is_given(trainer, judged, samples):
+    """Without `every` it compares when the trainer evaluates, and samples may be made anew each time."""
+    recorder, judge = judged
+    kernel, asked = Copy(), []
+    callback = KernelContractCallback(recorder, kernel, lambda: asked.append(1) or samples[:4], sync=kernel.sync)
+    kernel.trainer = trainer(callback, eval_strategy="steps")
+    kernel.trainer.train()
+    recorder.force_flush()
+    assert len(asked) == 2
+    assert judge.verdicts()["drift", "all"].samples == 2 * 4 * 40
+
+
+def test_the_training_kernel_is_the_one_that_trains(trainer, judged, samples, tiny_model):
+    """With bf16 training the model is scored inside autocast, which a float32 model of the same weights shows."""
+    from transformers import AutoModelForCausalLM
+
+    recorder, judge = judged
+    kernel, plain = Copy(), AutoModelForCausalLM.from_pretrained(tiny_model)
+    kernel.score = hf_scorer(plain)
+    kernel.sync = lambda model: plain.load_state_dict(model.state_dict())
+    callback = KernelContractCallback(recorder, kernel, samples, every=1, sync=kernel.sync)
+    trainer(callback, max_steps=1, bf16=True).train()
+    recorder.force_flush()
+    assert judge.verdicts()["drift", "all"].estimate > 1e-3
+
+
+def test_training_is_the_same_with_and_without(trainer, judged, samples):
+    """Scoring between the steps changes neither weights nor the training mode."""
+    recorder, _ = judged
+    kernel = Copy()
+    plain = trainer()
+    plain.train()
+    watched = trainer(KernelContractCallback(recorder, kernel, samples, every=1, sync=kernel.sync))
+    kernel.trainer = watched
+    watched.train()
+    for own, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_failing_scorer_costs_a_comparison_and_no_training(trainer, judged, samples):
+    """What the user's scorer raises is counted, and all steps are made."""
+    recorder, _ = judged
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    running = trainer(KernelContractCallback(recorder, broken, samples, every=2))
+    running.train()
+    assert running.state.global_step == 4
+    assert recorder.stats().dropped == {"comparison-failed": 2}
+
+
+def test_a_sharded_model_is_named_as_such(judged, samples):
+    """One process cannot score with a part of a model; it says so and does not hang in a collective."""
+    recorder, _ = judged
+    callback = KernelContractCallback(recorder, hf_scorer(torch.nn.Linear(1, 1)), samples, every=1)
+    args = SimpleNamespace(fsdp="full_shard", deepspeed=None)
+    callback.on_step_end(args, SimpleNamespace(global_step=1, is_world_process_zero=True), None)
+    assert recorder.stats().dropped == {"sharded-model": 1}
+
+
+def test_a_halt_stops_training_after_the_step(trainer):
+    """Training ends with the step after which the evaluator asks for it, and the reason is kept."""
+    asked = []
+    stop = StopWhenHalted(lambda: asked.append(1) or ("token-tv on all fails" if len(asked) == 2 else None))
+    running = trainer(stop)
+    running.train()
+    assert running.state.global_step == 2
+    assert stop.reason == "token-tv on all fails"
+
+
+def test_training_goes_on_while_nobody_can_tell(trainer):
+    """A router that fails stops nothing."""
+
+    def broken():
+        raise OSError("no table")
+
+    running = trainer(StopWhenHalted(broken))
+    running.train()
+    assert running.state.global_step == 4
+
+
+def _process(rank, store, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    stop = StopWhenHalted(lambda: "why")
+    control = SimpleNamespace(should_training_stop=False)
+    state = SimpleNamespace(global_step=7, is_world_process_zero=rank == 0)
+    stop.on_step_end(SimpleNamespace(world_size=2), state, control)
+    results.put((rank, stop.reason, control.should_training_stop))
+    torch.distributed.destroy_process_group()
+
+
+def test_the_first_process_halts_all(tmp_path):
+    """No process is left waiting for others that have stopped."""
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=_process, args=(rank, tmp_path / "store", results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert sorted(results.get() for _ in processes) == [(0, "why", True), (1, "why", True)]

@@ -1,0 +1,446 @@
+"""GRPO in TRL with vLLM as the sampler: a real trainer, a real engine, and the evaluator's verdicts on what they did.
+
+The libraries are imported where they are used: collecting the tests is quick, and their warnings are theirs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+from examples.tiny_model import prompts
+from kc_otel import Contract, Recorder
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.instrument.trl import instrument
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 32
+PROMPTS = [(text, task) for task in ("code", "prose") for text in prompts(task, 12, characters=40)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_model, tmp_path_factory):
+    """A copy of the checkpoint that the trainer writes its weights into and vLLM reads them from."""
+    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("grpo") / "model")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    from vllm import LLM
+
+    return LLM(
+        str(checkpoint),
+        dtype="bfloat16",
+        enforce_eager=True,
+        gpu_memory_utilization=0.3,
+        max_model_len=256,
+        logprobs_mode="processed_logprobs",
+        enable_prefix_caching=False,
+    )
+
+
+@pytest.fixture
+def engine(llm, checkpoint, tiny_model):
+    """The engine with the untrained weights."""
+    shutil.copyfile(tiny_model / "model.safetensors", checkpoint / "model.safetensors")
+    llm.collective_rpc("reload_weights")
+    return Engine(llm, checkpoint)
+
+
+class Engine:
+    """vLLM in this process, as a user's rollout function has it."""
+
+    def __init__(self, llm, checkpoint):
+        from transformers import AutoTokenizer
+
+        self.llm, self.checkpoint = llm, checkpoint
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.step = 0
+        self.skip_from = float("inf")
+        self.sampled = []
+
+    def sync(self, trainer):
+        if trainer.state.global_step < self.skip_from:
+            trainer.model.save_pretrained(self.checkpoint)
+            self.llm.collective_rpc("reload_weights")
+            self.step = trainer.state.global_step
+
+    def generate(self, prompt_ids, **sampling):
+        from vllm import SamplingParams
+
+        asked = SamplingParams(max_tokens=TOKENS, logprobs=0, **{"temperature": 1.0, **sampling})
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], asked, use_tqdm=False)
+        completions = [list(each.outputs[0].token_ids) for each in outputs]
+        logprobs = [
+            [at[token].logprob for at, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids, strict=True)]
+            for each in outputs
+        ]
+        self.sampled += list(zip(prompt_ids, completions, strict=True))
+        return completions, logprobs
+
+    def rollout(self, prompts, trainer):
+        self.sync(trainer)
+        ids = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        completions, logprobs = self.generate(ids)
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs}
+
+
+class Judge(MetricExporter):
+    """Sends each export to an evaluator, as bytes that a collector would see, and keeps it."""
+
+    def __init__(self, contract):
+        super().__init__()
+        self.evaluator = Evaluator([contract])
+        self.last = None
+
+    def export(self, metrics_data, **_):
+        self.last = metrics_data
+        self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time())
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, **_):
+        return True
+
+    def shutdown(self, **_):
+        pass
+
+    def points(self, name, **attributes):
+        return [
+            point
+            for resource in self.last.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+            if {key.replace("_", "."): value for key, value in attributes.items()}.items()
+            <= dict(point.attributes).items()
+        ]
+
+    def point(self, name, slice="all"):
+        (found,) = self.points(name, kc_slice=slice)
+        return found
+
+    def verdicts(self):
+        return {(v.cell.clause, v.cell.slice): v for v in self.evaluator.evaluate(time.time())}
+
+
+def contract(**changes):
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "grpo", "version": 1, "owner": "tests"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}},
+            "slices": {
+                "code": {"where": {"task": "code"}},
+                "prose": {"where": {"task": "prose"}},
+                "disliked": {"where": {"advantage": "< 0"}},
+            },
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "statistic": "mean", "limit": 0.016}],
+            "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
+            "observability": {
+                "window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s", "sampling": 1.0,
+            },
+            "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
+            **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recording():
+    made = []
+
+    def make(**changes):
+        judge = Judge(contract(**changes))
+        made.append(Recorder(contract(**changes), metric_exporter=judge, export_interval=1000.0))
+        return made[-1], judge
+
+    yield make
+    for recorder in made:
+        recorder.shutdown()
+
+
+def reward(completions, task, **_):
+    """More lower-case letters are better; prose is wanted twice as much, so that columns are really used."""
+    return [sum(map(str.islower, c)) * (2.0 if t == "prose" else 1.0) for c, t in zip(completions, task, strict=True)]
+
+
+@pytest.fixture
+def trainer(engine, tmp_path):
+    def make(**changes):
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        options = {"rollout_func": engine.rollout, "reward_funcs": [reward], **changes.pop("trainer", {})}
+        settings = {
+            "per_device_train_batch_size": 16,
+            "per_device_eval_batch_size": 16,
+            "num_generations": 8,
+            "steps_per_generation": 2,
+            "max_completion_length": TOKENS,
+            "learning_rate": 2e-3,
+            "lr_scheduler_type": "constant",
+            "max_steps": 4,
+            "beta": 0.0,
+            "bf16": False,
+            "use_cpu": True,
+            "logging_steps": 1,
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "seed": 1,
+            **changes,
+        }
+        return GRPOTrainer(
+            model=str(engine.checkpoint),
+            args=GRPOConfig(output_dir=str(tmp_path), **settings),
+            train_dataset=Dataset.from_list([{"prompt": text, "task": task} for text, task in PROMPTS]),
+            processing_class=engine.tokenizer,
+            **options,
+        )
+
+    return make
+
+
+def after_step(look):
+    from transformers import TrainerCallback
+
+    class AfterStep(TrainerCallback):
+        def on_step_end(self, _, state, *__, **___):
+            look(state.global_step)
+
+    return AfterStep()
+
+
+def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer, engine, recording):
+    """Healthy steps never fail; the first rollout from stale weights fails on drift, on lag, and on every task."""
+    recorder, judge = recording()
+    running = trainer(max_steps=6)
+    engine.skip_from = 4
+    seen = {}
+
+    def look(step):
+        assert recorder.force_flush()
+        seen[step] = {cell: verdict.status.value for cell, verdict in judge.verdicts().items()}
+
+    running.add_callback(after_step(look))
+    with instrument(running, recorder, weights=lambda: engine.step):
+        running.train()
+
+    assert seen[4]["token-tv", "all"] == seen[4]["lag", "all"] == "PASS"
+    assert not any("FAIL" in seen[step].values() for step in (1, 2, 3, 4))
+    assert seen[5]["token-tv", "all"] == seen[5]["lag", "all"] == "FAIL"
+    assert seen[6]["token-tv", "code"] == seen[6]["token-tv", "prose"] == "FAIL"
+    assert recorder.stats().dropped == {}
+
+
+def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, engine, recording):
+    """Batches that are trained on twice count once, and shuffled sequences keep the columns of their prompt."""
+    recorder, judge = recording()
+    running = trainer(num_iterations=2, max_steps=8)
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+
+    task_of = {tuple(engine.tokenizer(text)["input_ids"]): task for text, task in PROMPTS}
+    tokens = Counter()
+    for prompt, completion in engine.sampled:
+        tokens[task_of[tuple(prompt)]] += len(completion)
+    assert judge.point("kc.drift.log_ratio").count == sum(tokens.values())
+    for task in ("code", "prose"):
+        assert judge.point("kc.drift.log_ratio", task).count == tokens[task]
+    assert 0 < judge.point("kc.drift.log_ratio", "disliked").count < sum(tokens.values())
+    assert judge.points("kc.drift.advantage_drift_positive")
+
+
+def test_without_old_log_probs_those_of_the_first_pass_are_taken(trainer, recording):
+    """Where TRL computes none because the weights are the same, the model's own output is the training side."""
+    recorder, judge = recording()
+    running = trainer(steps_per_generation=2, gradient_accumulation_steps=2, max_steps=1)
+    given = []
+    original = running.compute_loss
+    running.compute_loss = lambda model, inputs, **rest: (given.append(inputs), original(model, inputs, **rest))[1]
+    before = {name: value.clone() for name, value in running.model.state_dict().items()}
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+
+    assert len(given) == 2
+    assert all("old_per_token_logps" not in inputs for inputs in given)
+    running.model.load_state_dict(before)
+    drift = []
+    for inputs in given:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        with torch.no_grad():
+            logits = running.model.eval()(input_ids=ids, attention_mask=mask).logits[:, -TOKENS - 1 : -1]
+        scored = logits.log_softmax(-1).gather(-1, inputs["completion_ids"][..., None]).squeeze(-1)
+        drift.append((scored - inputs["sampling_per_token_logps"])[inputs["completion_mask"].bool()])
+    expected = torch.cat(drift).double()
+    point = judge.point("kc.drift.abs_log_ratio")
+    assert point.count == expected.numel()
+    assert point.sum == pytest.approx(expected.abs().sum().item(), rel=1e-3)
+
+
+def test_removing_leaves_the_trainer_as_it_was(trainer, recording):
+    """After `remove` every attribute is the original again, and nothing more is recorded."""
+    recorder, _ = recording()
+    running = trainer()
+    before = dict(vars(running)), list(running.reward_funcs)
+    watch = instrument(running, recorder)
+    assert "compute_loss" in vars(running)
+    assert running.reward_funcs[0] is not reward
+    watch.remove()
+    watch.remove()
+    assert (dict(vars(running)), list(running.reward_funcs)) == before
+    running.train()
+    recorder.force_flush()
+    assert recorder.stats().tokens == 0
+
+
+def test_training_goes_on_when_watching_fails(trainer, recording):
+    """Whatever goes wrong in a user's function or with a batch is counted, and the steps are all made."""
+    recorder, _ = recording()
+
+    def broken():
+        raise RuntimeError("no idea")
+
+    running = trainer(max_steps=2)
+    with instrument(running, recorder, weights=broken):
+        running.train()
+    recorder.force_flush()
+    assert running.state.global_step == 2
+    assert recorder.stats().dropped["rollout-unusable"] == 1
+    assert recorder.stats().tokens > 0
+
+
+def test_training_is_not_changed_by_being_watched(trainer, engine, recording, tiny_model):
+    """The same seed gives bit-equal weights with and without instrumentation."""
+    replay = []
+
+    def recorded(prompts, running):
+        replay.append(engine.rollout(prompts, running))
+        torch.manual_seed(len(replay))  # TRL shuffles by the global generator, which vLLM draws from
+        return replay[-1]
+
+    def replayed(*_):
+        again.append(replay[len(again)])
+        torch.manual_seed(len(again))
+        return again[-1]
+
+    plain = trainer(trainer={"rollout_func": recorded})
+    plain.train()
+    shutil.copyfile(tiny_model / "model.safetensors", engine.checkpoint / "model.safetensors")
+    again = []
+    watched = trainer(trainer={"rollout_func": replayed})
+    recorder, _ = recording()
+    with instrument(watched, recorder):
+        watched.train()
+    for own, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+class InProcess:
+    """TRL's vLLM backend as its trainer calls it, with the engine in this process instead of on a GPU or a server."""
+
+    engine: Engine
+    sampling: dict
+    heavy = 0.0
+
+    def __init__(self, **options):
+        self.trainer = None
+        self.options = options
+
+    def sync_weights(self):
+        self.engine.sync(self.trainer)
+
+    def generate(self, prompts, **_):
+        completions, logprobs = self.engine.generate(prompts, **self.sampling)
+        logprobs[0][0] -= self.heavy
+        return prompts, completions, [[[value] for value in row] for row in logprobs], None
+
+
+@pytest.fixture
+def through_vllm(trainer, engine, monkeypatch):
+    """A trainer with `use_vllm=True`, whose backend is the in-process engine."""
+
+    def make(*, heavy=0.0, sampling=None, **changes):
+        monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", InProcess)
+        monkeypatch.setattr(InProcess, "engine", engine, raising=False)
+        monkeypatch.setattr(InProcess, "sampling", sampling or {}, raising=False)
+        monkeypatch.setattr(InProcess, "heavy", heavy)
+        running = trainer(use_vllm=True, vllm_mode="colocate", trainer={"rollout_func": None}, **changes)
+        running.vllm_generation.trainer = running
+        return running
+
+    return make
+
+
+def logged(running, name):
+    return [entry[name] for entry in running.state.log_history if name in entry]
+
+
+def test_log_probability_differences_equal_those_that_trl_prints(through_vllm, recording):
+    """Mean and maximum of |l| are TRL's own, which it takes before its correction; lag is 0 as TRL synchronises."""
+    recorder, judge = recording()
+    running = through_vllm(steps_per_generation=1, max_steps=1)
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+    point = judge.point("kc.drift.abs_log_ratio")
+    assert point.sum / point.count == pytest.approx(
+        logged(running, "sampling/sampling_logp_difference/mean")[0], rel=1e-4
+    )
+    assert point.max == pytest.approx(logged(running, "sampling/sampling_logp_difference/max")[0], rel=1e-4)
+    assert judge.point("kc.weights.lag").max == 0
+    assert judge.verdicts()["lag", "all"].status.value != "FAIL"
+
+
+def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
+    """TRL's largest printed ratio is its cap; ours is the ratio."""
+    recorder, judge = recording()
+    running = through_vllm(
+        heavy=6.0,
+        steps_per_generation=1,
+        max_steps=1,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=3.0,
+    )
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+    assert logged(running, "sampling/importance_sampling_ratio/max") == [3.0]
+    assert judge.point("kc.drift.ratio").max == pytest.approx(np.exp(6.0), rel=0.2)
+    assert judge.point("kc.drift.log_ratio").max == pytest.approx(6.0, abs=0.2)
+
+
+def test_truncated_sampling_is_named_and_is_no_drift(through_vllm, recording):
+    """With top-p TRL's two sides are of different distributions: counted as such, and nothing is measured."""
+    recorder, judge = recording()
+    running = through_vllm(top_p=0.8, sampling={"top_p": 0.8}, steps_per_generation=1, max_steps=1)
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"processing_mismatch": 16}
+    assert not judge.points("kc.drift.log_ratio")
+    assert logged(running, "sampling/importance_sampling_ratio/mean")[0] < 0.95
+
+
+def test_temperature_is_on_both_sides(through_vllm, recording):
+    """A temperature is no drift: TRL applies it to the training side, vLLM to its own."""
+    recorder, judge = recording()
+    running = through_vllm(temperature=0.6, sampling={"temperature": 0.6}, steps_per_generation=1, max_steps=1)
+    with instrument(running, recorder):
+        running.train()
+    recorder.force_flush()
+    point = judge.point("kc.drift.tv_token")
+    assert 0 < point.sum / point.count < 0.03

@@ -1,0 +1,173 @@
+"""vLLM's asynchronous engine, whose core and worker are another process: streams, n, aborts, trace headers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+
+from examples.tiny_model import prompts
+from kc_otel.instrument.vllm import KernelContractInstrumentor
+from kc_otel.instrument.vllm.http import HEADERS
+from tests.engines._vllm import MemorySink, contract, every_field, without_id
+
+pytestmark = pytest.mark.slow
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def story(tiny_model):
+    """One engine and one event loop, everything that the tests look at done in them once."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    sink = MemorySink()
+    instrumentor = KernelContractInstrumentor()
+    try:
+        yield asyncio.run(tell(tiny_model, instrumentor, sink)), sink
+    finally:
+        if instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.uninstrument()
+
+
+async def tell(model, instrumentor, sink):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            str(model),
+            dtype="bfloat16",
+            max_model_len=1024,
+            gpu_memory_utilization=0.3,
+            enforce_eager=True,
+            logprobs_mode="processed_logprobs",
+            max_num_batched_tokens=1024,
+        )
+    )
+    found = {}
+    try:
+        found["plain"] = await streams(engine, "plain")
+        instrumentor.instrument(contract=contract(), sink=sink, sampling=1.0)
+        found["instrumented"] = await streams(engine, "instrumented")
+        found["asked"] = await streams(engine, "asked", logprobs=0)
+        await engine.update_weight_version("step-9")
+        token = HEADERS.set([(b"baggage", b"task=code,tenant=a"), (b"authorization", b"Bearer secret")])
+        await drain(engine, "traced", trace_headers={"traceparent": TRACEPARENT})
+        HEADERS.reset(token)
+        found["stats before abort"] = instrumentor.stats()
+        await abort(engine)
+        await drain(engine, "after")
+        # The hand-over waits for what the worker says, which comes through this loop.
+        await asyncio.to_thread(instrumentor.flush)
+        found["stats"] = instrumentor.stats()
+    finally:
+        engine.shutdown()
+    return found
+
+
+def params(kind="DELTA", **options):
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    options = {"seed": 3, "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, **options}
+    return SamplingParams(output_kind=RequestOutputKind[kind], **options)
+
+
+async def streams(engine, name, **options):
+    """Outputs of concurrent requests of each kind of stream, in order."""
+
+    async def one(number, kind, n, stop):
+        stream = engine.generate(
+            prompts("code", 4)[number], params(kind, n=n, stop=stop, **options), f"{name}-{number}-{kind}-{n}-{stop}"
+        )
+        return [every_field(output) async for output in stream]
+
+    cases = [(i, kind, n, stop) for i, kind in enumerate(("DELTA", "CUMULATIVE", "FINAL_ONLY")) for n in (1, 2)
+             for stop in (None, "e")]  # fmt: skip
+    # One at a time: how steps fall together in time decides how deltas are merged.
+    return [(case, await one(*case)) for case in cases]
+
+
+async def drain(engine, request_id, **options):
+    async for _ in engine.generate(prompts("code", 1)[0], params(), request_id, **options):
+        pass
+
+
+async def abort(engine):
+    stream = engine.generate(prompts("code", 1)[0], params(max_tokens=500), "aborted")
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await engine.abort("aborted")
+
+
+def whole(outputs, kind):
+    """Text, tokens, and ends of each completion, however it was cut into deltas."""
+    found = {}
+    for output in outputs:
+        for each in output["outputs"]:
+            mine = found.setdefault(each["index"], {"text": "", "token_ids": []})
+            fresh = kind != "DELTA"
+            mine["text"] = each["text"] if fresh else mine["text"] + each["text"]
+            mine["token_ids"] = each["token_ids"] if fresh else mine["token_ids"] + each["token_ids"]
+            mine |= {name: each[name] for name in ("logprobs", "cumulative_logprob", "finish_reason", "stop_reason")}
+    return found
+
+
+def test_streams_are_what_they_would_have_been(story):
+    """Deltas, cumulative and final outputs, of one and two completions, with a stop string or without, are equal."""
+    found, _ = story
+    for (case, plain), (_, instrumented) in zip(found["plain"], found["instrumented"], strict=True):
+        assert whole(instrumented, case[1]) == whole(plain, case[1]), case
+        assert without_id(instrumented[-1]).keys() == without_id(plain[-1]).keys()
+        assert all(each["logprobs"] is None for output in instrumented for each in output["outputs"])
+
+
+def test_what_is_recorded_is_what_was_sampled(story):
+    """Log-probabilities are those that vLLM gives for the same request, bit for bit, from after processing here."""
+    found, sink = story
+    for (case, outputs), (_, asked) in zip(found["instrumented"], found["asked"], strict=True):
+        kept = sink.of(outputs[-1]["request_id"])
+        assert len(kept) == case[2]
+        completions = whole(outputs, case[1])
+        theirs = {}
+        for output in asked:
+            for each in output["outputs"]:
+                new = list(each["logprobs"])
+                theirs[each["index"]] = theirs.get(each["index"], []) + new if case[1] == "DELTA" else new
+        for index, request in enumerate(kept):
+            tokens = completions[index]["token_ids"]
+            assert request.token_ids.tolist() == tokens
+            logprobs = [each[token].logprob for each, token in zip(theirs[index], tokens, strict=True)]
+            np.testing.assert_array_equal(request.logprobs, np.array(logprobs, np.float32))
+            assert request.logprobs_mode == "processed"
+            assert request.processing == {"temperature": 0.8, "top_p": 0.9}
+
+
+def test_the_worker_is_asked_for_its_attention(story):
+    """The fingerprint holds what only the process of the worker knows."""
+    _, sink = story
+    (kernel,) = {request.kernel for request in sink.requests.values()}
+    assert kernel.attention == "CPU_ATTN"
+    assert kernel.hardware.startswith("cpu ")
+
+
+def test_trace_context_and_baggage_come_along(story):
+    """The W3C trace context that the server hands on is kept though vLLM's own tracing is off; so is baggage."""
+    _, sink = story
+    (request,) = sink.of("traced")
+    assert request.traceparent == TRACEPARENT
+    assert request.attributes["task"] == "code"
+    assert "tenant" not in request.attributes  # no slice asks for it
+    assert request.weights == "step-9"
+
+
+def test_an_abandoned_stream_is_not_recorded(story):
+    """A client that goes away leaves no record, and those after it are recorded."""
+    found, sink = story
+    assert not sink.of("aborted")
+    assert len(sink.of("after")) == 1
+    assert found["stats"].sampled == found["stats"].recorded + 1
+    assert found["stats"].dropped == {}

@@ -1,0 +1,333 @@
+"""Offline vLLM in this process: what is recorded is what was sampled, and nobody who generates notices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from examples.tiny_model import prompts
+from kc_otel.instrument.sampling import position_of
+from kc_otel.instrument.vllm import KernelContractInstrumentor
+from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, put_away, without_id
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [*prompts("code", 3), *prompts("prose", 3)]
+PARAMS = {
+    "seeded": {"seed": 5, "max_tokens": 24},
+    "greedy": {"temperature": 0.0, "max_tokens": 24},
+    "hot, truncated, penalised": {
+        "seed": 1, "temperature": 1.3, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1, "max_tokens": 24,
+    },
+    "several": {"seed": 2, "n": 3, "max_tokens": 16},
+    "stop string": {"seed": 3, "max_tokens": 60, "stop": ["e", "\n"]},
+    "stop string kept": {"seed": 3, "max_tokens": 60, "stop": ["e"], "include_stop_str_in_output": True},
+    "stop token": {"temperature": 0.0, "max_tokens": 60, "stop_token_ids": list(range(100, 300))},
+    "sampled log-probability asked": {"seed": 4, "logprobs": 0, "max_tokens": 24},
+    "five log-probabilities asked": {"seed": 4, "logprobs": 5, "max_tokens": 24},
+    "flat log-probabilities": {"seed": 4, "logprobs": 1, "flat_logprobs": True, "max_tokens": 24},
+    "prompt log-probabilities": {"seed": 4, "prompt_logprobs": 1, "max_tokens": 8},
+    "no text": {"seed": 4, "detokenize": False, "max_tokens": 24},
+    "one token": {"seed": 4, "max_tokens": 1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model):
+    engine = offline_engine(tiny_model)
+    yield engine
+    put_away(engine)
+
+
+@pytest.fixture
+def sink():
+    return MemorySink()
+
+
+@pytest.fixture
+def instrument(sink):
+    instrumentor = KernelContractInstrumentor()
+
+    def start(**options):
+        options = {"contract": contract(), "sink": sink, "sampling": 1.0, **options}
+        instrumentor.instrument(**options)
+        return instrumentor
+
+    yield start
+    if instrumentor.is_instrumented_by_opentelemetry:
+        instrumentor.uninstrument()
+
+
+def generate(llm, **options):
+    from vllm import SamplingParams
+
+    return llm.generate(TEXTS, SamplingParams(**options), use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_responses_are_what_they_would_have_been(llm, instrument, sink, name):
+    """Every field of every response is the same with and without instrumentation, whatever the request asks for."""
+    plain = [without_id(every_field(output)) for output in generate(llm, **PARAMS[name])]
+    instrumentor = instrument()
+    assert [without_id(every_field(output)) for output in generate(llm, **PARAMS[name])] == plain
+    instrumentor.uninstrument()
+    assert len(sink.requests) == len(TEXTS) * PARAMS[name].get("n", 1)
+    assert [without_id(every_field(output)) for output in generate(llm, **PARAMS[name])] == plain
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_what_is_recorded_is_what_was_sampled(llm, instrument, sink, name):
+    """Prompt, tokens and log-probabilities are bit for bit those that vLLM gives to who asks for them."""
+    instrumentor = instrument()
+    recorded = generate(llm, **PARAMS[name])
+    instrumentor.flush()
+    for output, asked in zip(recorded, generate(llm, **{"logprobs": 0, **PARAMS[name]}), strict=True):
+        kept = sink.of(output.request_id)
+        for request, mine, theirs in zip(kept, output.outputs, asked.outputs, strict=True):
+            assert request.prompt_ids.tolist() == output.prompt_token_ids
+            assert request.token_ids.tolist() == list(mine.token_ids) == list(theirs.token_ids)
+            logprobs = [each[token].logprob for each, token in zip(theirs.logprobs, theirs.token_ids, strict=True)]
+            np.testing.assert_array_equal(request.logprobs, np.array(logprobs, np.float32))
+            assert request.attributes["finish_reason"] == mine.finish_reason
+            assert request.attributes["completion_tokens"] == len(mine.token_ids)
+            assert request.attributes["prompt_tokens"] == len(output.prompt_token_ids)
+
+
+def test_parameters_of_the_caller_stay_untouched(llm, instrument):
+    """Log-probabilities are asked for in a copy, so that parameters can be used again."""
+    import msgspec
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=4, n=3)  # without a seed, so that vLLM shares them between the completions
+    llm.generate(TEXTS, params, use_tqdm=False)  # sets what vLLM itself sets in them
+    before = msgspec.structs.asdict(params)
+    instrument()
+    outputs = llm.generate(TEXTS, params, use_tqdm=False)
+    assert msgspec.structs.asdict(params) == before
+    assert all(each.logprobs is None for output in outputs for each in output.outputs)
+
+
+def test_processing_says_how_tokens_were_drawn(llm, instrument, sink):
+    """Temperature and truncation are kept beside log-probabilities that are from before them."""
+    instrumentor = instrument()
+    generate(llm, **PARAMS["hot, truncated, penalised"])
+    generate(llm, **PARAMS["seeded"])
+    instrumentor.flush()
+    hot, plain = list(sink.requests.values())[0], list(sink.requests.values())[-1]  # noqa: RUF015
+    assert hot.processing == {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}
+    assert plain.processing == {}
+    assert hot.logprobs_mode == plain.logprobs_mode == "raw"
+
+
+def test_the_kernel_is_what_the_engine_turned_out_to_be(llm, instrument, sink):
+    """Version, number formats and compilation come from the configuration, attention and hardware from the worker."""
+    import vllm
+
+    instrumentor = instrument()
+    generate(llm, max_tokens=1)
+    instrumentor.flush()
+    (kernel,) = {request.kernel for request in sink.requests.values()}
+    assert (kernel.engine, kernel.version, kernel.dtype) == ("vllm", vllm.__version__, "bfloat16")
+    assert (kernel.attention, kernel.compile, kernel.kv_cache_dtype) == ("CPU_ATTN", "eager", "auto")
+    assert kernel.hardware.startswith("cpu ")
+
+
+def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
+    """Whether a request is in the sample follows from its id and the contract's share, for all of its completions."""
+    from vllm import SamplingParams
+
+    instrumentor = instrument(contract=contract(observability={"sampling": 0.4}), sampling=None)
+    outputs = llm.generate(TEXTS * 10, SamplingParams(max_tokens=2, n=2), use_tqdm=False)
+    instrumentor.flush()
+    wanted = {output.request_id for output in outputs if position_of(output.request_id) < 0.4}
+    assert 0 < len(wanted) < len(outputs)
+    assert {output.request_id for output in outputs if len(sink.of(output.request_id)) == 2} == wanted
+    stats = instrumentor.stats()
+    assert (stats.seen, stats.sampled, stats.recorded) == (120, 2 * len(wanted), 2 * len(wanted))
+    assert stats.tokens == 4 * len(wanted)
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
+def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
+    """Each step's output is the same for a caller who drives the engine, and the whole completion is recorded once."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    def stream():
+        params = SamplingParams(seed=7, max_tokens=20, n=2, output_kind=RequestOutputKind[kind], stop=["zq"])
+        for i, text in enumerate(TEXTS):
+            llm.llm_engine.add_request(f"stream-{i}", text, params)
+        seen = []
+        while llm.llm_engine.has_unfinished_requests():
+            seen += [every_field(output) for output in llm.llm_engine.step()]
+        return seen
+
+    plain = stream()
+    instrumentor = instrument()
+    assert stream() == plain
+    instrumentor.flush()
+    whole = {}
+    for output in plain:
+        for each in output["outputs"]:
+            key = output["request_id"], each["index"]
+            whole[key] = each["token_ids"] if kind == "CUMULATIVE" else whole.get(key, []) + each["token_ids"]
+    assert len(sink.requests) == len(whole) == 2 * len(TEXTS)
+    for (request_id, index), tokens in whole.items():
+        assert sink.of(request_id)[index].token_ids.tolist() == tokens
+
+
+def test_an_aborted_request_is_not_recorded(llm, instrument, sink):
+    """A request that its caller gave up leaves nothing behind, and the next one is recorded."""
+    from vllm import SamplingParams
+
+    instrumentor = instrument()
+    engine = llm.llm_engine
+    engine.add_request("gone", TEXTS[0], SamplingParams(max_tokens=50))
+    engine.step()
+    engine.abort_request(["gone"])
+    while engine.has_unfinished_requests():
+        engine.step()
+    generate(llm, max_tokens=2)
+    instrumentor.flush()
+    assert len(sink.requests) == len(TEXTS)
+    assert instrumentor.stats().sampled == len(TEXTS) + 1
+
+
+@pytest.mark.usefixtures("llm")
+def test_uninstrumenting_restores_every_function(instrument):
+    """Afterwards vLLM's classes hold the very objects that they held before."""
+    import vllm.entrypoints.launchers.app as server
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    owners = (AsyncLLM, LLMEngine, OutputProcessor, WorkerBase, server)
+    before = [dict(vars(owner)) for owner in owners]
+    instrumentor = instrument()
+    changed = [
+        {name for name, value in vars(owner).items() if then.get(name) is not value}
+        for owner, then in zip(owners, before, strict=True)
+    ]
+    assert changed[:3] == [{"add_request"}, {"add_request"}, {"add_request", "process_outputs"}]
+    assert changed[4] == {"init_entrypoints_middleware"}
+    instrumentor.uninstrument()
+    for owner, then in zip(owners, before, strict=True):
+        now = dict(vars(owner))
+        assert now.keys() == then.keys()
+        assert all(now[name] is value for name, value in then.items())
+
+
+def test_requests_under_way_survive_uninstrumenting(llm, instrument, sink):
+    """A request that was tapped when instrumentation ended goes on to the same end, unrecorded."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(seed=11, max_tokens=12)
+    (plain,) = llm.generate(TEXTS[:1], params, use_tqdm=False)
+    instrumentor = instrument()
+    engine, outputs = llm.llm_engine, []
+    engine.add_request("under way", TEXTS[0], params)
+    engine.step()
+    instrumentor.uninstrument()
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert list(outputs[-1].outputs[0].token_ids) == list(plain.outputs[0].token_ids)
+    assert outputs[-1].outputs[0].logprobs is None
+    assert not sink.requests
+
+
+def test_attributes_come_from_extra_arguments(llm, instrument, sink):
+    """What a slice of the contract asks for is read from the request's extra arguments."""
+    from vllm import SamplingParams
+
+    instrumentor = instrument(attributes={"tenant": "a"})
+    params = [
+        SamplingParams(max_tokens=2, extra_args={"task": task, "secret": "not asked for"})
+        for task in ("code", "code", "code", "prose", "prose", "prose")
+    ]
+    outputs = llm.generate(TEXTS, params, use_tqdm=False)
+    instrumentor.flush()
+    kept = [sink.of(output.request_id)[0].attributes for output in outputs]
+    assert [each["task"] for each in kept] == ["code"] * 3 + ["prose"] * 3
+    assert {each["tenant"] for each in kept} == {"a"}
+    assert all("secret" not in each for each in kept)
+
+
+def test_what_goes_wrong_on_our_side_is_counted(llm, instrument, sink, monkeypatch):
+    """A sink or an attributes function that fails costs records, never a response."""
+
+    def fail(_):
+        raise RuntimeError("disk on fire")
+
+    instrumentor = instrument(attributes=fail)
+    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
+    instrumentor.flush()
+    assert instrumentor.stats().attributes_failed == len(TEXTS) == len(sink.requests)
+    monkeypatch.setattr(sink, "put", fail)
+    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
+    instrumentor.flush()
+    assert instrumentor.stats().dropped == {"sink-failed": len(TEXTS)}
+
+
+def test_a_fault_of_the_wrapper_does_not_reach_vllm(llm, instrument, monkeypatch):
+    """Whatever is raised while a request is registered or a step is collected, the request is answered."""
+    from kc_otel.instrument.vllm.engines import Engines
+
+    def fail(*_):
+        raise RuntimeError("bug")
+
+    instrumentor = instrument()
+    monkeypatch.setattr(Engines, "registered", fail)
+    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
+    assert instrumentor.stats().dropped == {"failed": len(TEXTS)}
+    monkeypatch.undo()
+    monkeypatch.setattr(Engines, "stepped", fail)
+    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
+
+
+def test_the_current_span_is_linked(llm, instrument, sink):
+    """A request that is made inside of a span carries its trace context."""
+    from opentelemetry import trace
+
+    instrumentor = instrument()
+    span = trace.NonRecordingSpan(trace.SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1)))
+    with trace.use_span(span):
+        generate(llm, max_tokens=1)
+    instrumentor.flush()
+    assert {each.traceparent for each in sink.requests.values()} == {f"00-{0xABC:032x}-{0xDEF:016x}-01"}
+
+
+def test_weights_that_were_named_are_recorded(llm, instrument, sink):
+    """A weight version that the program asserted is a number where it is one; before, it is unknown."""
+    instrumentor = instrument()
+    (before, *_) = generate(llm, max_tokens=2)
+    try:
+        llm.update_weight_version("17")
+        (after, *_) = generate(llm, max_tokens=2)
+    finally:
+        llm.update_weight_version("default")
+    instrumentor.flush()
+    assert sink.of(before.request_id)[0].weights is None
+    assert sink.of(after.request_id)[0].weights == 17
+
+
+def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch):
+    """With `train=` the other side is scored in this process, and both meet in the recorder by what they hold."""
+    from kc_otel import Kernel
+
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    instrumentor = instrument(sink=None, sampling=None, train=Kernel("torch", dtype="float32"))
+    recorder = instrumentor.recorder
+    outputs = generate(llm, seed=3, max_tokens=16, logprobs=0)
+    instrumentor.flush()
+    for output in outputs:
+        (sampled,) = output.outputs
+        recorder.scored(
+            token_ids=list(sampled.token_ids),
+            logprobs=[each[token].logprob for each, token in zip(sampled.logprobs, sampled.token_ids, strict=True)],
+            prompt_ids=output.prompt_token_ids,
+        )
+    assert recorder.force_flush()
+    assert recorder.stats().sequences == len(TEXTS)
+    assert recorder.stats().tokens == 16 * len(TEXTS)
+    recorder.shutdown()

@@ -1,0 +1,89 @@
+"""vLLM's real server under OpenTelemetry's launcher: clients get what they would have got, and the spool fills."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from examples.vllm_server.server import NAME, serving
+from kc_otel.instrument.spool import SpoolReader
+
+pytestmark = pytest.mark.slow
+
+CONTRACT = Path(__file__).resolve().parents[2] / "examples" / "vllm_server" / "contract.yaml"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+PROMPT = "def main(argv):\n    "
+BODIES = {
+    "completion": ("completions", {"prompt": PROMPT, "max_tokens": 12, "seed": 1}),
+    "two of two prompts": ("completions", {"prompt": [PROMPT, "The "], "n": 2, "max_tokens": 8, "seed": 2}),
+    "log-probabilities": ("completions", {"prompt": PROMPT, "max_tokens": 8, "seed": 3, "logprobs": 2}),
+    "stop": ("completions", {"prompt": PROMPT, "max_tokens": 40, "seed": 4, "stop": ["e"]}),
+    "echo": ("completions", {"prompt": PROMPT, "max_tokens": 4, "seed": 4, "echo": True}),
+    "tagged": ("completions", {"prompt": PROMPT, "max_tokens": 4, "seed": 5, "vllm_xargs": {"task": "code"}}),
+    "chat": ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "seed": 6}),
+    "stream": ("completions", {"prompt": PROMPT, "max_tokens": 12, "seed": 7, "stream": True}),
+    "chat stream": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 8, "stream": True},
+    ),
+    "refused": ("completions", {"prompt": PROMPT, "max_tokens": 100_000}),
+}
+RECORDED = dict.fromkeys(BODIES, 1) | {"two of two prompts": 4, "refused": 0}
+
+
+def answers(address):
+    """What clients get, one after the other, without what is different each time."""
+    found = {}
+    with httpx.Client(base_url=f"{address}/v1", timeout=120.0) as client:
+        for name, (path, body) in BODIES.items():
+            headers = {"traceparent": TRACEPARENT, "baggage": "task=prose"} if name == "completion" else {}
+            answer = client.post(path, json={"model": NAME, **body}, headers=headers)
+            found[name] = answer.status_code, streamed(answer.text) if body.get("stream") else plain(answer.json())
+    return found
+
+
+def plain(body):
+    return {name: value for name, value in body.items() if name not in {"id", "created"}}
+
+
+def streamed(text):
+    """A stream's text and its end; how many tokens are in one event is a matter of time."""
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    words = [choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices]
+    assert text.rstrip().endswith("data: [DONE]")
+    return "".join(words), choices[-1]["finish_reason"], sorted({name for event in events for name in event})
+
+
+def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
+    """Responses of every kind equal those of a plain server; each completion is in the spool with its attributes."""
+    with serving(tiny_model, {}, log=tmp_path / "plain.log") as address:
+        expected = answers(address)
+    spool = tmp_path / "requests.sqlite"
+    environment = {
+        "KC_OTEL_CONTRACT": str(CONTRACT),
+        "KC_OTEL_SPOOL": str(spool),
+        "KC_OTEL_SAMPLING": "1",
+        "OTEL_TRACES_EXPORTER": "none",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+    }
+    launcher = [str(Path(sys.executable).with_name("opentelemetry-instrument"))]
+    log = tmp_path / "instrumented.log"
+    with serving(tiny_model, environment, log=log, launcher=launcher) as address:
+        assert answers(address) == expected
+    with SpoolReader(spool) as reader:
+        requests = [request for _, request in reader.take(1000)]
+    assert len(requests) == sum(RECORDED.values()), log.read_text()[-3000:]
+    assert len({request.request_id for request in requests}) == len(requests)
+    assert {request.kernel.attention for request in requests} == {"CPU_ATTN"}
+    tagged = [request for request in requests if request.attributes.get("task") == "code"]
+    assert [request.token_ids.size for request in tagged] == [4]
+    (traced,) = (request for request in requests if request.attributes.get("task") == "prose")
+    assert traced.traceparent == TRACEPARENT
+    assert traced.token_ids.size == expected["completion"][1]["usage"]["completion_tokens"]
+    assert "kc-otel: vLLM is not instrumented" not in log.read_text()

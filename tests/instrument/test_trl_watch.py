@@ -1,0 +1,283 @@
+"""Watching a GRPO trainer: what needs no TRL. A trainer here has the public attributes that TRL's has."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kc_otel.instrument.trl import instrument
+
+GENERATIONS = 4
+
+
+class Vllm:
+    """TRL's backend: two public methods."""
+
+    def __init__(self):
+        self.synced = 0
+
+    def sync_weights(self):
+        self.synced += 1
+
+    def generate(self, prompts, **_):
+        completions = [[9, 9, 1], [9, 9, 2], [9, 9, 1], [7]]
+        return prompts, completions, [[[-1.0]] * len(each) for each in completions], None
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, ids):
+        return SimpleNamespace(log_probs=self.weight - torch.ones(ids.shape[0], ids.shape[1] - 1))
+
+
+class Trainer:
+    """The parts of TRL's trainer that are watched, in the order in which TRL goes through them."""
+
+    def __init__(self, reward, *, use_vllm=True, rollout_func=None, **args):
+        self.model = Model()
+        self.use_vllm = use_vllm
+        self.rollout_func = rollout_func
+        self.vllm_generation = Vllm()
+        self.reward_funcs = [reward]
+        self.state = SimpleNamespace(global_step=0)
+        defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        self.args = SimpleNamespace(**{**defaults, "generation_kwargs": None, "bf16": False, "fp16": False, **args})
+        self.accelerator = SimpleNamespace(num_processes=1, distributed_type=SimpleNamespace(value="NO"))
+        self.losses = 0
+
+    def compute_loss(self, model, inputs, **_):
+        self.losses += 1
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        return model(ids).log_probs.sum()
+
+    def generated(self, prompts, tasks, *, order=(2, 0, 3, 1), sync=True):
+        """One generation: weights, completions, rewards, and a shuffled batch."""
+        if sync:
+            self.vllm_generation.sync_weights()
+        _, completions, logprobs, _ = self.vllm_generation.generate(prompts=prompts, num_generations=GENERATIONS)
+        result = self.reward_funcs[0](prompts=["text"] * len(prompts), completion_ids=completions, task=tasks)
+        if asyncio.iscoroutine(result):
+            result = asyncio.run(result)
+        assert result == [1.0] * len(prompts)
+        width = max(map(len, completions))
+        pad = lambda rows: torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])  # noqa: E731
+        return {
+            "prompt_ids": torch.tensor(prompts)[list(order)],
+            "prompt_mask": torch.ones(len(prompts), len(prompts[0]), dtype=torch.int64),
+            "completion_ids": pad(completions)[list(order)],
+            "completion_mask": pad([[1] * len(each) for each in completions])[list(order)],
+            "sampling_per_token_logps": pad([[each[0] for each in row] for row in logprobs])[list(order)],
+            "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0]),
+        }
+
+
+def reward(completion_ids, **_):
+    return [1.0] * len(completion_ids)
+
+
+PROMPTS = [[5, 6], [5, 6], [5, 8], [5, 8]]
+TASKS = ["code", "code", "prose", "prose"]
+
+
+@pytest.fixture
+def watched(recorders, contract):
+    """A trainer, its watch and its recorder, for a contract with slices by column."""
+
+    def make(trainer=None, **options):
+        own = {"slices": {name: {"where": {"task": name}} for name in ("code", "prose")}}
+        recorder = recorders(contract=contract(**own | options.pop("contract", {})))
+        trainer = trainer or Trainer(reward)
+        return trainer, instrument(trainer, recorder, **options), recorder
+
+    return make
+
+
+def test_equal_completions_of_different_prompts_keep_their_columns_apart(watched, memory):
+    """The prompt's tokens say which of two equal completions a shuffled sequence is."""
+    trainer, _, recorder = watched()
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    assert (memory.count("code"), memory.count("prose"), memory.count()) == (6, 4, 10)
+
+
+def test_columns_that_cannot_be_told_are_left_out_and_said_once(watched, memory, caplog):
+    """Two sequences with the same tokens and different columns belong to no slice that is made of columns."""
+    trainer, _, recorder = watched()
+    for _ in range(2):
+        trainer.compute_loss(trainer.model, trainer.generated([[5, 6]] * 4, ["code", "code", "prose", "prose"]))
+    recorder.force_flush()
+    assert (memory.count("code"), memory.count("prose"), memory.count()) == (2 * 3, 2 * 1, 2 * 10)
+    assert caplog.text.count("columns of some sequences could not be told") == 1
+
+
+def test_a_column_that_the_dataset_has_not_is_named(watched, caplog):
+    """A slice that nothing can be in is a mistake that shows in the log."""
+    trainer, _, _ = watched(contract={"slices": {"hard": {"where": {"difficulty": "> 3"}}}})
+    trainer.generated(PROMPTS, TASKS)
+    assert "slices use difficulty, which the dataset has no column for" in caplog.text
+
+
+def test_a_batch_that_is_trained_on_again_counts_once(watched, memory):
+    """Several passes over one batch are one comparison; an equal batch of another rollout is another."""
+    trainer, _, recorder = watched()
+    batch = trainer.generated(PROMPTS, TASKS)
+    for _ in range(3):
+        trainer.compute_loss(trainer.model, batch)
+    recorder.force_flush()
+    assert memory.count() == 10
+    assert recorder.stats().dropped == {}
+    assert trainer.losses == 3
+    del batch
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    assert memory.count() == 20
+
+
+def test_the_lag_is_between_scoring_and_the_last_synchronisation(watched, memory):
+    """What trains several steps on one rollout does not lag; what samples without new weights does."""
+    trainer, _, recorder = watched()
+    batch = trainer.generated(PROMPTS, TASKS)
+    trainer.state.global_step = 3
+    trainer.compute_loss(trainer.model, batch)
+    recorder.force_flush()
+    assert memory.points("kc.weights.lag", kc_slice="all")[0].max == 0
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS, sync=False))
+    recorder.force_flush()
+    assert memory.points("kc.weights.lag", kc_slice="all")[0].max == 3
+
+
+def test_evaluation_does_not_disturb_the_rollout_that_is_trained_on(watched, memory):
+    """Batches of training go on belonging to their own rollout after an evaluation in between."""
+    trainer, _, recorder = watched(
+        contract={"slices": {"eval": {"where": {"mode": "eval"}}, "code": {"where": {"task": "code"}}}}
+    )
+    batch = trainer.generated(PROMPTS, TASKS)
+    trainer.model.eval()
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, ["prose"] * 4))
+    trainer.model.train()
+    trainer.compute_loss(trainer.model, batch)
+    recorder.force_flush()
+    assert (memory.count("eval"), memory.count("code"), memory.count()) == (10, 6, 20)
+
+
+def test_old_log_probs_are_preferred_to_those_of_the_pass(watched, memory):
+    """Where TRL gives log-probs from before the update, updates of the policy are no mismatch."""
+    trainer, _, recorder = watched()
+    batch = trainer.generated(PROMPTS, TASKS)
+    batch["old_per_token_logps"] = batch["sampling_per_token_logps"] + 0.125
+    batch["sampling_per_token_logps"] = batch["sampling_per_token_logps"] - 1.0
+    trainer.compute_loss(trainer.model, batch)
+    recorder.force_flush()
+    point = memory.points("kc.drift.log_ratio", kc_slice="all")[0]
+    assert (point.min, point.max) == (1.125, 1.125)
+
+
+def test_tokens_of_tools_do_not_count(watched, memory):
+    """What the sampler did not sample is masked, as in the loss."""
+    trainer, _, recorder = watched()
+    batch = trainer.generated(PROMPTS, TASKS)
+    batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
+    batch["tool_mask"][:, 0] = 0
+    trainer.compute_loss(trainer.model, batch)
+    recorder.force_flush()
+    assert memory.count() == 6
+
+
+def test_asynchronous_rewards_and_models_beside_them(watched, memory):
+    """A coroutine is wrapped by a coroutine, and a reward model is left alone."""
+
+    async def later(completion_ids, **_):
+        await asyncio.sleep(0)
+        return [1.0] * len(completion_ids)
+
+    trainer = Trainer(later)
+    model = torch.nn.Linear(1, 1)
+    trainer.reward_funcs.append(model)
+    trainer, watch, recorder = watched(trainer)
+    assert asyncio.iscoroutinefunction(trainer.reward_funcs[0])
+    assert trainer.reward_funcs[1] is model
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    assert memory.count("code") == 6
+    watch.remove()
+    assert trainer.reward_funcs[0] is later
+
+
+def test_a_batch_without_sampling_log_probs_is_counted(watched):
+    """What cannot be compared is a drop with a reason, and the loss is what it was."""
+    trainer, _, recorder = watched()
+    batch = trainer.generated(PROMPTS, TASKS)
+    del batch["sampling_per_token_logps"]
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.item() == -16.0
+    assert loss.requires_grad
+    assert recorder.stats().dropped == {"rollout-unusable": 1}
+
+
+@pytest.mark.parametrize(
+    ("args", "processing", "invalid"),
+    [
+        ({"temperature": 0.7}, None, {}),
+        ({"top_p": 0.9}, None, {"processing_mismatch": 4}),
+        ({"generation_kwargs": {"min_p": 0.1}}, None, {"processing_mismatch": 4}),
+        ({"temperature": 0.7}, {"temperature": 1.0}, {"processing_mismatch": 4}),
+    ],
+)
+def test_processing_that_trl_applies_to_one_side_alone_is_a_mismatch(watched, args, processing, invalid):
+    """Temperature is on both sides; truncation is only in vLLM's log-probs."""
+    trainer, _, recorder = watched(Trainer(reward, **args), processing=processing)
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    assert recorder.stats().invalid == invalid
+
+
+def test_two_watches_come_off_in_any_order(watched, recorders, contract):
+    """A watch that is removed while another one is around it goes silent, and the other goes on."""
+    trainer, first, recorder = watched()
+    other = recorders(contract=contract(metadata={"name": "other", "version": 1, "owner": "rl"}))
+    second = instrument(trainer, other)
+    first.remove()
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    other.force_flush()
+    assert (recorder.stats().tokens, other.stats().tokens) == (0, 10)
+    second.remove()
+    trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    other.force_flush()
+    assert other.stats().tokens == 10
+
+
+def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
+    """Mistakes that can be seen before training are errors before training, and leave the trainer alone."""
+    with pytest.raises(TypeError, match=r"object has no compute_loss; give a trl\.GRPOTrainer"):
+        instrument(object(), contract())
+    with pytest.raises(ValueError, match="there is no second kernel; set use_vllm=True or give a rollout_func"):
+        instrument(Trainer(reward, use_vllm=False), contract())
+    trainer = Trainer(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="task are only handed to reward functions"):
+        instrument(trainer, recorders(contract=contract()))
+    assert "compute_loss" not in vars(trainer)
+    with pytest.raises(TypeError, match="the recorder has its kernels"):
+        instrument(Trainer(reward), recorders(), inference=recorders()._process.pair.inference)
+
+
+def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monkeypatch):
+    """One line is enough: the recorder has the trainer's kernel, and ends with the watch."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    trainer = Trainer(reward)
+    with instrument(trainer, contract(), attributes={"model": "7b"}) as watch:
+        kernel = watch.recorder._process.pair.train
+        assert (kernel.engine, kernel.dtype, kernel.hardware) == ("torch", "float32", "cpu")
+        trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+        watch.recorder.force_flush()
+        assert watch.recorder.stats().tokens == 10
+    assert "compute_loss" not in vars(trainer)
+    assert watch.recorder.stats().dropped == {}
+    watch.recorder.compare([0.0], [0.0])
+    assert watch.recorder.stats().dropped == {"shutdown": 1}

@@ -1,0 +1,301 @@
+"""The parts of the vLLM instrumentation that need no vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kc_otel.instrument.vllm.attributes import Source, attributes_of, sources_of, sources_of_contract
+from kc_otel.instrument.vllm.completion import Completion, processing_of, request_of, weights_of
+from kc_otel.instrument.vllm.fingerprint import described, kernel_of, logprobs_mode_of
+from kc_otel.instrument.vllm.handover import Handover
+from kc_otel.instrument.vllm.http import HEADERS, RequestHeaders
+from kc_otel.instrument.vllm.settings import configured, default_spool, settings_of
+from kc_otel.instrument.vllm.sinks import RecorderSink
+from kc_otel.telemetry.kernel import Kernel
+
+
+def completion(**changes):
+    return Completion(**{
+        "request_id": "cmpl-1-ab", "external_id": "cmpl-1", "prompt_ids": [1, 2, 3], "token_ids": [4, 5],
+        "logprobs": [-0.5, -1.5], "params": SimpleNamespace(temperature=1.0), "finish_reason": "stop", "model": "m",
+        "at": 7, **changes,
+    })  # fmt: skip
+
+
+def kernel():
+    done = Future()
+    done.set_result(Kernel("vllm"))
+    return done
+
+
+def config(**model):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            **{
+                "dtype": "bfloat16",
+                "quantization": None,
+                "enforce_eager": True,
+                "logprobs_mode": "raw_logprobs",
+                **model,
+            }
+        ),
+        cache_config=SimpleNamespace(cache_dtype="fp8"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1),
+        compilation_config=SimpleNamespace(
+            mode=SimpleNamespace(name="VLLM_COMPILE"), cudagraph_mode=SimpleNamespace(name="PIECEWISE")
+        ),
+    )
+
+
+class Sink:
+    def __init__(self, fails=False):
+        self.requests, self.fails = [], fails
+
+    def put(self, request):
+        if self.fails:
+            raise OSError("no space")
+        self.requests.append(request)
+
+
+def test_importing_needs_no_vllm():
+    """The package and its settings can be imported, and name what they have, where vLLM is not installed."""
+    code = (
+        "import sys; sys.modules['vllm'] = None; import kc_otel.instrument.vllm as v; "
+        "[getattr(v, name) for name in v.__all__]; import kc_otel.instrument.vllm.plugin as p; p.load()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_request_is_made_of_a_completion():
+    """Ids are int64, log-probabilities float32, and the automatic attributes are those that contracts ask for."""
+    request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {"task": "code", "model": "mine"})
+    assert (request.prompt_ids.dtype, request.token_ids.dtype, request.logprobs.dtype) == (
+        np.int64,
+        np.int64,
+        np.float32,
+    )
+    assert request.attributes == {
+        "prompt_tokens": 3, "completion_tokens": 2, "response_tokens": 2, "temperature": 1.0, "finish_reason": "stop",
+        "lora": "sql", "task": "code", "model": "mine",
+    }  # fmt: skip
+    assert (request.processing, request.logprobs_mode, request.weights, request.at) == ({}, "raw", None, 7)
+
+
+def test_a_log_probability_too_few_is_refused():
+    """Tokens without log-probabilities of their own are an error that names the request."""
+    with pytest.raises(ValueError, match="cmpl-1-ab: 1 log-probabilities for 2 tokens"):
+        request_of(completion(logprobs=[-0.5]), Kernel("vllm"), "raw", {})
+
+
+def test_processing_holds_what_changes_the_distribution():
+    """Neutral values are left out, restrictions that no number says are named, and stop conditions are none of it."""
+    params = SimpleNamespace(
+        temperature=0.7, top_p=1.0, top_k=-1, min_p=0.05, repetition_penalty=1.0, presence_penalty=0.5,
+        frequency_penalty=0.0, min_tokens=0, logit_bias={3: 1.0}, bad_words=[], stop=["x"], max_tokens=9,
+    )  # fmt: skip
+    assert processing_of(params) == {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 0.5, "logit_bias": True}
+    assert processing_of(SimpleNamespace(temperature=0.0)) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("versions", "weights"),
+    [((), None), (("default",), None), (("17",), 17), (("step-9",), "step-9"), (("3", "4"), "3,4"),
+     (("default", "4"), "default,4")],
+)  # fmt: skip
+def test_weight_versions(versions, weights):
+    """One version is itself, a number where it can be; several that changed under way are never taken for one."""
+    assert weights_of(versions) == weights
+
+
+def test_sources_are_read_from_text():
+    """An attribute without a place is looked for in the body and then in baggage; others where they say."""
+    assert sources_of(" task, tenant = header:X-Tenant,lang=baggage:l ,") == (
+        Source("task", "any", "task"), Source("tenant", "header", "X-Tenant"), Source("lang", "baggage", "l"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
+def test_a_source_that_is_none_is_refused(text):
+    """The error repeats the entry and says how one is written."""
+    with pytest.raises(ValueError, match="is no source; write NAME, or NAME=PLACE:NAME"):
+        sources_of(text)
+
+
+def test_attributes_are_found_where_the_sender_put_them():
+    """The body wins over baggage, text that is a number is one, long text is cut, and what is missing is left out."""
+    read = attributes_of(sources_of("task, tenant=header:X-Tenant, level=baggage:level, id=xarg:id, none"))
+    found = read(
+        completion(
+            params=SimpleNamespace(temperature=1.0, extra_args={"task": "code", "id": "x" * 999, "level": 1}),
+            headers={"x-tenant": "a"},
+            baggage={"task": "prose", "level": "3"},
+        )
+    )
+    assert found == {"task": "code", "tenant": "a", "level": 3, "id": "x" * 256}
+    assert read(completion(baggage={"task": "prose"})) == {"task": "prose"}
+    assert read(completion(params=SimpleNamespace(extra_args={"task": [1]}))) == {}
+
+
+def test_a_contract_says_which_attributes_to_look_for(contract):
+    """Without configuration the attributes that slices ask for are looked for under their names."""
+    assert [source.attribute for source in sources_of_contract(contract())] == ["prompt_tokens", "task"]
+
+
+def test_a_kernel_is_spelled_out():
+    """Configuration, workers and variables that change numbers end up in the fingerprint; what is trivial does not."""
+    workers = [{"attention": "FLASH_ATTN", "hardware": "H100"}] * 2
+    one = kernel_of(config(), "0.32.0", workers, {"VLLM_BATCH_INVARIANT": "1", "HOME": "/"})
+    assert one == Kernel(
+        "vllm", version="0.32.0", dtype="bfloat16", kv_cache_dtype="fp8", attention="FLASH_ATTN", parallelism="tp=2",
+        compile="eager", hardware="H100", extra={"vllm_batch_invariant": "1"},
+    )  # fmt: skip
+    other = kernel_of(config(enforce_eager=False), "0.32.0", [], {})
+    assert (other.compile, other.attention) == ("vllm_compile,graphs=piecewise", None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "named"), [("raw_logprobs", "raw"), ("processed_logprobs", "processed"), ("raw_logits", None)]
+)
+def test_logits_are_no_log_probabilities(mode, named):
+    """The mode is named as requests name it; modes that report logits have no name."""
+    assert logprobs_mode_of(config(logprobs_mode=mode)) == named
+
+
+def test_a_worker_describes_its_attention_layers(monkeypatch):
+    """Layers without attention are passed over, and several backends are all named."""
+
+    def layer(name):
+        return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
+
+    monkeypatch.setattr("kc_otel.instrument.vllm.fingerprint._hardware", lambda: "H100")
+    context = {"0": layer("FLASHINFER"), "1": layer("FLASH_ATTN"), "2": SimpleNamespace()}
+    worker = SimpleNamespace(
+        vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    )
+    assert described(worker) == {"attention": "FLASHINFER+FLASH_ATTN", "hardware": "H100"}
+
+
+def test_a_handover_gives_to_its_sink_and_counts():
+    """What is handed over reaches the sink on another thread, with the kernel that was still to be asked for."""
+    sink, asked = Sink(), Future()
+    handover = Handover(sink, lambda _: {"task": "code"})
+    handover.submit(completion, 5, asked, "raw")
+    assert not handover.flush(0.05)
+    asked.set_result(Kernel("vllm", dtype="fp8"))
+    assert handover.flush()
+    (request,) = sink.requests
+    assert (request.kernel.dtype, request.attributes["task"]) == ("fp8", "code")
+    assert (handover.stats().recorded, handover.stats().tokens) == (1, 2)
+    assert handover.close()
+
+
+def test_a_full_queue_drops_and_counts(caplog):
+    """When the sink is slower than the engine, the engine is not held up: completions are dropped, said once."""
+    handover = Handover(Sink(), lambda _: {}, queue_bytes=4096)
+    stuck = Future()
+    for _ in range(3):
+        handover.submit(completion, 5, stuck, "raw")
+    assert handover.stats().dropped == {"queue-full": 2}
+    assert len(caplog.records) == 1
+    stuck.set_result(Kernel("vllm"))
+    assert handover.close()
+
+
+def test_what_fails_on_the_other_thread_is_counted():
+    """Neither a sink, a completion nor an attributes function that fails ends the thread."""
+
+    def fail(_=None):
+        raise RuntimeError("no")
+
+    broken = Handover(Sink(fails=True), lambda _: {})
+    broken.submit(completion, 5, kernel(), "raw")
+    broken.submit(fail, 5, kernel(), "raw")
+    broken.submit(lambda: completion(logprobs=[]), 5, kernel(), "raw")
+    assert broken.close()
+    assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
+    sink = Sink()
+    halting = Handover(sink, fail)
+    halting.submit(completion, 5, kernel(), "raw")
+    assert halting.close()
+    assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)
+
+
+def test_headers_are_there_for_code_of_the_request():
+    """The middleware leaves the headers to what runs in the request, and only there."""
+    seen = {}
+
+    async def app(scope, _receive, _send):
+        seen[scope["type"]] = list(HEADERS.get())
+
+    async def serve(scope):
+        await RequestHeaders(app)(scope, None, None)
+
+    async def both():
+        await asyncio.create_task(serve({"type": "http", "headers": [(b"x-tenant", b"a")]}))
+        await asyncio.create_task(serve({"type": "lifespan"}))
+
+    asyncio.run(both())
+    assert seen == {"http": [(b"x-tenant", b"a")], "lifespan": []}
+
+
+def test_settings_come_from_arguments_before_variables(contract, tmp_path):
+    """An argument wins over its variable; the contract's share is the default; a spool that was made here is closed."""
+    environment = {"KC_OTEL_SPOOL": str(tmp_path / "a" / "s.sqlite"), "KC_OTEL_SAMPLING": "0.5"}
+    made = settings_of(environment, contract=contract(), attributes={"tenant": "t"})
+    assert made.sampler.share() == 0.5
+    assert made.attributes(completion(baggage={"task": "code"})) == {"tenant": "t", "task": "code"}
+    assert made.sink.path == tmp_path / "a" / "s.sqlite"
+    made.close()
+    sink = Sink()
+    given = settings_of({}, contract=contract(observability={"sampling": 0.2}), sink=sink)
+    assert (given.sampler.share(), given.sink, given.close) == (0.2, sink, None)
+    assert settings_of(environment, contract=contract(), sink=sink, sampling=0.1).sampler.share() == 0.1
+
+
+def test_a_training_kernel_makes_a_recorder(contract, monkeypatch):
+    """With a kernel that scores in this process requests go to a recorder, which takes its own share."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    made = settings_of({}, contract=contract(observability={"sampling": 0.2}), train=Kernel("torch"))
+    assert isinstance(made.sink, RecorderSink)
+    assert made.sampler.share() == 1.0
+    made.sink.recorder.shutdown()
+
+
+def test_nothing_is_set_up_unasked(contract, tmp_path):
+    """Without a contract, or with the SDK turned off, there are no settings and no file."""
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    assert settings_of(environment) is None
+    assert settings_of({**environment, "OTEL_SDK_DISABLED": "TRUE"}, contract=contract()) is None
+    assert not configured({"KC_OTEL_CONTRACT": "c.yaml", "OTEL_SDK_DISABLED": "true"})
+    assert configured({"KC_OTEL_CONTRACT": "c.yaml"})
+    assert not list(tmp_path.iterdir())
+    assert default_spool(contract(), environment) == tmp_path / "kc-otel" / "policy.sqlite"
+
+
+def test_two_places_to_put_requests_are_refused(contract):
+    """Of spool, sink and training kernel there can be one; the error names those that were given."""
+    with pytest.raises(ValueError, match="sink and train are given"):
+        settings_of({}, contract=contract(), sink=Sink(), train=Kernel("torch"))
+
+
+def test_a_recorder_gets_the_kernel_and_the_processing_of_its_log_probabilities(recorders, memory):
+    """The recorder goes over to the engine's kernel; raw log-probabilities are paired as those without processing."""
+    recorder = recorders(train=Kernel("torch"))
+    sink, engine = RecorderSink(recorder), Kernel("vllm", dtype="fp8")
+    params = SimpleNamespace(temperature=0.5)
+    sink.put(request_of(completion(params=params), engine, "raw", {}))
+    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
+    assert recorder.force_flush()
+    assert recorder.stats().tokens == 2
+    assert memory.points("kc.drift.log_ratio", kc_kernel_inference=engine.fingerprint)
+    sink.put(request_of(completion(params=params), engine, "processed", {}))
+    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
+    recorder.force_flush()
+    assert recorder.stats().invalid
