@@ -1,6 +1,6 @@
 """Breaks one constant or operator of a file at a time and says which breakages no test notices.
 
-    python tests/tools/mutants.py kc_otel/bounds/tokens.py --tests tests/bounds [--every 3] [--jobs 2]
+    python tests/tools/mutants.py kc_otel/bounds/tokens.py --tests 'tests/bounds -k tokens' [--every 3] [--jobs 2]
 
 Each mutant lives in a copy of the package in a temporary folder; the checkout is never touched. A mutant is killed when
 the tests fail, and survives when they pass: then a constant could be wrong and nobody would know. Numbers become one
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def main() -> int:
     """Print the survivors; exit code 1 when there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--tests", nargs="+", default=["tests/bounds"])
+    parser.add_argument("--tests", default="tests/bounds -m 'not slow'", help="pytest's arguments, in one string")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th mutant")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=180.0)
@@ -162,10 +163,13 @@ def main() -> int:
         def run(job: tuple[Path, Mutant]) -> tuple[Path, Mutant, bool]:
             copy = copies.get()
             try:
-                return (*job, survives(job[1], job[0], copy, options.tests, options.timeout))
+                return (*job, survives(job[1], job[0], copy, shlex.split(options.tests), options.timeout))
             finally:
                 copies.put(copy)
 
+        whole = Mutant(0, "", options.files[0].read_text(encoding="utf-8"))
+        if not survives(whole, options.files[0].resolve(), Path(folder) / "0", shlex.split(options.tests), 10_000.0):
+            parser.error(f"the tests fail on what is there, or there are none: pytest {options.tests}")
         jobs = [(path.resolve(), one) for path in options.files for one in mutants(path.resolve())][:: options.every]
         with ThreadPoolExecutor(options.jobs) as pool:
             for path, mutant, survived in pool.map(run, jobs):
