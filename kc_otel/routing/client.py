@@ -17,13 +17,15 @@ from typing import Final, Literal, Self
 from kc_otel.contract.model import Contract, SliceSpec
 from kc_otel.contract.slices import ALL, Condition, Scalar
 from kc_otel.routing.poll import Poller
-from kc_otel.routing.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind, Route
+from kc_otel.routing.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind, Pin, Route
 
 __all__ = ["Kernel", "Router"]
 
 _log = logging.getLogger(__name__)
 
 Kernel = Literal["train-kernel", "inference-kernel"]
+
+Checks = tuple[tuple[str, frozenset[str] | None, Condition], ...]
 
 _NEVER: Final = float("inf")
 _MAPPINGS: Final = (dict, Mapping)
@@ -35,9 +37,14 @@ class _SliceRoutes:
     """The routes of one slice, ready to be asked: unix times at which they end, by avoided version."""
 
     name: str
-    checks: tuple[tuple[str, frozenset[str] | None, Condition], ...] | None
+    checks: Checks | None
     versions: Mapping[str, float]
     last: float
+
+    def covers(self, where: Mapping[str, Scalar] | frozenset[str]) -> bool:
+        if type(where) is frozenset:
+            return self.name == ALL or self.name in where
+        return self.matches(where)  # type: ignore[arg-type]  # not a frozenset, so a mapping
 
     def matches(self, attributes: Mapping[str, Scalar]) -> bool:
         # `slices.match` unrolled, with text compared by hash: this loop is most of what a request pays.
@@ -58,10 +65,25 @@ class _SliceRoutes:
 
 
 @dataclass(frozen=True, slots=True)
+class _SlicePin:
+    """A person's pin of one slice; `where` matches requests to it."""
+
+    kernel: Kernel
+    until: float
+    where: _SliceRoutes
+
+    def holds(self, where: Mapping[str, Scalar] | frozenset[str]) -> bool:
+        if self.until != _NEVER and time.time() >= self.until:
+            return False
+        return self.where.covers(where)
+
+
+@dataclass(frozen=True, slots=True)
 class _Snapshot:
     table: DecisionTable
     routes: Mapping[str, tuple[_SliceRoutes, ...]]
     directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
+    pins: Mapping[str, tuple[_SlicePin, ...]] = field(default_factory=dict)
 
 
 class Router:
@@ -155,24 +177,24 @@ class Router:
                 counts as avoided that has a route, also one that was rolled out since.
 
         Returns:
-            `train-kernel` if a route covers one of the request's slices, or if the table is stale and `on_stale` says
-            so; else `inference-kernel`.
+            What a person has pinned for one of the request's slices, the newest pin first. Else `train-kernel` if a
+            route covers one of them, or if the table is stale and `on_stale` says so; else `inference-kernel`.
 
         Raises:
             LookupError: If attributes are given for a contract that the router was not given.
         """
-        routes = self._snapshot.routes.get(contract)
+        snapshot = self._snapshot
         if isinstance(where, _MAPPINGS):
             if contract not in self._contracts:
                 raise LookupError(f"no contract {contract!r} to match attributes against; pass Router(contracts=[...])")
-            for one in routes or ():
-                if one.avoids(inference_version) and one.matches(where):
-                    return TRAIN_KERNEL
-        elif routes:
-            names = (where,) if isinstance(where, str) else frozenset(where)
-            for one in routes:
-                if (one.name == ALL or one.name in names) and one.avoids(inference_version):
-                    return TRAIN_KERNEL
+        else:
+            where = frozenset((where,) if isinstance(where, str) else where)
+        for pin in snapshot.pins.get(contract, ()):
+            if pin.holds(where):
+                return pin.kernel
+        for one in snapshot.routes.get(contract, ()):
+            if one.avoids(inference_version) and one.covers(where):
+                return TRAIN_KERNEL
         if self._clock() > self._fresh_until:
             return self._on_stale
         return INFERENCE_KERNEL
@@ -232,24 +254,35 @@ class Router:
         directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
         for asked in table.directives:
             directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
-        self._snapshot = _Snapshot(table, routes, directives)
+        pins: dict[str, tuple[_SlicePin, ...]] = {}
+        for one in sorted(table.pins, key=lambda one: -one.at):
+            pins[one.contract] = (*pins.get(one.contract, ()), self._pinned(one))
+        self._snapshot = _Snapshot(table, routes, directives, pins)
+
+    def _pinned(self, one: Pin) -> _SlicePin:
+        kernel: Kernel = TRAIN_KERNEL if one.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
+        where = _SliceRoutes(one.slice, self._checks_of(one.contract, one.slice), {}, 0.0)
+        return _SlicePin(kernel, _NEVER if one.until is None else one.until, where)
 
     def _compiled(self, contract: str, name: str, routes: Iterable[Route]) -> _SliceRoutes:
         versions: dict[str, float] = {}
         for route in routes:
             until = _NEVER if route.until is None else route.until
             versions[route.avoid] = max(until, versions.get(route.avoid, 0.0))
-        checks: tuple[tuple[str, frozenset[str] | None, Condition], ...] | None = ()
-        if name != ALL:
-            known = self._contracts.get(contract)
-            spec = None if known is None else known.slices.get(name)
-            checks = None if spec is None else _checks(spec)
-            if known is not None and spec is None:
-                _log.warning("contract %r has no slice %r here; its route holds only by name", contract, name)
-        return _SliceRoutes(name, checks, versions, max(versions.values()))
+        return _SliceRoutes(name, self._checks_of(contract, name), versions, max(versions.values()))
+
+    def _checks_of(self, contract: str, name: str) -> Checks | None:
+        """What requests of a slice are known by; None where the contract or the slice is not known here."""
+        if name == ALL:
+            return ()
+        known = self._contracts.get(contract)
+        spec = None if known is None else known.slices.get(name)
+        if known is not None and spec is None:
+            _log.warning("contract %r has no slice %r here; its route or pin holds only by name", contract, name)
+        return None if spec is None else _checks(spec)
 
 
-def _checks(spec: SliceSpec) -> tuple[tuple[str, frozenset[str] | None, Condition], ...]:
+def _checks(spec: SliceSpec) -> Checks:
     checks = []
     for name, conditions in spec.conditions.items():
         for condition in conditions:

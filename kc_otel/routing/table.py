@@ -5,6 +5,8 @@ because of this clause, since then. It stays after the alert has resolved, becau
 has moved away, not when the kernel is mended; a person resumes it, or `until` passes. A version that is rolled out
 later is not avoided. A directive lasts as long as the alert that asked for it.
 
+A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there.
+
 The table is a value. Its version counts up when its content changes and only then, so `version` is all that a client
 needs to compare.
 """
@@ -14,11 +16,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.escalation.alerts import Transition, What
+from kc_otel.routing.entries import Directive, DirectiveKind, Pin, Resumption, Route
 
 __all__ = [
     "INFERENCE_KERNEL",
@@ -26,11 +28,14 @@ __all__ = [
     "DecisionTable",
     "Directive",
     "DirectiveKind",
+    "Pin",
     "Resumption",
     "Route",
     "apply",
     "forget",
+    "pin",
     "resume",
+    "unpin",
 ]
 
 TRAIN_KERNEL: Final = "train-kernel"
@@ -39,85 +44,7 @@ INFERENCE_KERNEL: Final = "inference-kernel"
 _KEPT_RESUMPTIONS: Final = 50
 
 
-class DirectiveKind(StrEnum):
-    """What a directive asks for."""
-
-    SAMPLING = "sample-more"
-    HOLD_PROMOTION = "hold-promotion"
-    QUARANTINE_ROLLOUTS = "quarantine-rollouts"
-    HALT = "halt"
-
-
 _DIRECTIVES: Final = frozenset(kind.value for kind in DirectiveKind)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Route:
-    """A slice is kept away from one version of the inference kernel.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; `all` for every request.
-        avoid: Short fingerprint of the inference kernel version that is not used.
-        train: Short fingerprint of the training kernel version that was healthy beside it.
-        kernel: Kernel used instead.
-        clause: Clause that broke.
-        reason: One sentence.
-        since: Unix time, seconds.
-        until: Unix time at which the route ends by itself, seconds; None when a person has to end it.
-    """
-
-    contract: str
-    slice: str
-    avoid: str
-    train: str
-    kernel: str
-    clause: str
-    reason: str
-    since: float
-    until: float | None = None
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Directive:
-    """What a firing alert asks of recorders, promotion and training loops.
-
-    Attributes:
-        contract: metadata.name.
-        kind: sample-more, hold-promotion, quarantine-rollouts or halt.
-        slice: Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract.
-        reason: One sentence; never empty.
-        since: Unix time, seconds.
-        fingerprint: The alert that asked; the directive ends when it resolves.
-    """
-
-    contract: str
-    kind: DirectiveKind
-    slice: str
-    reason: str
-    since: float
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """A person gave a slice back to the inference kernel.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; None for every slice.
-        by: Who.
-        why: Their reason.
-        at: Unix time, seconds.
-        versions: Inference kernel versions that are no longer avoided.
-    """
-
-    contract: str
-    slice: str | None
-    by: str
-    why: str
-    at: float
-    versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +57,7 @@ class DecisionTable:
         routes: Sorted by contract, slice and avoided version.
         directives: Sorted by contract, kind and slice.
         resumptions: The latest ones, oldest first.
+        pins: Sorted by contract and slice; one for each.
     """
 
     version: int = 0
@@ -137,6 +65,7 @@ class DecisionTable:
     routes: tuple[Route, ...] = ()
     directives: tuple[Directive, ...] = ()
     resumptions: tuple[Resumption, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The table as a JSON object, the body of the API's answer."""
@@ -164,7 +93,11 @@ class DecisionTable:
                 Resumption(**{**_known(Resumption, one), "versions": tuple(one["versions"])})
                 for one in plain["resumptions"]
             ),
+            pins=tuple(Pin(**_known(Pin, one)) for one in plain.get("pins", ())),
         )
+
+
+Timed = TypeVar("Timed", Route, Pin)
 
 
 def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Contract, now: float) -> DecisionTable:
@@ -181,7 +114,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     for transition in transitions:
         if transition.contract != contract.name:
             raise ValueError(f"a transition of {transition.contract!r} was given with contract {contract.name!r}")
-    routes = [route for route in table.routes if route.until is None or now < route.until]
+    routes = list(_in_force(table.routes, now))
     directives = list(table.directives)
     for transition in transitions:
         directives = [one for one in directives if one.fingerprint != transition.fingerprint]
@@ -197,7 +130,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
         ]  # fmt: skip
         if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
             routes += _route(routes, transition)
-    return _changed(table, routes, directives, table.resumptions, now)
+    return _changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why: str, now: float) -> DecisionTable:
@@ -224,14 +157,44 @@ def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why:
     kept = [route for route in table.routes if route not in ended]
     versions = tuple(sorted({route.avoid for route in ended}))
     resumptions = (*table.resumptions, Resumption(contract, slice, by, why, now, versions))
-    return _changed(table, kept, table.directives, resumptions[-_KEPT_RESUMPTIONS:], now)
+    return _changed(table, now, routes=kept, resumptions=resumptions[-_KEPT_RESUMPTIONS:])
+
+
+def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
+    """Let a person decide which kernel serves a slice; it takes the place of an earlier pin of that slice.
+
+    Raises:
+        ValueError: If nobody or no reason is named, the kernel is not one, or the pin has ended already.
+    """
+    if not wanted.by.strip() or not wanted.why.strip():
+        raise ValueError("say who pins and why; both are kept")
+    if wanted.kernel not in {TRAIN_KERNEL, INFERENCE_KERNEL}:
+        raise ValueError(f"kernel: {wanted.kernel!r} is not a kernel; write {TRAIN_KERNEL} or {INFERENCE_KERNEL}")
+    if wanted.until is not None and wanted.until <= wanted.at:
+        raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
+    others = [one for one in table.pins if (one.contract, one.slice) != (wanted.contract, wanted.slice)]
+    return _changed(table, wanted.at, pins=[*others, wanted])
+
+
+def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
+    """End the pin of a slice, or with None every pin of the contract.
+
+    Raises:
+        LookupError: If there is no such pin.
+    """
+    kept = [one for one in table.pins if one.contract != contract or slice not in {None, one.slice}]
+    if len(kept) == len(table.pins):
+        where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
+        raise LookupError(f"no pin is in force for {where}")
+    return _changed(table, now, pins=kept)
 
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     """The table without the routes and directives of a contract that is no longer served."""
     routes = [route for route in table.routes if route.contract != contract]
     directives = [one for one in table.directives if one.contract != contract]
-    return _changed(table, routes, directives, table.resumptions, now)
+    pins = [one for one in table.pins if one.contract != contract]
+    return _changed(table, now, routes=routes, directives=directives, pins=pins)
 
 
 def _route(routes: Iterable[Route], transition: Transition) -> list[Route]:
@@ -254,18 +217,30 @@ def _reason(transition: Transition) -> str:
     return transition.verdict.reason or f"{transition.cell.clause} is {transition.verdict.status}"
 
 
+def _in_force(found: Iterable[Timed], now: float) -> tuple[Timed, ...]:
+    return tuple(one for one in found if one.until is None or now < one.until)
+
+
 def _changed(
     table: DecisionTable,
-    routes: Iterable[Route],
-    directives: Iterable[Directive],
-    resumptions: tuple[Resumption, ...],
     now: float,
+    *,
+    routes: Iterable[Route] | None = None,
+    directives: Iterable[Directive] | None = None,
+    resumptions: tuple[Resumption, ...] | None = None,
+    pins: Iterable[Pin] | None = None,
 ) -> DecisionTable:
-    ordered = tuple(sorted(routes, key=lambda route: (route.contract, route.slice, route.avoid)))
-    asked = tuple(sorted(directives))
-    if (ordered, asked, resumptions) == (table.routes, table.directives, table.resumptions):
-        return table
-    return replace(table, version=table.version + 1, at=now, routes=ordered, directives=asked, resumptions=resumptions)
+    """The table with what is given in place of what it had, and a new version where that changes anything."""
+    after = replace(
+        table,
+        routes=table.routes
+        if routes is None
+        else tuple(sorted(routes, key=lambda route: (route.contract, route.slice, route.avoid))),
+        directives=table.directives if directives is None else tuple(sorted(directives)),
+        resumptions=table.resumptions if resumptions is None else resumptions,
+        pins=table.pins if pins is None else tuple(sorted(pins, key=lambda one: (one.contract, one.slice))),
+    )
+    return table if after == table else replace(after, version=table.version + 1, at=now)
 
 
 def _known(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""A person's pin decides which kernel serves a slice, whatever the evaluator says or fails to say."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.routing.client import Router
+from kc_otel.routing.entries import Pin
+from kc_otel.routing.table import DecisionTable, apply, forget, pin, unpin
+
+KERNELS = ("train-kernel", "inference-kernel")
+
+
+def pinned(slice="code", kernel="inference-kernel", at=1.0, until=None, contract="policy-7b"):
+    """A pin by somebody for a reason."""
+    return Pin(contract, slice, kernel, "ada", "known false alarm", at, until)
+
+
+@given(
+    st.lists(st.sampled_from(["all", "code", "long-context"]), unique=True),
+    st.sampled_from(["all", "code"]),
+    st.sampled_from(KERNELS),
+    st.booleans(),
+    st.sampled_from(KERNELS),
+)
+def test_a_pin_wins_over_every_route_and_over_staleness(
+    contract, make_transition, routed, slice, kernel, stale, on_stale
+):
+    """For requests of its slice; by attributes and by names alike."""
+    table = apply(DecisionTable(), [make_transition(slice=each) for each in routed], contract, 100.0)
+    clock = [0.0]
+    router = Router.from_table(
+        pin(table, pinned(slice, kernel)), contracts=[contract], stale_after=10.0, on_stale=on_stale,
+        clock=lambda: clock[0],
+    )  # fmt: skip
+    clock[0] = 100.0 if stale else 1.0
+    assert router.choose("policy-7b", {"task": "code", "prompt_tokens": 9000}) == kernel
+    assert router.choose("policy-7b", ["code", "long-context"]) == kernel
+    if slice == "code":
+        expected = on_stale if stale else "inference-kernel"
+        expected = "train-kernel" if {"all"} & set(routed) else expected
+        assert router.choose("policy-7b", {"task": "prose"}) == expected
+
+
+def test_the_newest_of_two_pins_that_match_wins():
+    """Slices overlap; whoever decided last had seen what was decided before."""
+    table = pin(pin(DecisionTable(), pinned("all", "train-kernel", 1.0)), pinned("code", "inference-kernel", 2.0))
+    router = Router.from_table(table)
+    assert router.choose("policy-7b", ["code"]) == "inference-kernel"
+    assert router.choose("policy-7b", []) == "train-kernel"
+    table = pin(table, pinned("all", "train-kernel", 3.0))
+    assert Router.from_table(table).choose("policy-7b", ["code"]) == "train-kernel"
+
+
+def test_a_pin_ends_when_its_time_has_passed(contract, make_transition, monkeypatch):
+    """In the router at once, in the table with the next evaluation."""
+    now = [100.0]
+    monkeypatch.setattr("kc_otel.routing.client.time.time", lambda: now[0])
+    table = pin(apply(DecisionTable(), [make_transition()], contract, 100.0), pinned(at=100.0, until=200.0))
+    router = Router.from_table(table, contracts=[contract])
+    assert router.choose("policy-7b", {"task": "code"}) == "inference-kernel"
+    now[0] = 200.0
+    assert router.choose("policy-7b", {"task": "code"}) == "train-kernel"
+    assert apply(table, [], contract, 199.0).pins == table.pins
+    assert apply(table, [], contract, 200.0).pins == ()
+
+
+def test_pinning_again_replaces_and_unpinning_ends():
+    """One pin for each slice; versions count up; other contracts are left alone."""
+    table = pin(pin(DecisionTable(), pinned(kernel="train-kernel")), pinned(contract="other"))
+    again = pin(table, pinned(kernel="inference-kernel", at=2.0))
+    assert [(one.contract, one.kernel) for one in again.pins] == [
+        ("other", "inference-kernel"),
+        ("policy-7b", "inference-kernel"),
+    ]
+    assert again.version == table.version + 1
+    assert [one.contract for one in unpin(again, "policy-7b", None, 3.0).pins] == ["other"]
+    assert [one.contract for one in forget(again, "policy-7b", 3.0).pins] == ["other"]
+    with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
+        unpin(again, "policy-7b", "long-context", 3.0)
+
+
+def test_a_table_with_pins_survives_its_json_form():
+    """Also one that was written before there were pins."""
+    table = pin(DecisionTable(), pinned(until=9.0))
+    plain = json.loads(json.dumps(table.to_json()))
+    assert DecisionTable.from_json(plain) == table
+    del plain["pins"]
+    assert DecisionTable.from_json(plain).pins == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Pin("c", "all", "train-kernel", " ", "why", 1.0), "say who"),
+        (Pin("c", "all", "train-kernel", "ada", "", 1.0), "say who"),
+        (Pin("c", "all", "fp8", "ada", "why", 1.0), "'fp8' is not a kernel"),
+        (Pin("c", "all", "train-kernel", "ada", "why", 5.0, 4.0), "lies in the past"),
+    ],
+)
+def test_a_pin_that_says_too_little_is_refused(wanted, said):
+    """Who, why, which kernel, until when."""
+    with pytest.raises(ValueError, match=said):
+        pin(DecisionTable(), wanted)
