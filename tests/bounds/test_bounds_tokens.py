@@ -243,6 +243,7 @@ def test_extremes_give_no_warning_and_no_nan(rho):
         (lambda: tokens.tv_from_ratio_range(1.5, 1.0), r"below: 1\.5"),
         (lambda: tokens.tv_from_ratio_range(0.5, -1.0), r"above: -1\.0"),
         (lambda: tokens.chi2_from_ratio_range(0.5, math.inf), "above: inf"),
+        (lambda: tokens.chi2_from_ratio_range(1.5, 1.0), r"below: 1\.5"),
         (lambda: tokens.tv_from_kl(-1.0), r"kl: -1\.0"),
         (lambda: tokens.half_range_for_tv(1.2), r"tv: 1\.2 is not a total variation in \[0, 1\]"),
         (tokens.token_tv, "half_range, log_ratio, ratio_range, kl, chi2: all are None"),
@@ -251,6 +252,7 @@ def test_extremes_give_no_warning_and_no_nan(rho):
         (lambda: tokens.half_range([1.0, math.nan], [1.0, 2.0]), r"nan.* at \(1,\)"),
         (lambda: tokens.half_range([1.0, -math.inf], [1.0, 2.0]), r"-inf.* at \(1,\)"),
         (lambda: tokens.half_range([-math.inf], [-math.inf]), "every token is excluded"),
+        (lambda: tokens.half_range([[1.0], [-math.inf]], [[1.0], [-math.inf]]), "every token is excluded"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, says):
