@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kc_otel.contract.fields import Name, Number, RawLimit, Strict
-from kc_otel.contract.registry import BY_SEQUENCE, DERIVED, QUANTITIES, Quantity, Unit, known_metrics
+from kc_otel.contract.fields import Name, Number, OperatorName, RawLimit, Strict
+from kc_otel.contract.registry import BY_SEQUENCE, DERIVED, OPERATORS, QUANTITIES, Quantity, Unit, known_metrics
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import parse_limit
 
@@ -56,6 +56,8 @@ class Clause(Strict):
     """Name of the clause, unique in the contract."""
     metric: str
     """A metric of the registry (`kc-otel metrics` lists them), or a `gen_ai.*` histogram."""
+    operator: OperatorName | None = None
+    """Operator that an `operator_*` metric is about: the name that the recorder's `compare_operator` is given."""
     statistic: str | None = None
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
     unit: Literal["token", "sequence"] | None = None
@@ -95,6 +97,18 @@ class Clause(Strict):
         if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
             msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
             raise ValueError(msg)
+        if self.metric in OPERATORS and self.operator is None:
+            msg = (
+                f"metric: {self.metric} is observed of single operators; name one, such as `operator: attention`, as "
+                "the recorder's compare_operator names it"
+            )
+            raise ValueError(msg)
+        if self.metric not in OPERATORS and self.operator is not None:
+            msg = (
+                f"operator: {self.metric} is not observed of single operators; leave the operator out, or write one "
+                f"of {', '.join(OPERATORS)} as the metric"
+            )
+            raise ValueError(msg)
         if self.unit is not None:
             self._check_unit()
         for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
@@ -111,8 +125,9 @@ class Clause(Strict):
             msg = f"unit: {self.metric} is observed once per sequence, not per token; leave the unit out"
         elif native is None:
             msg = f"unit: what one observation of {self.metric} is, its sender decides; leave the unit out"
-        elif native is Unit.BATCH:
-            msg = f"unit: {self.metric} is observed once per batch; leave the unit out"
+        elif native is Unit.BATCH or native is Unit.ROW:
+            of = "batch" if native is Unit.BATCH else "row of an operator's output"
+            msg = f"unit: {self.metric} is observed once per {of}; leave the unit out"
         elif self.by_sequence and kind == "max":
             msg = "unit: the largest token is the largest of any sequence too; leave the unit out"
         elif self.by_sequence and kind != "mean":
@@ -149,7 +164,9 @@ class Clause(Strict):
 
     @property
     def metric_text(self) -> str:
-        """The metric as sentences name it: `tv_token`, or `tv_token by sequence`."""
+        """The metric as sentences name it: `tv_token`, `tv_token by sequence`, or `operator_ulp of attention`."""
+        if self.operator is not None:
+            return f"{self.metric} of {self.operator}"
         return f"{self.metric} by sequence" if self.by_sequence else self.metric
 
     @property

@@ -5,7 +5,8 @@ something else is tightened in the same change. Clauses are told apart by their 
 ladder by what they wait for.
 
 - A promise whose metric or statistic changed so that the two cannot be compared is dropped, and another one added.
-- So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means.
+- So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means;
+  and one that is about another operator.
 - Less evidence for a PASS (confidence, min_samples, min_sequences, sampling down) loosens; a longer silence before
   NO_DATA does too.
 - An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
@@ -183,7 +184,7 @@ def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[C
 
 def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
     """How the new clause's statistic compares with the old one's on the same data."""
-    if old.metric != new.metric or old.by_sequence != new.by_sequence:
+    if (old.metric, old.operator, old.by_sequence) != (new.metric, new.operator, new.by_sequence):
         return "other"
     before, after = _rank(old), _rank(new)
     if before == after:

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from kc_otel.contract.units import format_duration, parse_duration
 
-__all__ = ["NAME_PATTERN", "Duration", "Name", "Number", "RawLimit", "Strict"]
+__all__ = [
+    "NAME_PATTERN",
+    "OPERATOR_PATTERN",
+    "Duration",
+    "Name",
+    "Number",
+    "OperatorName",
+    "RawLimit",
+    "Strict",
+    "operator_name",
+]
 
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+OPERATOR_PATTERN: Final = r"^[A-Za-z0-9_]([A-Za-z0-9_.:/-]{0,98}[A-Za-z0-9_])?$"
+"""Names of modules and of `torch.ops` operators have dots, colons and capitals; each is an attribute of metrics."""
+
+
+def operator_name(name: str) -> str:
+    """The name, if it can be an operator's, such as `attention`, `model.layers.0.mlp` or `aten::linear`.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if not re.fullmatch(OPERATOR_PATTERN, name):
+        shown = repr(name if len(name) <= 60 else f"{name[:60]}...")
+        msg = (
+            f"{shown} cannot name an operator (letters, digits, and . : / - _ within; at most 100); "
+            "write a name such as attention or model.layers.0.mlp"
+        )
+        raise ValueError(msg)
+    return name
+
+
+OperatorName = Annotated[
+    str,
+    AfterValidator(operator_name),
+    WithJsonSchema({"type": "string", "pattern": OPERATOR_PATTERN, "examples": ["attention", "model.layers.0.mlp"]}),
+]
 Number = Annotated[float, Field(strict=True)]
 """A number that is written as one: neither true nor "0.5" in quotes."""
 Duration = Annotated[

@@ -27,6 +27,7 @@ __all__ = ["Finding", "lint"]
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _HOME: Final = {
     Source.LOGITS: "numerical",
+    Source.OPERATORS: "numerical",
     Source.LOGPROBS: "statistical",
     Source.ADVANTAGES: "statistical",
     Source.RUNTIME: "runtime",
@@ -99,7 +100,7 @@ def _clauses(contract: Contract) -> Iterator[Finding]:
             yield from _limits(contract, clause, here)
             yield from _samples(contract, clause, here)
             limits = (clause.limit, *sorted(clause.slices.items()))
-            promise = (clause.metric, clause.parsed_statistic, clause.by_sequence, limits)
+            promise = (clause.metric_text, clause.parsed_statistic, limits)
             if promise in promises and promises[promise] != clause.id:
                 yield Finding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
             promises.setdefault(promise, clause.id)
@@ -237,7 +238,9 @@ def _observability(contract: Contract) -> Iterator[Finding]:
             ("observability", "confidence"),
             f"{seen.confidence!r} leaves no room for error, so no number of samples decides; write 0.99 or 0.999",
         )
-    judged = {clause.quantity.key if clause.quantity else clause.metric for clause in contract.clauses}
+    judged = {
+        (clause.quantity.key if clause.quantity else clause.metric, clause.operator) for clause in contract.clauses
+    }
     needed = len(judged) * (len(contract.slices) + 1)
     if seen.max_series < needed:
         yield Finding(

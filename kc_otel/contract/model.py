@@ -147,7 +147,8 @@ class Observability(Strict):
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
     """Chance that no PASS cell fails is at least this; the rest is split over cells for FAIL."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
-    """Below this many tokens, or observations of a `gen_ai.*` histogram, a cell is INCONCLUSIVE."""
+    """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell is
+    INCONCLUSIVE."""
     # Intervals are valid at any size; the minimum guards what they assume, that a window is more than one burst of
     # alike requests. 100 sequences is where gross drift can be told: even where a quantity in [0, 1] was 0 in all of
     # them, no interval of confidence 0.99 excludes a mean of 0.052 = 1 - 0.005^(1/100), half of alpha being each
@@ -215,6 +216,11 @@ class Contract(Strict):
         asked = {clause.quantity.key for clause in self.clauses if clause.by_sequence and clause.quantity is not None}
         return tuple(token for token, quantity in BY_SEQUENCE.items() if quantity.key in asked)
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Operators that some clause is about, in the contract's order, each once."""
+        return tuple(dict.fromkeys(clause.operator for clause in self.clauses if clause.operator is not None))
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
@@ -237,8 +243,11 @@ class Contract(Strict):
 def _meaning(clause: Clause) -> dict[str, Any]:
     """A clause's content with its limits in the metric's unit, its statistic and its unit spelled out."""
     statistic, quantity = clause.parsed_statistic, clause.quantity
+    content = clause.model_dump(mode="json")
+    if clause.operator is None:
+        del content["operator"]  # contracts from before there were operators keep their hash
     return {
-        **clause.model_dump(mode="json"),
+        **content,
         "statistic": [statistic.kind, statistic.argument],
         "unit": quantity and str(quantity.per),
         "limit": parse_limit(clause.limit, clause.limit_unit),

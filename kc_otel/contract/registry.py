@@ -17,6 +17,7 @@ __all__ = [
     "BY_SEQUENCE",
     "DERIVED",
     "METRICS",
+    "OPERATORS",
     "QUANTITIES",
     "RECORDED",
     "Attribute",
@@ -36,6 +37,7 @@ class Source(StrEnum):
     LOGPROBS = "logprobs"
     LOGITS = "logits"
     ADVANTAGES = "advantages"
+    OPERATORS = "operator outputs"
     RUNTIME = "runtime"
 
 
@@ -44,6 +46,7 @@ class Unit(StrEnum):
 
     TOKEN = "token"  # noqa: S105 - a unit, not a secret
     SEQUENCE = "sequence"
+    ROW = "row"
     BATCH = "batch"
 
 
@@ -57,7 +60,7 @@ class Instrument(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A drift quantity: one real number per token, sequence or batch, recorded as an exponential histogram.
+    """A drift quantity: one real number per token, sequence, row or batch, recorded as an exponential histogram.
 
     Attributes:
         key: Name in a contract's `metric:`.
@@ -217,6 +220,31 @@ _QUANTITIES: Final = (
         5.0, "p99", "H(P) - H(Q), from full logits.", "Shannon 1948",
     ),
     Quantity(
+        "operator_max_abs", "kc.drift.operator_max_abs", "1", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 100.0,
+        "p99.9", "Largest |a - b| of a row of an operator's output, a from the training kernel, b from the inference "
+        "kernel.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2",
+    ),
+    Quantity(
+        "operator_relative", "kc.drift.operator_relative", "1", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 1.0,
+        "p99.9", "||a - b|| / ||a|| of a row of an operator's output: normwise relative error against the training "
+        "kernel.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2",
+    ),
+    Quantity(
+        "operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 1000.0, "p99.9",
+        "Largest |a - b| of a row of an operator's output in units in the last place of the row's largest |a|: 0.5 is "
+        "what rounding alone costs.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2",
+    ),
+    Quantity(
+        "operator_cosine", "kc.drift.operator_cosine", "1", Unit.ROW, Source.OPERATORS, 0.0, 2.0, 2.0, "p99.9",
+        "1 - cos(a, b) of a row of an operator's output: what changed in its direction.", "cosine distance",
+    ),
+    Quantity(
+        "operator_batch_dependence", "kc.drift.operator_batch_dependence", "1", Unit.ROW, Source.OPERATORS, 0.0,
+        math.inf, 1.0, "max",
+        "||a - b|| / ||a|| of a row of an operator's output computed alone (a) and in a batch (b): 0 where the kernel "
+        "is batch invariant.", "He et al. 2025, Defeating Nondeterminism in LLM Inference",
+    ),
+    Quantity(
         "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Source.RUNTIME, 0.0, math.inf, 1000.0, "max",
         "Optimizer steps by which the inference kernel's weights are behind the training kernel's.", _XU_WU,
     ),
@@ -224,6 +252,10 @@ _QUANTITIES: Final = (
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
 """What a clause's `metric:` can name, and `Derived.base` too."""
+
+
+OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.source is Source.OPERATORS}
+"""What is observed of single operators: a clause on one of them names its operator, and so does each of its streams."""
 
 
 def _by_sequence(token: Quantity) -> Quantity:
@@ -278,6 +310,8 @@ DERIVED: Final[dict[str, Derived]] = {d.key: d for d in _DERIVED}
 
 _CELL = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
+_IN_WINDOW = (*_CELL, "kc.window")
+
 _METRICS: Final = (
     Metric(
         "kc.input.invalid", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
@@ -317,12 +351,52 @@ _METRICS: Final = (
     ),
     Metric("kc.bound.samples", "1", Instrument.GAUGE, _CELL, "Observations that the verdict rests on."),
     Metric(
+        "kc.rule.window.histogram", "1", Instrument.EXPONENTIAL_HISTOGRAM, _IN_WINDOW,
+        "Recording rule: what was observed in a window, by cell.",
+    ),
+    Metric(
+        "kc.rule.window.samples", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: observations that a window is sure to hold.",
+    ),
+    Metric(
+        "kc.rule.window.estimate", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: point estimate of a clause's statistic from one window.",
+    ),
+    Metric(
+        "kc.rule.window.lower", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: lower confidence bound of a clause's statistic from one window.",
+    ),
+    Metric(
+        "kc.rule.window.upper", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: upper confidence bound of a clause's statistic from one window.",
+    ),
+    Metric(
+        "kc.rule.window.status", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: verdict of one window, with the codes of kc.verdict.",
+    ),
+    Metric(
+        "kc.rule.status", "1", Instrument.GAUGE, _CELL,
+        "Recording rule: verdict of a cell without the evaluator, with the codes of kc.verdict.",
+    ),
+    Metric("kc.rule.estimate", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.estimate is."),
+    Metric("kc.rule.lower", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.lower is, by a wider one."),
+    Metric("kc.rule.upper", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.upper is, by a wider one."),
+    Metric("kc.rule.limit", "1", Instrument.GAUGE, _CELL, "Recording rule: limit that the contract sets."),
+    Metric(
+        "kc.rule.samples", "1", Instrument.GAUGE, _CELL,
+        "Recording rule: observations that the verdict is sure to rest on.",
+    ),
+    Metric(
         "kc.alert.firing", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.severity"),
         "1 while a step of the escalation policy fires.",
     ),
     Metric(
         "kc.route", "1", Instrument.GAUGE, ("kc.contract", "kc.slice", "kc.route.kernel"),
         "1 for the kernel that the decision table sends a slice to.",
+    ),
+    Metric(
+        "kc.action.active", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
+        "1 for each action of the steps of the escalation policy that fire.",
     ),
     Metric(
         "kc.evaluator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),
@@ -354,6 +428,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log")),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
+    Attribute("kc.window", "`short` or `long`: the window that a recording rule looks at.", ("metric",)),
     Attribute("kc.slice", "Name of a slice; `all` for every token, `other` for slices over the cap.", ("metric",)),
     Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),
     Attribute("kc.kernel.inference", "Short fingerprint of the inference kernel's version.", ("metric", "span", "log")),
@@ -369,6 +444,14 @@ _ATTRIBUTES: Final = (
     Attribute("kc.kernel.compile", "Compilation mode or flags, on kc.kernel.info.", ("metric",)),
     Attribute("kc.kernel.hardware", "Device that the kernel runs on, on kc.kernel.info.", ("metric",)),
     Attribute("kc.severity", "Severity of an escalation step.", ("metric", "log")),
+    Attribute(
+        "kc.operator", "Name of an operator: attention, a norm, a matrix product; on kc.drift.operator_* only.",
+        ("metric",),
+    ),
+    Attribute(
+        "kc.action", "Action of an escalation step as the contract writes it, such as hold-promotion, webhook:pager.",
+        ("metric",),
+    ),
     Attribute("kc.reason", "Why something was refused or dropped.", ("metric",)),
     Attribute("kc.outcome", "What became of it.", ("metric",)),
     Attribute("kc.transport", "`grpc` or `http`.", ("metric",)),

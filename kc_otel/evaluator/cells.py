@@ -16,6 +16,7 @@ from kc_otel.bounds import Binned, ExponentialHistogram
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.evaluator.points import series_name
 from kc_otel.evaluator.state import LONG, SHORT, ContractState, Heard, Pair, Series
 from kc_otel.evaluator.statistics import metric_name
 from kc_otel.evaluator.verdict import Cell
@@ -24,6 +25,8 @@ from kc_otel.evaluator.verdicts import Evidence, Window
 __all__ = ["evidence"]
 
 _NOBODY: Final[Pair] = ("", "")
+_LISTED: Final = 5
+"""Names of operators that a sentence lists."""
 
 
 def evidence(state: ContractState, now: float, listening_since: float) -> Iterator[Evidence]:
@@ -60,6 +63,8 @@ def _current(
         if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": None}))):
             # Recorders only send means by sequence where their own copy of the contract asks for them.
             return {_NOBODY}, f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract"
+        if others := _other_operators(state, clause):
+            return {_NOBODY}, f"nothing received for {metric}, only for {others}; do the names in both places agree?"
         return {_NOBODY}, f"nothing received for {metric} yet; does the recorder's OTLP endpoint point here?"
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
@@ -75,6 +80,15 @@ def _current(
         return alive, ""
     span = _span(min(silent.values()))
     return current, f"no report for {span} (heartbeat {_span(heartbeat)}); is the recorder's process alive?"
+
+
+def _other_operators(state: ContractState, clause: Clause) -> str:
+    """Operators that the clause's metric arrives for, as a list in words; empty for other metrics."""
+    if clause.quantity is None or clause.operator is None:
+        return ""
+    head, tail = series_name(clause.quantity.name, "\0").split("\0")
+    known = sorted(name[len(head) : -len(tail)] for name in state.newest if name.startswith(head))
+    return ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
 
 
 def _covered(series: Series, now: float) -> bool:

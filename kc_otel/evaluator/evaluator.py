@@ -44,7 +44,7 @@ class SeriesId(NamedTuple):
 
     Attributes:
         contract: metadata.name.
-        metric: OpenTelemetry metric name.
+        metric: OpenTelemetry metric name; `name[operator]` where it is observed of single operators.
         slice: Name of the slice.
         kernel_train: Short fingerprint.
         kernel_inference: Short fingerprint.

@@ -19,13 +19,15 @@ import numpy as np
 
 from kc_otel.bounds import Buckets, ExponentialHistogram
 from kc_otel.bounds.histogram import MAX_BUCKETS
-from kc_otel.contract.registry import RECORDED
+from kc_otel.contract.fields import operator_name
+from kc_otel.contract.registry import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.evaluator.histograms import ExplicitHistogram, Histogram
 
-__all__ = ["DRIFT_NAMES", "INVALID", "KERNEL_INFO", "Point", "PointKind", "walk"]
+__all__ = ["DRIFT_NAMES", "INVALID", "KERNEL_INFO", "Point", "PointKind", "metric_of", "series_name", "walk"]
 
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
+_OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
 INVALID: Final = "kc.input.invalid"
 KERNEL_INFO: Final = "kc.kernel.info"
 
@@ -36,6 +38,16 @@ _MOST = 2**53
 _SCALES: Final = range(-10, 21)
 _EXPONENTS: Final = (-1080.0, 1026.0)
 """What a double's exponent can be, with a little room for an empty bucket at each end."""
+
+
+def series_name(metric: str, operator: str | None) -> str:
+    """What a metric's observations are kept under: its name, and for an operator's its own, `metric[operator]`."""
+    return metric if operator is None else f"{metric}[{operator}]"
+
+
+def metric_of(series: str) -> str:
+    """The metric of a `series_name`."""
+    return series.partition("[")[0]
 
 
 class PointKind(Enum):
@@ -53,6 +65,7 @@ class Point:
     Attributes:
         kind: Histogram, counter or info.
         metric: OpenTelemetry metric name.
+        operator: Name of the operator that it is about; None unless the metric is one of operators.
         stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
             temporality and attributes. 16 bytes.
         attributes: The point's own attributes; only those with a scalar value.
@@ -72,6 +85,12 @@ class Point:
     time: int
     cumulative: bool
     histogram: Histogram | None
+    operator: str | None = None
+
+    @property
+    def series(self) -> str:
+        """What its observations are kept under."""
+        return series_name(self.metric, self.operator)
 
 
 class _MalformedError(ValueError):
@@ -124,22 +143,35 @@ def _points(
             if point.flags & _NO_RECORDED_VALUE:
                 count("ignored", 1, "")
                 continue
+            attributes = _scalars(point.attributes)
+            operator = _operator(attributes) if name in _OF_OPERATORS else None
             start, time = _times(point)
             histogram = decode(point)
         except (_MalformedError, OverflowError) as error:
-            count("malformed", 1, f"a point of {name} contradicts itself: {error}")
+            count("malformed", 1, f"a point of {name} cannot be: {error}")
             continue
         yield Point(
             kind=kind,
             metric=name,
             stream=_identity(family, point.attributes),
-            attributes=_scalars(point.attributes),
+            attributes=attributes,
             resource=resource,
             start=start,
             time=time,
             cumulative=temporality == _CUMULATIVE,
             histogram=histogram,
+            operator=operator,
         )
+
+
+def _operator(attributes: dict[str, Scalar]) -> str:
+    name = attributes.get("kc.operator")
+    if not isinstance(name, str):
+        raise _MalformedError("it has no attribute kc.operator")
+    try:
+        return operator_name(name)
+    except ValueError as error:
+        raise _MalformedError(str(error)) from None
 
 
 def _times(point: Any) -> tuple[int, int]:

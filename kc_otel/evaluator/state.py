@@ -17,7 +17,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.evaluator.histograms import Histogram
 from kc_otel.evaluator.panes import Ring
-from kc_otel.evaluator.points import INVALID, Point
+from kc_otel.evaluator.points import INVALID, Point, metric_of, series_name
 from kc_otel.evaluator.streams import Horizon, Stream
 
 __all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
@@ -37,7 +37,10 @@ Pair = tuple[str, str]
 
 
 class SeriesKey(NamedTuple):
-    """A series within a contract. For `kc.input.invalid` the slice is the reason and the pair is empty."""
+    """A series within a contract. For `kc.input.invalid` the slice is the reason and the pair is empty.
+
+    For what is observed of operators, `metric` names the operator too: see `points.series_name`.
+    """
 
     metric: str
     slice: str
@@ -122,6 +125,9 @@ class ContractState:
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
         self.template = rings(contract)
+        self._judged = {
+            series_name(clause.quantity.name, clause.operator) for clause in contract.clauses if clause.quantity
+        }
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
         self._long = max(contract.observability.long_window, self._window)
@@ -153,7 +159,7 @@ class ContractState:
             self.heard.setdefault(pair, Heard(now)).hear(now)
         if step.increment is not None and step.increment.count:
             for name in slices:
-                self._count(SeriesKey(point.metric, name, *pair), step.increment, point.time / 1e9, now)
+                self._count(SeriesKey(point.series, name, *pair), step.increment, point.time / 1e9, now)
         return step.outcome
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
@@ -179,6 +185,9 @@ class ContractState:
             self.events["streams_evicted"] += 1
         for key in [key for key, series in self.series.items() if series.newest < silent]:
             self._drop(key)
+        alive = {key.metric for key in self.series} | self._judged
+        for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
+            del self.newest[metric]
         in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
         for pair in self.heard.keys() - in_use:
             if self.heard[pair].last < silent:
@@ -189,7 +198,8 @@ class ContractState:
         if series is None:
             if len(self.series) >= self.contract.observability.max_series:
                 self.events["series_over_cap"] += 1
-                key = SeriesKey(key.metric, OTHER, "", "")
+                # Not one for each operator: their names are the senders', and as many as these like.
+                key = SeriesKey(metric_of(key.metric), OTHER, "", "")
             series = self.series.get(key) or self._create(key)
         time = min(time, now)
         for number, ring in enumerate(series.rings):

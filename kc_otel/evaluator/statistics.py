@@ -18,6 +18,7 @@ from kc_otel.bounds import (
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry import DERIVED, Unit
+from kc_otel.evaluator.points import series_name
 
 __all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
 
@@ -26,8 +27,8 @@ _CAP_IN_LIMITS: Final = 100.0
 
 
 def metric_name(clause: Clause) -> str:
-    """OpenTelemetry name of the metric that the clause is computed from."""
-    return clause.quantity.name if clause.quantity is not None else clause.metric
+    """Name of the metric that the clause is computed from, with the operator where it is about one."""
+    return series_name(clause.quantity.name if clause.quantity is not None else clause.metric, clause.operator)
 
 
 def samples_needed(clause: Clause, observability: Observability) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["one_in", "rounded", "rounded_down", "rounded_up", "with_unit"]
 
-_UNITS: Final = {"1": "", "{nat}": " nat", "s": " s", "{step}": " steps"}
+_UNITS: Final = {"1": "", "{nat}": " nat", "s": " s", "{step}": " steps", "{ulp}": " ulp"}
 _NOISE: Final = 1e-9
 """What floating-point arithmetic may have added is not rounded away from."""
 

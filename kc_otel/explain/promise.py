@@ -25,7 +25,8 @@ class Promise:
     """A statistic of a quantity and its limit. A derived metric is written as the mean that it is made of.
 
     Attributes:
-        metric: Key of a quantity, or `k1`, `support_deficit`, or a `gen_ai.*` metric.
+        metric: Key of a quantity, or `k1`, `support_deficit`, or a `gen_ai.*` metric; with the operator's name where it
+            is of one, so that two operators are never taken for one.
         kind: Statistic.
         argument: Rank in (0, 1) of a quantile, threshold of a fraction.
         limit: Largest value allowed, in the quantity's unit.
@@ -58,4 +59,6 @@ def promise_of(clause: Clause, slice: str, assumptions: Assumptions) -> Promise:
     scale = scale_of(metric, assumptions) if metric in DERIVED else None
     if metric in _SAME_MEAN and scale is not None and scale > 0.0 and math.isfinite(scale):
         metric, limit = _SAME_MEAN[metric], limit / scale
+    if clause.operator is not None:
+        metric = clause.metric_text
     return Promise(metric, statistic.kind, limit, statistic.argument, clause.by_sequence)

@@ -28,6 +28,7 @@ _PURPOSE: Final = {
     "and not the kernels', so it has to be excluded first",
 }
 _RUNTIME: Final = "it keeps a slow kernel from being promoted for being close"
+_OPERATOR: Final = "it finds the operator that changed; what its error does to the logits, later layers decide"
 
 _OUTCOME: Final = (
     "response",
@@ -65,6 +66,8 @@ def purpose(promise: Promise, horizon: int | None) -> str:
         )
     if metric.startswith("gen_ai."):
         return _RUNTIME
+    if metric.startswith("operator_"):
+        return _OPERATOR
     return _PURPOSE.get(metric, "it finds a change that no distance is made of")
 
 
@@ -85,6 +88,8 @@ def evidence(clause: Clause, promise: Promise) -> str:
         unit = "request"
     elif promise.metric == "weights_lag":
         unit = "batch"
+    elif clause.operator is not None:
+        unit = "row"
     match promise.kind:
         case "mean":
             return _mean(clause, promise, unit)

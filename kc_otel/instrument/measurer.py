@@ -18,6 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from kc_otel.contract.model import Contract
 from kc_otel.instrument import capture
 from kc_otel.instrument.membership import SliceTable
+from kc_otel.instrument.operators.rows import observed
 from kc_otel.instrument.pairing import Pair, PairingBuffer, Role
 from kc_otel.instrument.sampling import Sampler
 from kc_otel.instrument.sides import paired_batch, sides_of, versions_of
@@ -89,6 +90,9 @@ class Measurer:
         if work.kind == "rollout":
             return self._rollout(work.pair)
         with capture.measuring(work.ready):
+            if work.kind == "operator":
+                self._measure_operator(work)
+                return False
             if work.kind in ("sampled", "scored"):
                 self._pair_up(work, now)
                 return False
@@ -166,6 +170,28 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
+    def _measure_operator(self, work: Work) -> None:
+        assert work.operator is not None
+        name, given = work.operator.name, work.arrays
+        if given["train"].shape != given["inference"].shape:
+            shapes = " and ".join(str(tuple(given[side].shape)) for side in ("train", "inference"))
+            self._counters.invalid("shape_mismatch", 1, f"the outputs of operator {name} have shapes {shapes}")
+            return
+        found = observed(work.operator, **given)
+        of_members = self._table.of_batch(work.attributes, range(found.members), found.members)
+        with self._lock:
+            operators = self._streams_of(work.pair).operators
+            fits = operators.has_room(name)
+            if fits and found.member.size:
+                operators.add(name, found.values, of_members[found.member])
+                self._streams_of(work.pair).batches += 1
+        if not fits:
+            self._counters.dropped("too-many-operators", f"no clause names {name}, and max_series leaves no more room")
+            return
+        self._counters.invalid("operator_not_finite", found.not_finite, f"rows of {name} are not finite on one side")
+        if found.member.size:
+            self._counters.measured(0, 0)
+
     def _explain(self, work: Work, batch: Batch, rows: capture.Rows) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
         worst, end = batch.worst, time.time_ns()
@@ -230,6 +256,8 @@ class Measurer:
                 self._table.names,
                 time.time_ns(),
                 by_sequence=self._contract.by_sequence,
+                operators=self._contract.operators,
+                more_operators=self._table.more_operators,
             )
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import OPERATORS, QUANTITIES
 from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.telemetry.operators import MOST_OPERATORS
 
 __all__ = ["SliceTable"]
 
@@ -25,21 +26,27 @@ class SliceTable:
         contract: Whose slices.
         names: Slices with streams of their own: `all`, then as declared, then `other` where some are over the cap.
         over: Declared slices that the cap leaves no room for; their sequences count as `other`.
+        more_operators: Operators that the cap leaves room for besides those that the contract names.
     """
 
     contract: Contract
     names: tuple[str, ...]
     over: tuple[str, ...]
+    more_operators: int = 0
     _known: dict[tuple[tuple[str, Scalar], ...], NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, contract: Contract) -> SliceTable:
         """Every quantity may need a stream per slice: there is room for max_series / quantities of them."""
         declared = tuple(contract.slices)
-        quantities = len(QUANTITIES) + len(contract.by_sequence)
+        each_operator = len(OPERATORS)
+        quantities = (
+            len(QUANTITIES) - each_operator + len(contract.by_sequence) + each_operator * len(contract.operators)
+        )
         room = max(contract.observability.max_series // quantities, 1)
         if 1 + len(declared) <= room:
-            return cls(contract, (ALL, *declared), ())
+            left = contract.observability.max_series // (1 + len(declared)) - quantities
+            return cls(contract, (ALL, *declared), (), min(left // each_operator, MOST_OPERATORS))
         kept = declared[: max(room - 2, 0)]
         return cls(contract, (ALL, *kept, OTHER), declared[len(kept) :])
 

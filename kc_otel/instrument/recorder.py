@@ -16,13 +16,14 @@ from typing import Any, Final, Self
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics.export import MetricExporter
 
+from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.instrument import capture
 from kc_otel.instrument.engine import RecorderStats
 from kc_otel.instrument.process import ProcessEngine
 from kc_otel.instrument.sampling import Sampler
-from kc_otel.instrument.work import Attributes, Processing, Weights, Work, copied
+from kc_otel.instrument.work import Attributes, OperatorOutputs, Processing, Weights, Work, copied
 from kc_otel.telemetry.kernel import Kernel
 from kc_otel.telemetry.streams import KernelPair
 
@@ -180,6 +181,52 @@ class Recorder:
             links=links,
         )
 
+    def compare_operator(
+        self,
+        name: str,
+        train_output: Any,
+        inference_output: Any,
+        *,
+        mask: Any = None,
+        attributes: Attributes = None,
+        ulp_of: Any = None,
+        of_batches: bool = False,
+        key: Hashable = None,
+        presampled: bool = False,
+    ) -> None:
+        """Compare the outputs of one operator (an attention, a norm, a matrix product) for the same inputs.
+
+        Every row, the last axis of an output, is one observation of the `operator_*` metrics. The outputs are measured
+        on their device, in float64. Names that no clause mentions are recorded as far as `max_series` leaves room.
+
+        Args:
+            name: Name of the operator, as the contract's clauses have it.
+            train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
+            inference_output: The inference kernel's, of the same shape; its dtype may differ.
+            mask: Which rows count, of the output's first axes, such as [sequences, tokens].
+            attributes: What decides the slices: one mapping for all, or one for each member of the first axis.
+            ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
+            of_batches: The outputs are of one kernel, first computed alone and then in a batch: what is recorded is
+                `operator_batch_dependence`.
+            key: Decides by its hash whether it is in the sample; without one, chance does.
+            presampled: The caller has sampled already: measure it in any case.
+        """
+        try:
+            operator = OperatorOutputs(operator_name(name), of_batches, ulp_of)
+        except (TypeError, ValueError) as error:
+            self.drop("operator-name", error)
+            return
+        arrays = {"train": train_output, "inference": inference_output, "mask": mask}
+        self._hand_over(
+            "operator",
+            arrays,
+            lambda: presampled or self._sampler.takes(key),
+            attributes=attributes,
+            weights=None,
+            links=(),
+            operator=operator,
+        )
+
     def sampled(
         self,
         key: Hashable | list[Hashable] = None,
@@ -311,6 +358,7 @@ class Recorder:
         links: Sequence[trace.SpanContext],
         prompts: Any = None,
         keys: Any = None,
+        operator: OperatorOutputs | None = None,
     ) -> None:
         engine = self._process.running()
         if engine is None:
@@ -331,6 +379,7 @@ class Recorder:
                 parent=context.get_current(),
                 links=tuple(links),
                 at=time.time_ns(),
+                operator=operator,
                 ready=capture.device_ready(*copies.values()),
             )
 

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from kc_otel.contract.slices import Scalar
 from kc_otel.telemetry.streams import KernelPair
 
-__all__ = ["Attributes", "Processing", "Weights", "Work", "copied"]
+__all__ = ["Attributes", "OperatorOutputs", "Processing", "Weights", "Work", "copied"]
 
 Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """Of every sequence alike, or one mapping for each."""
@@ -20,6 +20,21 @@ Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
 Weights = int | str | None
 """A weight version: an optimizer step, or a name where there is no step."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOutputs:
+    """Whose outputs a batch holds.
+
+    Attributes:
+        name: Name of the operator.
+        of_batches: Whether they are of one kernel, alone and in a batch, and not of two kernels.
+        ulp_of: dtype whose units in the last place count; None for that of the second output.
+    """
+
+    name: str
+    of_batches: bool = False
+    ulp_of: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,10 +53,11 @@ class Work:
         parent: Trace context of the caller.
         links: Further spans that the batch belongs to.
         at: When it was handed over, unix nanoseconds.
+        operator: Whose outputs the arrays are; None where they are log-probabilities or logits.
         ready: CUDA event after which the copies are complete.
     """
 
-    kind: Literal["compare", "logits", "sampled", "scored", "rollout"]
+    kind: Literal["compare", "logits", "operator", "sampled", "scored", "rollout"]
     pair: KernelPair
     arrays: Mapping[str, Any] = field(default_factory=dict)
     attributes: Attributes = None
@@ -52,6 +68,7 @@ class Work:
     parent: Context | None = None
     links: Sequence[trace.SpanContext] = ()
     at: int = 0
+    operator: OperatorOutputs | None = None
     ready: Any = None
 
     @property

@@ -15,6 +15,7 @@ from kc_otel.contract.registry import RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.telemetry.kernel import Kernel
+from kc_otel.telemetry.operators import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.telemetry.points import gauge, histogram, histogram_point
 
 __all__ = ["Example", "KernelPair", "PairStreams", "drift_metrics", "kernel_info"]
@@ -50,14 +51,24 @@ class Example:
 class PairStreams:
     """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
-    The means of the token quantities `by_sequence` are accumulated too, one per sequence.
+    The means of the token quantities `by_sequence` are accumulated too, one per sequence. For `operators` there is
+    always room, for others up to `more_operators` of them.
     """
 
     def __init__(
-        self, contract: str, pair: KernelPair, slices: Sequence[str], start: int, *, by_sequence: Sequence[str] = ()
+        self,
+        contract: str,
+        pair: KernelPair,
+        slices: Sequence[str],
+        start: int,
+        *,
+        by_sequence: Sequence[str] = (),
+        operators: Sequence[str] = (),
+        more_operators: int = MOST_OPERATORS,
     ) -> None:
         self.pair: Final = pair
         self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence)
+        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
         self.retired = False
         self.batches = 0
         self._contract = contract
@@ -80,14 +91,19 @@ class PairStreams:
         for (quantity, slice), value in self.accumulator.snapshot().items():
             if not value.count:
                 continue
-            attributes = {
-                "kc.contract": self._contract,
-                "kc.slice": slice,
-                "kc.kernel.train": self.pair.train.fingerprint,
-                "kc.kernel.inference": self.pair.inference.fingerprint,
-            }
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
-            yield quantity, histogram_point(value, attributes, self._start, now, exemplars)
+            yield quantity, histogram_point(value, self._attributes(slice), self._start, now, exemplars)
+        for (quantity, operator, slice), value in self.operators.snapshot().items():
+            attributes = {**self._attributes(slice), "kc.operator": operator}
+            yield quantity, histogram_point(value, attributes, self._start, now)
+
+    def _attributes(self, slice: str) -> dict[str, str]:
+        return {
+            "kc.contract": self._contract,
+            "kc.slice": slice,
+            "kc.kernel.train": self.pair.train.fingerprint,
+            "kc.kernel.inference": self.pair.inference.fingerprint,
+        }
 
 
 def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:

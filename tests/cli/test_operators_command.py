@@ -127,6 +127,8 @@ def test_json_has_everything(run):
     assert bad["batch_dependence_max"] is None
     assert bad["relative_max"] == pytest.approx(0.5)
     assert [v["status"] for v in found["verdicts"] if v["clause"] == "bad"] == ["FAIL", "FAIL"]
+    samples = {(v["clause"], v["slice"]): v["samples"] for v in found["verdicts"]}
+    assert (samples["good", "all"], samples["good", "code"], samples["batch", "code"]) == (1600, 800, 4)
     assert len(found["left_out"]) == 2
 
 

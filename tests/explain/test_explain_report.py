@@ -252,3 +252,19 @@ def test_numbers_are_rounded_to_the_side_that_stays_true():
     assert (rounded_up(0.0707106), rounded_down(0.003125), rounded(0.0707106)) == ("0.0708", "0.00312", "0.0707")
     assert (rounded_up(0.3 - 0.1), rounded_down(0.1 + 0.2), rounded_up(0.9992)) == ("0.2", "0.3", "1")
     assert (one_in(1 / 14.9, "token"), one_in(0.6, "token")) == ("1 token in 14", "60 % of tokens")
+
+
+def test_two_operators_are_never_taken_for_one(contract):
+    """Limits on different operators neither disagree nor imply each other; rows are counted, not tokens."""
+    found = explain(
+        contract(
+            "numerical:",
+            "  - {id: attn, metric: operator_ulp, operator: attention, statistic: p99.9, limit: 4}",
+            "  - {id: mlp, metric: operator_ulp, operator: mlp, statistic: p99.9, limit: 2}",
+            "  - {id: attn-max, metric: operator_ulp, operator: attention, statistic: max, limit: 3}",
+        )
+    )
+    between = [(each.kind, set(each.clauses)) for each in found.relations if len(each.clauses) > 1]
+    assert between == [("implied", {"attn", "attn-max"})]
+    assert "1 row in 1,000" in text(found)
+    assert "{ulp}" not in text(found)

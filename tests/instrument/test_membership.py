@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import OPERATORS, QUANTITIES
 from kc_otel.instrument.membership import SliceTable
 
 
@@ -56,7 +56,7 @@ def test_attributes_for_another_number_of_sequences_are_refused():
 def test_slices_over_the_cap_are_counted_as_other():
     """With room for four slices, two of five keep their name and the rest is one slice that says so."""
     declared = {f"s{i}": {"where": {"task": f"t{i}"}} for i in range(5)}
-    table = SliceTable.of(contract(declared, max_series=4 * len(QUANTITIES) + 3))
+    table = SliceTable.of(contract(declared, max_series=4 * (len(QUANTITIES) - len(OPERATORS)) + 3))
     assert table.names == ("all", "s0", "s1", "other")
     assert table.over == ("s2", "s3", "s4")
     membership = table.of_batch([{"task": "t1"}, {"task": "t3"}, {"task": "t4"}, {}], range(4), 4)
@@ -66,7 +66,7 @@ def test_slices_over_the_cap_are_counted_as_other():
 def test_all_slices_fit_exactly():
     """As many slices as there is room for all keep their name."""
     declared = {f"s{i}": {"where": {"task": f"t{i}"}} for i in range(3)}
-    table = SliceTable.of(contract(declared, max_series=4 * len(QUANTITIES)))
+    table = SliceTable.of(contract(declared, max_series=4 * (len(QUANTITIES) - len(OPERATORS))))
     assert table.over == ()
     assert len(table.names) == 4
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import OPERATORS, QUANTITIES
 from kc_otel.telemetry.accumulate import Accumulator
 from kc_otel.telemetry.kernel import Kernel
 
@@ -356,7 +356,7 @@ def test_a_dead_endpoint_and_many_rollouts_keep_memory_bounded(recorders, memory
 
 def test_slices_over_the_cap_are_shown_as_other(recorders, contract, memory, logprobs):
     """Slices that the contract's cap leaves no room for are one slice, counted, and named in the stats."""
-    capped = contract(observability={"max_series": 2 * len(QUANTITIES)})
+    capped = contract(observability={"max_series": 2 * (len(QUANTITIES) - len(OPERATORS))})
     recorder = recorders(contract=capped)
     recorder.compare(*logprobs(2, 5), attributes=[{"task": "code"}, {}])
     recorder.force_flush()

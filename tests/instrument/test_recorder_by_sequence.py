@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import OPERATORS, QUANTITIES
 from kc_otel.instrument.membership import SliceTable
 
 CLAUSES = [
@@ -52,6 +52,6 @@ def test_streams_by_sequence_need_room_under_the_cap(contract):
         made = contract(
             statistical=CLAUSES,
             assumptions={"clip": 0.2},
-            observability={"max_series": 3 * (len(QUANTITIES) + 2) + more},
+            observability={"max_series": 3 * ((len(QUANTITIES) - len(OPERATORS)) + 2) + more},
         )
         assert SliceTable.of(made).names == names

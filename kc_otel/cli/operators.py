@@ -1,0 +1,102 @@
+"""`kc-otel operators`: operators of two kernels on the same inputs, and what a contract says of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from kc_otel.evaluator.verdict import Verdict
+    from kc_otel.instrument.operators import CaseReport
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("operators")(operators)
+
+
+def operators(
+    comparisons: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.instrument.operators.Comparison."),
+    ],
+    contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Compare operators over shapes and dtypes: max abs, relative, ULP, cosine, dependence on the batch.
+
+    The file is a Python program and is run. Exits with 1 when a clause of the contract fails, with 2 when the file or
+    the contract cannot be used.
+    """
+    # Everything below needs NumPy, and the file most likely torch; --help does not.
+    from kc_otel.cli._operators import as_json as json_of  # noqa: PLC0415
+    from kc_otel.cli._operators import comparisons_in, judge  # noqa: PLC0415
+    from kc_otel.contract.errors import ContractError  # noqa: PLC0415
+    from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.instrument.operators import compare_callables  # noqa: PLC0415
+
+    try:
+        promise = load(contract) if contract is not None else None
+        wanted = comparisons_in(comparisons)
+    except ContractError as error:
+        _refuse("\n".join(map(str, error.problems)))
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    reports = [
+        report
+        for each in wanted
+        for report in compare_callables(
+            each.train,
+            each.inference,
+            each.cases,
+            operator=each.operator,
+            batch_sizes=each.batch_sizes,
+            ulp_of=each.ulp_of,
+        )
+    ]
+    verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
+    if as_json:
+        typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
+    else:
+        _print_tables(reports, verdicts, left_out)
+    if any(verdict.status == "FAIL" for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _print_tables(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from kc_otel.cli._operators import COLUMNS, cells_of  # noqa: PLC0415
+
+    console = Console()
+    table = Table(box=SIMPLE_HEAD, title="Training kernel against inference kernel, by row of the output")
+    for heading in ("operator", "case", "dtype"):
+        table.add_column(heading)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for report in reports:
+        table.add_row(*map(Text, cells_of(report)))
+    console.print(table)
+    if verdicts or left_out:
+        judged = Table(box=SIMPLE_HEAD, title="Verdicts")
+        for heading in ("verdict", "clause", "slice", "why"):
+            judged.add_column(heading)
+        for verdict in verdicts:
+            judged.add_row(*map(Text, (str(verdict.status), verdict.cell.clause, verdict.cell.slice, verdict.reason)))
+        console.print(judged)
+    for sentence in left_out:
+        console.print(Text(f"not judged: {sentence}"))
+
+
+def _refuse(why: object) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise typer.Exit(2)

@@ -1,0 +1,159 @@
+"""Points of operators on their way to clauses: each to its own operator's, and nothing to anybody else's."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.evaluator.statistics import metric_name
+from kc_otel.evaluator.store import EvaluatorStore
+from kc_otel.evaluator.verdict import Status
+
+METRIC = "kc.drift.operator_ulp"
+CLAUSES = [
+    {"id": "attention", "metric": "operator_ulp", "operator": "attention", "statistic": "p90", "limit": 4},
+    {"id": "mlp", "metric": "operator_ulp", "operator": "layers.0.mlp", "statistic": "p90", "limit": 4},
+]
+
+
+@pytest.fixture
+def of(sender):
+    """A sender of one operator's ULPs."""
+
+    def make(operator, slice="all", metric=METRIC):
+        attributes = {
+            "kc.contract": "policy",
+            "kc.slice": slice,
+            "kc.kernel.train": "aaaaaaaaaaaa",
+            "kc.kernel.inference": "bbbbbbbbbbbb",
+        }
+        return sender(metric, attributes=attributes | ({} if operator is None else {"kc.operator": operator}))
+
+    return make
+
+
+@pytest.fixture
+def judged(contract):
+    """An evaluator of a contract with a clause on each of two operators."""
+    return Evaluator([contract(numerical=CLAUSES, statistical=[])])
+
+
+def statuses(evaluator, now):
+    return {
+        (verdict.cell.clause, verdict.cell.slice): verdict
+        for verdict in evaluator.evaluate(now)
+        if verdict.status is not Status.NO_DATA
+    }
+
+
+def test_each_clause_judges_its_own_operator(judged, of, now):
+    """A bad operator fails exactly its clause, on its slice; the other operator's clause passes on the same metric."""
+    for operator, slice, values in (
+        ("attention", "all", [0.5] * 500 + [1.0] * 500),
+        ("layers.0.mlp", "all", [0.5] * 500 + [64.0] * 500),
+        ("attention", "code", [0.5] * 500),
+        ("layers.0.mlp", "code", [64.0] * 500),
+        ("nobody.asked", "all", [1e6] * 1000),
+    ):
+        outcome = judged.ingest_metrics(of(operator, slice).request(now + 1, values), now + 1)
+        assert outcome.rejected == 0, outcome
+    found = statuses(judged, now + 2)
+    assert {cell: verdict.status for cell, verdict in found.items()} == {
+        ("attention", "all"): Status.PASS,
+        ("attention", "code"): Status.PASS,
+        ("mlp", "all"): Status.FAIL,
+        ("mlp", "code"): Status.FAIL,
+    }
+    assert found["mlp", "all"].samples == 1000
+    assert {series.metric for series in judged.series()} == {
+        f"{METRIC}[{name}]" for name in ("attention", "layers.0.mlp", "nobody.asked")
+    }
+
+
+def test_points_that_name_no_operator_are_refused(judged, of, now):
+    """Missing, empty, too long or not text: malformed, and the sender is told why."""
+    for operator, said in (
+        (None, "it has no attribute kc.operator"),
+        ("", "'' cannot name an operator"),
+        ("x" * 200, "cannot name an operator"),
+        ("a b", "'a b' cannot name an operator"),
+    ):
+        outcome = judged.ingest_metrics(of(operator).request(now + 1, [1.0]), now + 1)
+        assert outcome.rejected == 1
+        assert METRIC in outcome.message
+        assert said in outcome.message
+    assert judged.series_count == 0
+    assert judged.counters == {"malformed": 4}
+
+
+def test_the_attribute_means_nothing_on_other_metrics(contract, of, now):
+    """A point of tokens with it goes where points of tokens go."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(of("attention", metric="kc.drift.tv_token").request(now + 1, [0.001] * 200), now + 1)
+    assert [series.metric for series in evaluator.series()] == ["kc.drift.tv_token"]
+
+
+def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
+    """The usual mistake is another spelling in the program than in the contract."""
+    (verdict, *_) = judged.evaluate(now)
+    assert "nothing received for kc.drift.operator_ulp[attention] yet" in verdict.reason
+    for name in ("atention", *(f"layers.{i}.mlp" for i in range(1, 7))):
+        judged.ingest_metrics(of(name).request(now + 1, [1.0]), now + 1)
+    (verdict, *_) = judged.evaluate(now + 2)
+    assert verdict.status is Status.NO_DATA
+    assert verdict.reason == (
+        "nothing received for kc.drift.operator_ulp[attention], only for atention, layers.1.mlp, layers.2.mlp, "
+        "layers.3.mlp, layers.4.mlp and 2 more; do the names in both places agree?"
+    )
+
+
+def test_state_of_operators_survives_a_restart(contract, judged, of, now):
+    """The store keeps series of operators apart, as it found them."""
+    for operator, value in (("attention", 1.0), ("layers.0.mlp", 64.0)):
+        judged.ingest_metrics(of(operator).request(now + 1, [value] * 500), now + 1)
+    before = statuses(judged, now + 2)
+    connection = sqlite3.connect(":memory:")
+    EvaluatorStore(connection).save(judged)
+    again = Evaluator([contract(numerical=CLAUSES, statistical=[])])
+    EvaluatorStore(connection).restore(again)
+    connection.close()
+    assert again.series() == judged.series()
+    after = statuses(again, now + 2)
+    assert {cell: (v.status, v.samples) for cell, v in after.items()} == {
+        cell: (v.status, v.samples) for cell, v in before.items()
+    }
+    assert {v.status for v in after.values()} == {Status.PASS, Status.FAIL}
+
+
+def test_the_name_of_a_clauses_series_has_its_operator(contract):
+    """And that of any other clause is its metric's."""
+    made = contract(numerical=CLAUSES)
+    assert [metric_name(clause) for clause in made.clauses] == [
+        "kc.drift.operator_ulp[attention]",
+        "kc.drift.operator_ulp[layers.0.mlp]",
+        "kc.drift.tv_token",
+    ]
+
+
+def test_operators_without_end_take_no_memory_without_end(contract, of, now):
+    """Names are the senders': over the cap they are counted together, and forgotten once no window holds them."""
+    made = contract(
+        numerical=CLAUSES,
+        statistical=[],
+        observability={"window": "5m", "long_window": "1h", "min_samples": 100, "max_series": 10},
+    )
+    evaluator = Evaluator([made])
+    state = evaluator.states["policy"]
+    for number in range(100):
+        name = f"layers.{number}.mlp" if number else "attention"
+        evaluator.ingest_metrics(of(name).request(now + 1, [1.0] * 3), now + 1)
+    assert evaluator.series_count == 11
+    assert evaluator.events["series_over_cap"] == 90
+    (other,) = (series for series in evaluator.series() if series.slice == "other")
+    assert other.metric == METRIC
+    assert len(state.newest) == 11
+    evaluator.evaluate(now + 7200)
+    assert evaluator.series_count == 0
+    assert set(state.newest) == {METRIC, f"{METRIC}[attention]"}

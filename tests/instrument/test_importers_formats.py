@@ -1,0 +1,397 @@
+"""Importers: each trainer's own layout, written as the trainer writes it, becomes the sequences it holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from kc_otel.instrument.importers import (
+    ImportFileError,
+    Refusals,
+    files_of,
+    format_of,
+    generic,
+    nemo_rl,
+    prime_rl,
+    verl,
+)
+from kc_otel.instrument.importers.detect import complete
+
+
+def numbers(rows=3, tokens=10, seed=0):
+    """Log P and log Q of kernels that differ by rounding, float32."""
+    rng = np.random.default_rng(seed)
+    inference = np.log(rng.uniform(0.05, 1, (rows, tokens))).astype(np.float32)
+    return np.minimum(inference + 0.01 * rng.standard_normal((rows, tokens)), 0).astype(np.float32), inference
+
+
+def nemo_line(train, inference, *, prompt=3, padding=2, wrap=True, **changes):
+    """A sample as `log_batched_dict_as_jsonl` writes it: cut from the batch with its axis, prompt and padding zero."""
+    before, after = [0.0] * prompt, [0.0] * padding
+    tokens = [*range(prompt + len(train) + padding)]
+    values = {
+        "content": "question and answer",
+        "rewards": 1.0,
+        "input_lengths": prompt + len(train),
+        "token_ids": tokens,
+        "token_loss_mask": [0] * prompt + [1] * len(train) + [0] * padding,
+        "sample_loss_mask": 1.0,
+        "advantages": [0.5] * len(tokens),
+        "generation_logprobs": [*before, *map(float, inference), *after],
+        "prev_logprobs": [*[-3.0 for _ in before], *map(float, train), *after],
+        **changes,
+    }
+    return {**{name: [value] if wrap else value for name, value in values.items()}, "idx": 0}
+
+
+def prime_line(train, inference, *, prompt=2, **changes):
+    """A record as `TokenExporter` writes it."""
+    size = prompt + len(train)
+    mask = [False] * prompt + [True] * len(train)
+    return {
+        "schema_version": 1,
+        "step": 7,
+        "export_step": 7,
+        "rank": 0,
+        "micro_step": 0,
+        "micro_sequence_idx": 0,
+        "export_sequence_idx": 0,
+        "run_id": None,
+        "env_name": "math",
+        "token_ids": [*range(size)],
+        "position_ids": [*range(size)],
+        "loss_mask": mask,
+        "advantages": [-0.25] * size,
+        "losses": [{"rl": {"advantage": -0.25, "mask": kept}} for kept in mask],
+        "rewards": [None] * prompt + [0.5] * len(train),
+        "inference_logprobs": [0.0] * prompt + [float(each) for each in inference],
+        "trainer_logprobs": [-2.0] * prompt + [float(each) for each in train],
+        "entropy": [1.0] * size,
+        "mismatch_kl": [0.0] * size,
+        **changes,
+    }
+
+
+def write(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def sides(found):
+    return [each.train for each in found], [each.inference for each in found]
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
+    """Only tokens that both masks keep are compared, with their advantages, ids, reward and step."""
+    train, inference = numbers()
+    lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
+    path = write(tmp_path / "train_data_step12.jsonl", lines)
+    assert format_of(path) == "nemo-rl"
+    found = list(nemo_rl.read(path, Refusals()))
+    np.testing.assert_array_equal(sides(found), (train, inference))
+    assert found[0].weights == (12, None)
+    assert found[0].token_ids.tolist() == [*range(3, 13)]
+    assert set(found[0].advantages) == {0.5}
+    assert found[0].attributes == {
+        "rewards": 1.0, "input_lengths": 13, "sample_loss_mask": 1.0, "reward": 1.0, "step": 12,
+        "prompt_tokens": 3, "tokens": 10,
+    }  # fmt: skip
+
+
+def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
+    """A masked sample, one of an old version and one of other lengths are counted; the rest is read."""
+    train, inference = numbers()
+    old = nemo_line(train[0], inference[0])
+    del old["token_loss_mask"]
+    lines = [
+        nemo_line(train[0], inference[0], sample_loss_mask=0.0),
+        old,
+        nemo_line(train[0], inference[0], token_loss_mask=[1]),
+        nemo_line(train[1], inference[1], generation_logprobs="none"),
+        nemo_line(train[2], inference[2]),
+    ]
+    refusals = Refusals()
+    found = list(nemo_rl.read(write(tmp_path / "train_data_step1.jsonl", lines), refusals))
+    assert len(found) == 1
+    assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1, "shape_mismatch": 2}
+    assert "train_data_step1.jsonl:2: has no 'token_loss_mask'" in refusals.first["no_logprobs"]
+
+
+def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
+    """Tokens of the loss `rl` count; those of other losses were not sampled by the inference kernel."""
+    train, inference = numbers()
+    echo = prime_line(train[1], inference[1])
+    echo["losses"][5] = {"ce": {"advantage": 1.0, "mask": True}}
+    lines = [prime_line(train[0], inference[0]), echo]
+    path = write(tmp_path / "token_exports" / "step_7" / "rank_0.jsonl", lines)
+    assert format_of(path) == "prime-rl"
+    first, second = prime_rl.read(path, Refusals())
+    np.testing.assert_array_equal(first.train, train[0])
+    np.testing.assert_array_equal(second.inference, np.delete(inference[1], 3))
+    assert first.weights == (7, None)
+    assert (first.attributes["env_name"], first.attributes["reward"], first.attributes["tokens"]) == ("math", 0.5, 10)
+    assert set(first.advantages) == {-0.25}
+
+
+def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
+    """A log-probability that was not finite is not silently left out."""
+    train, inference = numbers()
+    line = prime_line(train[0], inference[0])
+    line["trainer_logprobs"][4] = None
+    (found,) = prime_rl.read(write(tmp_path / "rank_0.jsonl", [line]), Refusals())
+    assert np.isnan(found.train).tolist() == [False, False, True, *[False] * 7]
+
+
+def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
+    """Earlier versions have no `losses`; a sequence no loss trains is counted; another schema is refused."""
+    train, inference = numbers()
+    line = prime_line(train[0], inference[0], losses=None, advantages=[None] * 12)
+    nothing = prime_line(train[0], inference[0], losses=None, loss_mask=[False] * 12)
+    bare = {"schema_version": 1, "loss_mask": [True], "trainer_logprobs": [-1.0]}
+    refusals = Refusals()
+    (found,) = prime_rl.read(write(tmp_path / "a.jsonl", [line, nothing, bare]), refusals)
+    assert found.train.size == 10
+    assert found.advantages is None
+    assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
+    with pytest.raises(ImportFileError, match="schema_version: 2 is not 1"):
+        list(prime_rl.read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals()))
+
+
+def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
+    """A file of an export is finished when STABLE is beside it; any other file always is."""
+    path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
+    assert not complete(path)
+    (path.parent / "STABLE").touch()
+    assert complete(path)
+    assert complete(write(tmp_path / "a.jsonl", []))
+
+
+class DataProto:
+    """Pickles as verl's class does: under its name, with its state."""
+
+    __module__ = "verl.protocol"
+
+    def __init__(self, state):
+        self.state = state
+
+    def __getstate__(self):
+        return self.state
+
+    def __setstate__(self, state):
+        self.batch, self.non_tensor_batch, self.meta_info = state
+
+
+@pytest.fixture
+def proto(monkeypatch):
+    """Bytes of a DataProto pickle; in the pickling process verl seems to be there."""
+
+    def dump(state):
+        module = types.ModuleType("verl.protocol")
+        module.DataProto = DataProto
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "verl", types.ModuleType("verl"))
+            patched.setitem(sys.modules, "verl.protocol", module)
+            return pickle.dumps(DataProto(state))
+
+    return dump
+
+
+def verl_arrays():
+    train, inference = numbers()
+    mask = np.ones(train.shape, dtype=np.int64)
+    mask[1, 6:], mask[2] = 0, 0
+    return {
+        "old_log_probs": train,
+        "rollout_log_probs": np.where(mask, inference, 0).astype(np.float32),
+        "response_mask": mask,
+        "responses": np.arange(30).reshape(3, 10),
+        "attention_mask": np.concatenate([np.array([[0, 1, 1], [1, 1, 1], [0, 0, 1]]), mask], axis=1),
+        "advantages": np.full((3, 10), 2.0, dtype=np.float32),
+        "token_level_scores": np.eye(3, 10, dtype=np.float32),
+    }
+
+
+OTHERS = {
+    "data_source": np.array(["gsm8k", "gsm8k", "math"], dtype=object),
+    "min_global_steps": np.array([5, 6, 6], dtype=object),
+    "reward_model": np.array([{"ground_truth": "1"}] * 3, dtype=object),
+}
+META = {"temperature": 0.7, "global_steps": 7}
+
+
+def serialized(arrays):
+    """VERL_DATAPROTO_SERIALIZATION_METHOD=numpy: dtype, shape and bytes of each tensor."""
+    items = {
+        name: (str(each.dtype), each.shape, np.frombuffer(each.tobytes(), dtype=np.uint8))
+        for name, each in arrays.items()
+    }
+    return (3,), None, items
+
+
+def test_verl_batches_are_read_without_verl(tmp_path, proto):
+    """Masks, ids, advantages, temperature and both weight versions of a DataProto; verl is not imported."""
+    path = tmp_path / "7.pkl"
+    path.write_bytes(proto((serialized(verl_arrays()), OTHERS, META)))
+    assert format_of(path) == "verl"
+    refusals = Refusals()
+    first, second = verl.read(path, refusals)
+    train, inference = numbers()
+    np.testing.assert_array_equal(first.train, train[0])
+    np.testing.assert_array_equal(second.inference, inference[1, :6])
+    assert second.token_ids.tolist() == [*range(10, 16)]
+    assert first.weights == (7, 5)
+    assert first.processing == {"temperature": 0.7}
+    assert first.attributes == {
+        "data_source": "gsm8k", "min_global_steps": 5, "tokens": 10, "prompt_tokens": 2, "reward": 1.0
+    }  # fmt: skip
+    assert refusals.counts == {"no_tokens": 1}
+    assert "verl" not in sys.modules
+
+
+def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
+    """The bytes of a saved TensorDict, or of a plain mapping of tensors."""
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.from_numpy(each.copy()) for name, each in verl_arrays().items()}
+    kinds = {"plain": tensors}
+    try:
+        from tensordict import TensorDict
+    except ImportError:
+        pass
+    else:
+        kinds["tensordict"] = TensorDict(tensors, batch_size=[3]).contiguous().consolidate()
+    for name, batch in kinds.items():
+        buffer = io.BytesIO()
+        torch.save(batch, buffer)
+        path = tmp_path / f"{name}.pkl"
+        path.write_bytes(proto((buffer.getvalue(), OTHERS, META)))
+        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+        path = tmp_path / f"{name}.pt"
+        path.write_bytes(buffer.getvalue())
+        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+
+
+def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
+    """NumPy has no bfloat16: its bits are the upper half of a float32."""
+    arrays = verl_arrays()
+    shape, device, items = serialized(arrays)
+    upper = (arrays["old_log_probs"].view(np.uint32) >> 16).astype(np.uint16)
+    items["old_log_probs"] = ("bfloat16", (3, 10), upper.view(np.uint8))
+    path = tmp_path / "a.pkl"
+    path.write_bytes(proto(((shape, device, items), {}, {})))
+    found = next(iter(verl.read(path, Refusals()))).train
+    np.testing.assert_allclose(found, arrays["old_log_probs"][0], rtol=1e-2)
+
+
+class Planted:
+    def __reduce__(self):
+        return os.mkdir, ("planted",)
+
+
+def test_a_pickle_runs_nothing_unless_it_is_trusted(tmp_path, monkeypatch, proto):
+    """A file that names any other class or function is refused before that is called."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "evil.pkl"
+    path.write_bytes(pickle.dumps(Planted()))
+    with pytest.raises(ImportFileError, match=r"holds \w+\.mkdir, which a batch needs not; --trust"):
+        list(verl.read(path, Refusals()))
+    inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
+    path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
+    with pytest.raises(ImportFileError, match="mkdir"):
+        list(verl.read(path, Refusals()))
+    assert not (tmp_path / "planted").exists()
+    path.write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(ImportFileError, match="not a DataProto"):
+        list(verl.read(path, Refusals()))
+
+
+def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
+    """A .pt that holds more than tensors is refused as well."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
+    with pytest.raises(ImportFileError, match="cannot be read safely"):
+        list(verl.read(tmp_path / "a.pt", Refusals()))
+    assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rollout_log_probs": None}, "has no rollout_log_probs, only .*calculate_log_probs=True"),
+        ({"response_mask": None, "attention_mask": None}, "padding would count"),
+        ({"response_mask": np.ones((3, 4), dtype=np.int64)}, r"shapes \(3, 10\), \(3, 10\), \(3, 4\)"),
+    ],
+)
+def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, said):
+    """What is missing is named with the setting that writes it."""
+    arrays = {name: each for name, each in {**verl_arrays(), **change}.items() if each is not None}
+    path = tmp_path / "a.pkl"
+    path.write_bytes(proto((serialized(arrays), {}, {})))
+    with pytest.raises(ImportFileError, match=said):
+        list(verl.read(path, Refusals()))
+
+
+def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
+    """trainer.rollout_data_dir has prompts, answers and scores, and no log-probability."""
+    line = {"input": "1+1", "output": "2", "gts": "2", "score": 1.0, "step": 3}
+    with pytest.raises(ImportFileError, match=r"text and scores without log-probabilities.*save_to_disk"):
+        format_of(write(tmp_path / "3.jsonl", [line]))
+
+
+def test_generic_files_go_through_the_recording_reader(tmp_path):
+    """Any program's names for its columns; attributes, weights and a bad row's message included."""
+    train, inference = numbers()
+    lines = [
+        {"a": p.tolist(), "b": q.tolist(), "task": "code", "train_weights": 4, "inference_weights": 3}
+        for p, q in zip(train.astype(float), inference.astype(float), strict=True)
+    ]
+    path = write(tmp_path / "log.jsonl", lines)
+    assert format_of(path) == "generic"
+    found = list(generic.read(path, {"train": "a", "inference": "b"}))
+    np.testing.assert_array_equal(sides(found), (train, inference))
+    assert found[0].weights == (4, 3)
+    assert found[0].attributes["task"] == "code"
+    lines[1]["a"][2] = None
+    with pytest.raises(ImportFileError, match=r"log\.jsonl"):
+        list(generic.read(write(path, lines), {"train": "a", "inference": "b"}))
+
+
+def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
+    """Checks of many tokens refuse a recording like any other check, by name."""
+    rng = np.random.default_rng(0)
+    inference = np.log(rng.uniform(0.01, 1, (2, 64)))
+    lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
+    with pytest.raises(ImportFileError, match="temperature"):
+        list(generic.read(write(tmp_path / "log.jsonl", lines)))
+
+
+def test_lines_that_are_no_objects_are_named(tmp_path):
+    """A half-written line says where it is."""
+    path = tmp_path / "train_data_step3.jsonl"
+    path.write_text('{"prev_logprobs": [1')
+    with pytest.raises(ImportFileError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
+        list(nemo_rl.read(path, Refusals()))
+    path.write_text("[1]\n")
+    with pytest.raises(ImportFileError, match="not a JSON object but list"):
+        list(nemo_rl.read(path, Refusals()))
+
+
+def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
+    """Step 9 comes before step 10, and files of no known kind are left alone."""
+    for step in (10, 9, 1):
+        write(tmp_path / f"train_data_step{step}.jsonl", [])
+    write(tmp_path / "notes.txt", [])
+    steps = [path.stem.removeprefix("train_data_step") for path in files_of([tmp_path])]
+    assert steps == ["1", "9", "10"]
+    assert files_of([tmp_path, tmp_path / "train_data_step9.jsonl"]) == files_of([tmp_path])
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        files_of([tmp_path / "nowhere"])

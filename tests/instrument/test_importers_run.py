@@ -1,0 +1,113 @@
+"""The importer: chunks, weight versions, and a file that is done only when its drift was exported."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
+
+from kc_otel.instrument.importers import Importer
+
+
+def sequence(tokens=20, seed=0, **columns):
+    """A generic line of two kernels that differ by rounding."""
+    rng = np.random.default_rng(seed)
+    inference = np.log(rng.uniform(0.05, 1, tokens))
+    train = np.minimum(inference + 0.01 * rng.standard_normal(tokens), 0)
+    return {"train_logprobs": train.tolist(), "inference_logprobs": inference.tolist(), **columns}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(name, lines):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return make
+
+
+def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, memory, write):
+    """Every sequence is measured, in its slices, whatever the contract's sampling; the file is done."""
+    importer = Importer(recorders(sampling=0.001), attributes={"run": "r1"})
+    lines = [sequence(seed=n, task="code" if n % 2 else "prose") for n in range(6)]
+    assert importer.file(write("log.jsonl", lines))
+    assert (importer.totals.files, importer.totals.sequences, importer.totals.tokens) == (1, 6, 120)
+    assert memory.count("all") == 120
+    assert memory.count("code") == 60
+
+
+def test_chunks_are_bounded_and_change_nothing(recorders, memory, write):
+    """However few tokens are handed over at a time, the same is measured."""
+    path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
+    made = recorders()
+    assert Importer(made, chunk_tokens=45).file(path)
+    assert made.stats().batches == 3
+    assert memory.count("all") == 140
+
+
+def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, memory, write):
+    """Sequences of different versions in one file are batches of their own."""
+    lines = [sequence(seed=n, train_weights=9, inference_weights=9 - n % 3) for n in range(6)]
+    made = recorders()
+    assert Importer(made).file(write("log.jsonl", lines))
+    assert made.stats().batches == 3
+    (lag,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
+
+
+def test_advantages_are_measured_with_the_drift(recorders, memory, write):
+    """One advantage per sequence is enough for the advantage-signed drift."""
+    lines = [sequence(seed=n, advantages=1.0 if n else -1.0) for n in range(2)]
+    assert Importer(recorders()).file(write("log.jsonl", lines))
+    for side in ("positive", "negative"):
+        (point,) = memory.points(f"kc.drift.advantage_drift_{side}", kc_slice="all")
+        assert point.count == 20
+
+
+def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
+    """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
+    memory.result = MetricExportResult.FAILURE
+    importer = Importer(recorders(), patience=0.5)
+    path = write("log.jsonl", [sequence()])
+    assert not importer.file(path)
+    assert "no endpoint took the export" in importer.totals.failed[path]
+    memory.result = MetricExportResult.SUCCESS
+    other = write("other.jsonl", [sequence()])
+    assert importer.file(other)
+    assert importer.totals.files == 1
+
+
+def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):
+    """A dropped batch is told of: the file has to be imported again."""
+    importer = Importer(recorders(queue_bytes=1), patience=5)
+    path = write("log.jsonl", [sequence()])
+    assert not importer.file(path)
+    assert "1 batches were dropped" in importer.totals.failed[path]
+
+
+def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):
+    """A file that cannot be read is named; one that is not there too; the others go on."""
+    importer = Importer(recorders())
+    assert not importer.file(write("bad.jsonl", [{"a": 1}]))
+    assert not importer.file(tmp_path / "nowhere.jsonl")
+    assert importer.file(write("good.jsonl", [sequence()]))
+    assert len(importer.totals.failed) == 2
+    assert memory.count("all") == 20
+
+
+def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
+    """Verl's bypass mode writes rollout log-probs twice: no drift at all is a fact to show."""
+    line = sequence()
+    line["train_logprobs"] = line["inference_logprobs"]
+    importer = Importer(recorders())
+    assert importer.file(write("log.jsonl", [line, sequence(seed=1)]))
+    assert importer.totals.identical == 1
+
+
+def test_chunks_need_room(recorders):
+    """No chunk has no tokens."""
+    with pytest.raises(ValueError, match="chunk_tokens: 0"):
+        Importer(recorders(), chunk_tokens=0)

@@ -1,0 +1,169 @@
+"""What a recorder makes of two outputs of an operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kc_otel.contract.registry import OPERATORS, QUANTITIES
+from kc_otel.instrument.membership import SliceTable
+from kc_otel.measure.operators import compare_outputs
+from kc_otel.telemetry.kernel import Kernel
+
+ULP = {"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}
+
+
+@pytest.fixture
+def outputs():
+    """Two outputs [sequences, tokens, features] that differ by rounding to bfloat16."""
+    torch.manual_seed(0)
+    train = torch.randn(3, 5, 16)
+    return train, train.bfloat16()
+
+
+def test_every_row_is_an_observation_on_its_sequences_slices(recorders, memory, outputs):
+    """Counts, sums and extremes are those of compare_outputs; attributes of the first axis decide the slices."""
+    train, inference = outputs
+    recorder = recorders()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
+    recorder.compare_operator(
+        "attention", train, inference, mask=mask, attributes=[{"task": "code"}, {"prompt_tokens": 200}, {}]
+    )
+    assert recorder.force_flush()
+    expected = compare_outputs(train, inference, mask=mask)
+    for key in ("max_abs", "relative", "ulp", "cosine"):
+        values = getattr(expected, key)
+        name = f"kc.drift.operator_{key}"
+        (point,) = memory.points(name, kc_slice="all", kc_operator="attention")
+        assert (point.count, point.sum) == (7, pytest.approx(values.sum()))
+        assert (point.min, point.max) == (values.min(), values.max())
+        (point,) = memory.points(name, kc_slice="code")
+        assert (point.count, point.sum) == (5, pytest.approx(values[:5].sum()))
+        (point,) = memory.points(name, kc_slice="long")
+        assert (point.count, point.sum) == (2, pytest.approx(values[5:].sum()))
+    assert not memory.points("kc.drift.operator_batch_dependence")
+    assert not memory.points("kc.drift.tv_token")
+    assert recorder.stats().batches == 1
+    assert recorder.stats().tokens == 0
+
+
+def test_what_is_handed_over_may_change_afterwards(recorders, memory, held, outputs):
+    """The outputs are copied before the call returns."""
+    train, inference = outputs
+    recorder = recorders()
+    recorder.compare_operator("mlp", train, inference)
+    inference.zero_()
+    held.set()
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.drift.operator_ulp", kc_operator="mlp", kc_slice="all")
+    assert point.max <= 0.5
+
+
+def test_one_kernel_alone_and_in_a_batch_is_another_metric(recorders, memory):
+    """Only the dependence on the batch is recorded, as the relative error."""
+    recorder = recorders()
+    alone = np.ones((4, 8), np.float32)
+    recorder.compare_operator("norm", alone, alone * np.float32(1.5), of_batches=True)
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.drift.operator_batch_dependence", kc_slice="all")
+    assert (point.count, point.max, point.attributes["kc.operator"]) == (4, 0.5, "norm")
+    assert not memory.points("kc.drift.operator_ulp")
+
+
+def test_numpy_against_torch_and_single_rows_are_compared(recorders, memory):
+    """One vector is one row; half precision of torch is read exactly."""
+    recorder = recorders()
+    recorder.compare_operator("a", np.ones(8, np.float32), torch.ones(8, dtype=torch.bfloat16))
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.drift.operator_max_abs", kc_slice="all")
+    assert (point.count, point.max) == (1, 0.0)
+
+
+def test_nothing_is_raised_and_everything_is_counted(recorders, memory):
+    """Shapes, masks, names, dtypes and NaN that cannot be: each is counted under a name of its own."""
+    recorder = recorders()
+    good = np.ones((2, 4), np.float32)
+    recorder.compare_operator("a", good, np.ones((2, 5), np.float32))
+    recorder.compare_operator("a b", good, good)
+    recorder.compare_operator(None, good, good)
+    recorder.compare_operator("a", good.astype(int), good)
+    recorder.compare_operator("a", good, good, mask=np.ones((3,)))
+    recorder.compare_operator("a", good, good, attributes=[{}])
+    recorder.compare_operator("a", good, object())
+    broken = good.copy()
+    broken[1, 2] = np.nan
+    recorder.compare_operator("a", good, broken)
+    assert recorder.force_flush()
+    stats = recorder.stats()
+    assert stats.invalid == {"shape_mismatch": 2, "operator_not_finite": 1}
+    assert stats.dropped["operator-name"] == 2
+    assert sum(stats.dropped.values()) == 5
+    (point,) = memory.points("kc.drift.operator_ulp", kc_slice="all")
+    assert point.count == 1
+
+
+def test_sampling_applies_unless_the_caller_has_sampled(recorders, memory):
+    """A share of zero measures nothing but what is presampled."""
+    recorder = recorders(sampling=lambda: 0.0)
+    one = np.ones((2, 4))
+    recorder.compare_operator("a", one, one)
+    recorder.compare_operator("b", one, one, presampled=True)
+    assert recorder.force_flush()
+    assert {point.attributes["kc.operator"] for point in memory.points("kc.drift.operator_ulp")} == {"b"}
+    assert recorder.stats().unsampled == 1
+
+
+def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorders, contract, memory):
+    """The contract's operator always fits; of the others as many as max_series leaves room for."""
+    plain = len(QUANTITIES) - len(OPERATORS)
+    made = contract(numerical=[ULP], observability={"max_series": 3 * (plain + 3 * len(OPERATORS))})
+    assert SliceTable.of(made).more_operators == 2
+    recorder = recorders(contract=made)
+    one = np.ones((2, 4))
+    for name in ("a", "b", "c", "attention", "a"):
+        recorder.compare_operator(name, one, one)
+    assert recorder.force_flush()
+    counts = {p.attributes["kc.operator"]: p.count for p in memory.points("kc.drift.operator_ulp", kc_slice="all")}
+    assert counts == {"a": 4, "b": 2, "attention": 2}
+    assert recorder.stats().dropped == {"too-many-operators": 1}
+    assert SliceTable.of(contract()).more_operators == 64
+
+
+def test_operators_of_clauses_take_room_from_slices(contract):
+    """Each needs a stream per quantity and slice, so that fewer slices fit under max_series."""
+    plain = len(QUANTITIES) - len(OPERATORS)
+    for room, names in ((plain + len(OPERATORS), ("all", "code", "long")), (plain, ("all", "other"))):
+        made = contract(numerical=[ULP], observability={"max_series": 3 * room})
+        assert SliceTable.of(made).names == names
+
+
+def test_a_roll_out_starts_streams_of_its_own(recorders, memory):
+    """Operators of another kernel version are counted apart, and those of the old one are exported to the end."""
+    recorder = recorders()
+    one = np.ones((2, 4))
+    recorder.compare_operator("a", one, one)
+    recorder.rollout(inference=Kernel("vllm", version="2"))
+    recorder.compare_operator("a", one, one + 1)
+    assert recorder.force_flush()
+    found = {
+        point.attributes["kc.kernel.inference"]: point.max
+        for export in range(len(memory.exports))
+        for point in memory.points("kc.drift.operator_max_abs", export, kc_slice="all")
+    }
+    assert sorted(found.values()) == [0.0, 1.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_outputs_on_a_gpu_are_compared_there(recorders, memory, outputs):
+    """The same numbers as on the host, without the caller waiting for the device."""
+    train, inference = outputs
+    recorder = recorders()
+    mask = torch.ones(3, 5, device="cuda")
+    recorder.compare_operator("a", train.cuda(), inference.cuda(), mask=mask)
+    recorder.compare_operator("b", train, inference)
+    assert recorder.force_flush()
+    for name in ("ulp", "relative"):
+        points = memory.points(f"kc.drift.operator_{name}", kc_slice="all")
+        ours, theirs = sorted(points, key=lambda point: point.attributes["kc.operator"])
+        assert (ours.count, ours.sum) == (theirs.count, pytest.approx(theirs.sum, rel=1e-9))
