@@ -190,6 +190,9 @@ def test_a_budget_as_wide_as_the_range_allows_everything():
     ("call", "says"),
     [
         (lambda: rewards.reward_drift(1.5, (0, 1)), r"sequence_tv: 1\.5"),
+        (lambda: rewards.token_tv_for_sequence_tv(1.5, 8), r"sequence_tv: 1\.5"),
+        (lambda: rewards.token_kl_for_sequence_tv(1.5, 8), r"sequence_tv: 1\.5"),
+        (lambda: rewards.reward_drift(0.5, (1, 1)), r"reward_range: \(1, 1\)"),
         (lambda: rewards.reward_drift(0.5, (1, 0)), r"reward_range: \(1, 0\)"),
         (lambda: rewards.reward_drift(0.5, (0, math.nan)), r"reward_range: \(0, nan\)"),
         (lambda: rewards.tv_for_reward_budget(-1, (0, 1)), r"budget: -1\.0"),

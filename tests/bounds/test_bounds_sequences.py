@@ -148,3 +148,9 @@ def test_bad_sequence_input_is_refused_by_name(call, says):
 def test_huge_horizons_give_infinity_and_not_an_overflow():
     """A worst case beyond the range of a double is infinite."""
     assert sequences.ratio_deviation_sequence(10**6, log_ratio=1.0).value == math.inf
+
+
+def test_a_ratio_beyond_every_float_is_infinite_and_no_error():
+    """exp(T lam) overflows from 709.78 on; the bound is then inf."""
+    assert sequences.ratio_deviation_sequence(1, log_ratio=709.9).value == math.inf
+    assert math.isfinite(sequences.ratio_deviation_sequence(1, log_ratio=708.9).value)

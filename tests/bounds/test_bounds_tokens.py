@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -259,3 +260,16 @@ def test_bad_input_is_refused_by_name(call, says):
     """A ValueError names the argument and shows its value."""
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1e-12, 1e-8, 1e-6, 1e-5, 0.99e-4, 1.01e-4, 1e-3, 0.01])
+def test_small_ratio_ranges_keep_their_digits(sign, size):
+    """The excesses that KL is made of agree with their power series in exact arithmetic, on both sides of the switch."""
+    x = Fraction(sign * size)
+    series = {
+        tokens._x_log_x_excess: sum((-x) ** k / (k * (k - 1)) for k in range(2, 30)),
+        tokens._minus_log_excess: sum((-x) ** k / k for k in range(2, 30)),
+    }
+    for function, exact in series.items():
+        assert float(function(np.array([float(x)]))[0]) == pytest.approx(float(exact), rel=3e-11)
