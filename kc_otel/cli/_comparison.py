@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kc_otel.bounds import Binned, Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
+from kc_otel.bounds import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
 from kc_otel.contract.registry import QUANTITIES
 from kc_otel.instrument.recordings import Recording
 from kc_otel.measure.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
 from kc_otel.measure.definitions.llama_cpp import Printed
-from kc_otel.measure.logits import LOGITS, logit_drift
-from kc_otel.measure.sampled import SEQUENCE, TOKEN, advantage_drift, log_ratio
+from kc_otel.measure.logits import LOGITS
+from kc_otel.promotion.samples import ADVANTAGE, Part, Samples
 
-__all__ = ["OURS", "Part", "Samples", "SliceReport", "Tool", "report"]
+__all__ = ["OURS", "SliceReport", "Tool", "report"]
 
 
 class Tool(StrEnum):
@@ -50,23 +47,6 @@ OURS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """A tool's metric -> what it is in our terms, where the two are the same number but for capping and rounding."""
 
-_ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
-_BINS: Final = 32_768
-"""Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A slice of a recording.
-
-    Attributes:
-        name: Name of the slice.
-        recording: Its sequences; None where there are none.
-    """
-
-    name: str
-    recording: Recording | None
-
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
@@ -87,50 +67,6 @@ class SliceReport:
     tools: Mapping[Tool, Mapping[str, Printed]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """The values of every quantity of the registry that a recording has, computed when asked for."""
-
-    recording: Recording
-    _known: dict[str, Binned | None] = field(default_factory=dict)
-    _coarse: dict[str, Binned] = field(default_factory=dict)
-
-    def of(self, quantity: str) -> Binned | None:
-        """The observations of a quantity; None where the recording cannot tell."""
-        if quantity not in self._known:
-            values = self._values(quantity)
-            self._known[quantity] = None if values is None else Binned.of_samples(values)
-        return self._known[quantity]
-
-    def for_mean(self, quantity: str) -> Binned | None:
-        """The same with an exact sum and count, in at most `_BINS` bins."""
-        sample = self.of(quantity)
-        if sample is None or sample.count.size <= _BINS:
-            return sample
-        if quantity not in self._coarse:
-            self._coarse[quantity] = _merged(sample)
-        return self._coarse[quantity]
-
-    def _values(self, quantity: str) -> NDArray[np.float64] | None:
-        of = self.recording
-        found: NDArray[np.float64] | None = None
-        if quantity in TOKEN or quantity in SEQUENCE or quantity in _ADVANTAGE:
-            log_w = log_ratio(of.train, of.inference)
-            if quantity in TOKEN:
-                found = TOKEN[quantity](log_w)
-            elif quantity in SEQUENCE:
-                found = SEQUENCE[quantity](np.add.reduceat(log_w, of.starts), of.lengths)
-            elif of.advantages is not None:
-                side = of.advantages > 0.0 if quantity == _ADVANTAGE[0] else of.advantages < 0.0
-                found = advantage_drift(log_w[side], of.advantages[side])
-        elif quantity in LOGITS and of.train_logits is not None and of.inference_logits is not None:
-            drift = logit_drift(of.train_logits, of.inference_logits)
-            for each, column in zip(LOGITS, drift.values.T, strict=True):
-                self._known[each] = Binned.of_samples(column[drift.valid])
-            found = drift.values[drift.valid, LOGITS.index(quantity)]
-        return found
-
-
 def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
     """Every number of a slice.
 
@@ -147,14 +83,6 @@ def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float)
     return SliceReport(
         part.name, of.lengths.size, of.train.size, _own(Samples(of), (1.0 - confidence) / 2.0, clip), found
     )
-
-
-def _merged(sample: Binned) -> Binned:
-    """Neighbouring bins together; a merged bin has the outer edges."""
-    first = np.linspace(0, sample.count.size, _BINS + 1).astype(np.intp)[:-1]
-    last = np.append(first[1:], sample.count.size) - 1
-    count = np.add.reduceat(sample.count, first)
-    return replace(sample, lower=sample.lower[first], upper=sample.upper[last], count=count)
 
 
 def _own(samples: Samples, alpha: float, clip: float) -> dict[str, Interval]:
@@ -181,7 +109,7 @@ def _own(samples: Samples, alpha: float, clip: float) -> dict[str, Interval]:
         "support_deficit": affine(mean("ratio"), -1.0, 1.0),
         "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
     }
-    return own | {each: mean(each) for each in (*_ADVANTAGE, *LOGITS) if samples.of(each) is not None}
+    return own | {each: mean(each) for each in (*ADVANTAGE, *LOGITS) if samples.of(each) is not None}
 
 
 def _effective(chi2: Interval) -> Interval:

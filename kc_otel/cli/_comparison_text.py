@@ -14,10 +14,10 @@ from rich.text import Text
 
 from kc_otel.bounds import Interval
 from kc_otel.cli._comparison import OURS, SliceReport, Tool
-from kc_otel.cli._comparison_slices import Judged
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.evaluator.verdict import Verdict
 from kc_otel.measure.definitions.llama_cpp import Printed
+from kc_otel.promotion.recorded import Judged
 
 __all__ = ["Comparison", "as_json", "as_markdown", "print_tables"]
 
@@ -98,7 +98,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             for part in comparison.slices
         ],
         "verdicts": None if judged is None else [_verdict_json(verdict) for verdict in judged.verdicts],
-        "not_judged": None if judged is None else list(judged.left_out),
+        "not_judged": None if judged is None else [str(each) for each in judged.left_out],
     }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from kc_otel.cli._comparison import Part, Tool
+    from kc_otel.cli._comparison import Tool
+    from kc_otel.promotion.samples import Part
 
 __all__ = ["register"]
 
@@ -40,12 +42,13 @@ def compare_log(
     """
     # Everything below needs NumPy, rich or more; --help does not.
     from kc_otel.cli._comparison import report  # noqa: PLC0415
-    from kc_otel.cli._comparison_slices import by_attributes, by_contract, judge  # noqa: PLC0415
+    from kc_otel.cli._comparison_slices import by_attributes  # noqa: PLC0415
     from kc_otel.cli._comparison_text import Comparison, as_markdown, print_tables  # noqa: PLC0415
     from kc_otel.cli._comparison_text import as_json as json_of  # noqa: PLC0415
     from kc_otel.contract.errors import ContractError  # noqa: PLC0415
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.instrument.recordings import load_recording  # noqa: PLC0415
+    from kc_otel.promotion.recorded import by_contract, judge  # noqa: PLC0415
 
     try:
         tools = _tools(tool or [])
@@ -54,7 +57,7 @@ def compare_log(
         promise = load(contract) if contract is not None else None
         log = load_recording(recording, columns=_columns(columns))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
-        judged = judge(promise, parts) if promise is not None else None
+        judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
     except ContractError as error:
         for problem in error.problems:

@@ -1,0 +1,1 @@
+"""The offline stage of a promotion in a CI job: two kernels, a recording of each, and the workflow to copy."""

@@ -1,0 +1,248 @@
+"""`kc-otel gate --contract` and `verify`: exit codes, what is printed, and what is written."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import gate
+from kc_otel.instrument.recordings import Recording, save_recording
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
+slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
+numerical: [{id: exact, metric: tv_exact, limit: 0.05}]
+statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+runtime: [{id: lag, metric: weights_lag, limit: 1}]
+observability: {min_samples: 500}
+"""
+
+
+def write(path, *, code=0.01, sequences=120, seed=3, logits=True, tasks=("code", "prose")):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(15, 40, size=sequences)
+    task = rng.integers(len(tasks), size=sequences)
+    n = int(lengths.sum())
+    z = rng.standard_normal((n, 12))
+    size = np.repeat([code if tasks[t] == "code" else 0.01 for t in task], lengths)
+    other = z + size[:, None] * rng.standard_normal((n, 12))
+    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (z, other))
+    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
+    every = np.arange(n)
+    more = {"train_logits": z, "inference_logits": other} if logits else {}
+    about = tuple({"task": tasks[t]} for t in task)
+    save_recording(Recording(p[every, y], q[every, y], lengths, about, token_ids=y, **more), path)
+    return path
+
+
+@pytest.fixture
+def contract(tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text(CONTRACT)
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Exit code, standard output and standard error of a command."""
+    app = typer.Typer()
+    gate.register(app)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.delenv("KC_OTEL_URL", raising=False)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
+    """Log-probabilities and logits are judged; what a recording cannot tell was allowed by the user."""
+    good = write(tmp_path / "good.npz")
+    code, out, err = run("gate", "--contract", contract, good, "--allow-unjudged")
+    assert (code, err) == (0, "")
+    assert out.startswith("advance: vllm ")
+    assert "PASS: 6 verdicts" in out
+    assert "not judged: lag: weights_lag cannot be told" in out
+
+
+def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract, tmp_path):
+    """The slice, the bound, the limit and the distance are on the screen; prose stays out of it."""
+    code, out, _ = run("gate", "--contract", contract, write(tmp_path / "bad.npz", code=0.9), "--allow-unjudged")
+    assert code == 1
+    assert out.startswith("rollback: ")
+    assert "FAIL token-tv on slice code: lower bound" in out
+    assert "times the limit" in out
+    assert "slice prose" not in out
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"sequences": 6}, "INCONCLUSIVE token-tv on all traffic: "),
+        ({"tasks": ("code",)}, "NO_DATA token-tv on slice prose: no sequence of this recording is in slice prose"),
+        ({"logits": False}, None),
+    ],
+)
+def test_the_undecided_exits_with_3_and_says_what_is_missing(run, contract, tmp_path, made, said):
+    """Too short, a slice without sequences, or a clause that cannot be told without somebody allowing it."""
+    path = write(tmp_path / "log.npz", **made)
+    allowed = ["--allow-unjudged"] if said else []
+    code, out, _ = run("gate", "--contract", contract, path, *allowed)
+    assert code == 3
+    assert out.startswith("wait: ")
+    assert (said or "not judged: exact: tv_exact cannot be told from this recording; it takes a .npz with") in out
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.parquet"])
+def test_other_formats_are_judged_too(run, contract, tmp_path, name):
+    """The clauses on log-probabilities, from every format that recordings come in."""
+    path = write(tmp_path / name, logits=False)
+    assert run("gate", "--contract", contract, path, "--require", "token-tv")[0] == 0
+    bad = write(tmp_path / f"bad-{name}", logits=False, code=0.9)
+    assert run("gate", "--contract", contract, bad, "--require", "token-tv")[0] == 1
+    assert run("gate", "--contract", contract, path, "--require", "exact")[0] == 3
+
+
+def test_columns_of_other_names_are_found_now_and_when_verified(run, contract, tmp_path):
+    """--columns goes into the evidence, so that the recordings can be read again."""
+    path = write(tmp_path / "log.npz", logits=False)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["mine"] = arrays.pop(next(name for name in arrays if "inference" in name or "rollout" in name))
+    np.savez(path, **arrays)
+    asked = ("gate", "--contract", contract, path, "--require", "token-tv", "--evidence", tmp_path / "e.json")
+    assert run(*asked)[0] == 2
+    assert run(*asked, "--columns", "inference=mine")[0] == 0
+    assert run("verify", tmp_path / "e.json", "--recordings", path)[0] == 0
+
+
+def test_slices_can_be_narrowed_but_a_failure_cannot_be_hidden(run, contract, tmp_path):
+    """Only prose has to pass; code, which fails, still refuses."""
+    short = write(tmp_path / "log.npz", tasks=("prose",))
+    assert run("gate", "--contract", contract, short, "--allow-unjudged", "--slice", "prose")[0] == 0
+    bad = write(tmp_path / "bad.npz", code=0.9)
+    code, out, _ = run("gate", "--contract", contract, bad, "--allow-unjudged", "--slice", "prose")
+    assert code == 1
+    assert "FAIL (not required) token-tv on slice code" in out
+
+
+def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
+    """JUnit, Markdown, the job's summary after what is there already, and evidence that verifies from the recording."""
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    bad = write(tmp_path / "bad.npz", code=0.9)
+    folder = tmp_path / "gate"
+    code, out, _ = run(
+        *("gate", "--contract", contract, bad, "--allow-unjudged", "--junit", folder / "junit.xml"),
+        *("--markdown", folder / "gate.md", "--evidence", folder, "--kernel", "inference.version=0.32.0"),
+        *("--kernel", "inference.parallelism=tp=2,pp=1", "--kernel", "train.extra.commit=abc"),
+    )
+    assert code == 1
+    assert f"evidence: {folder / 'evidence.json'}" in out
+    root = ET.parse(folder / "junit.xml").getroot()
+    assert (root.tag, int(root.get("failures")) >= 2) == ("testsuites", True)
+    text = (folder / "gate.md").read_text(encoding="utf-8")
+    assert text.startswith("## ❌ vllm ")
+    assert summary.read_text(encoding="utf-8") == f"before\n{text}\n"
+    assert (folder / "contract.yaml").read_text() == CONTRACT
+    record = json.loads((folder / "evidence.json").read_text())
+    assert record["offline"]["kernels"] == {
+        "train": {"engine": "torch", "extra": {"commit": "abc"}},
+        "inference": {"engine": "vllm", "dtype": "bfloat16", "version": "0.32.0", "parallelism": "tp=2,pp=1"},
+    }
+    assert run("verify", folder)[:2] == (0, f"{folder / 'evidence.json'}: sound\n")
+    code, out, _ = run("verify", folder, "--recordings", tmp_path)
+    assert (code, out.endswith("its recordings give the same verdicts\n")) == (0, True)
+    write(bad, code=0.9, seed=4)
+    code, _, err = run("verify", folder, "--recordings", bad)
+    assert (code, "no file has the checksum of" in err) == (1, True)
+
+
+def test_the_contract_may_come_from_standard_input(tmp_path, monkeypatch):
+    """And is in the evidence as it was written."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    app = typer.Typer()
+    gate.register(app)
+    path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
+    arguments = ["gate", "--contract", "-", str(path), "--allow-unjudged", "--evidence", str(record)]
+    assert CliRunner().invoke(app, arguments, input=CONTRACT).exit_code == 0
+    assert json.loads(record.read_text())["offline"]["contract"] == CONTRACT
+
+
+def test_identical_sides_are_noted(run, contract, tmp_path):
+    """A recording whose sides are copies passes every clause, and the reader is told."""
+    made = write(tmp_path / "same.npz", code=0.0, tasks=("code", "prose"))
+    with np.load(made) as file:
+        arrays = dict(file)
+    sides = [name for name in arrays if arrays[name].dtype.kind == "f" and arrays[name].ndim == 1][:2]
+    arrays[sides[0]] = arrays[sides[1]]
+    np.savez(made, **arrays)
+    assert "both sides are the same number in every token" in run("gate", "--contract", contract, made)[1]
+
+
+def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path):
+    """Waiting for more of the same would be for ever."""
+    contract.write_text(CONTRACT.replace("metric: tv_token, limit: 0.05", "metric: tv_token, limit: 0"))
+    path = write(tmp_path / "log.npz", sequences=4)
+    _, out, _ = run("gate", "--contract", contract, path, "--allow-unjudged")
+    assert "no number of observations can show that this limit is kept" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no recording is given"),
+        (("missing.npz",), "missing.npz: cannot be read"),
+        (("LOG", "LOG"), "has the same content as"),
+        (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
+        (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; there are all, code, prose"),
+        (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
+        (("LOG", "--kernel", "inference.kv=fp8"), "--kernel: 'kv' is none of engine, version"),
+        (("LOG", "--kernel", "inference.dtype"), "--kernel: 'inference.dtype' is not NAME=VALUE"),
+        (("LOG", "--stage", "canary"), "--stage: asks a running evaluator"),
+        (("LOG", "--sampling", "0.5"), "--sampling: is for planning; add --plan"),
+        (("LOG", "--plan"), "--plan: reads no recording"),
+        (("LOG", "--evidence", "CONTRACT/e.json"), "cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, options, said):
+    """Each refusal names the file or the option and what to write instead."""
+    log = write(tmp_path / "log.npz")
+    shown = [str(log) if each == "LOG" else each.replace("CONTRACT", str(contract)) for each in options]
+    code, _, err = run("gate", "--contract", contract, *shown)
+    assert code == 2
+    assert said in err
+
+
+def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
+    """The problems are those of `kc-otel check`."""
+    contract.write_text(CONTRACT.replace("limit: 0.05", "limit: 4", 1))
+    code, _, err = run("gate", "--contract", contract, write(tmp_path / "log.npz"))
+    assert code == 2
+    assert f"{contract}:6: numerical[0].limit" in err
+
+
+def test_the_two_ways_to_ask_do_not_mix(run, tmp_path):
+    """Without --contract a name and a kernel are needed, and options about recordings are refused."""
+    assert "give --contract FILE and recordings" in run("gate", "policy")[2]
+    code, _, err = run("gate", "policy", "abc", "--junit", tmp_path / "x.xml")
+    assert (code, err) == (2, "--junit: is about recordings; give --contract FILE and recordings\n")
+    assert run("gate", "--plan")[2] == "--plan: needs --contract FILE\n"
+
+
+def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
+    """A missing file is not a forged one."""
+    assert run("verify", tmp_path / "none.json")[0] == 2
+    (tmp_path / "e.json").write_text("{}")
+    assert run("verify", tmp_path / "e.json")[0] == 1

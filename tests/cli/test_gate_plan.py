@@ -1,0 +1,145 @@
+"""`kc-otel gate --plan`: what a gate needs at best, before anything is recorded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import gate
+from kc_otel.cli._gate_plan import Traffic, plan_gate, spoken
+from kc_otel.contract.load import load_text
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+assumptions: {horizon: 100}
+slices: {code: {where: {task: code}}}
+statistical:
+  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: seq-tv, metric: tv_seq, limit: 0.5}
+runtime: [{id: lag, metric: weights_lag, limit: 1}]
+observability: {window: 5m, long_window: 1h, min_samples: 2000, min_sequences: 100, sampling: 0.05}
+"""
+
+
+def planned(text=CONTRACT, windows=3, **traffic):
+    known = {"tokens_per_second": 1000.0, "sampling": 0.05, "tokens_per_sequence": 100.0, "shares": {"all": 1.0}}
+    plan = plan_gate(load_text(text), Traffic(**(known | traffic)), windows)
+    return {(each.clause, each.slice): each for each in plan}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.delenv("KC_OTEL_URL", raising=False)
+    app = typer.Typer()
+    gate.register(app)
+    path = tmp_path / "policy.yaml"
+
+    def invoke(*arguments, text=CONTRACT):
+        path.write_text(text)
+        result = CliRunner().invoke(app, ["gate", "--plan", "--contract", str(path), *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_time_is_observations_over_rate_and_a_window_for_each_further_pass():
+    """2000 tokens at 1000/s and 5% take 40 s; two more windows of 5 minutes follow."""
+    plan = planned()
+    assert plan["token-tv", "all"].observations == 2000
+    assert plan["token-tv", "all"].seconds == pytest.approx(40 + 2 * 300)
+    assert planned(windows=1)["token-tv", "all"].seconds == pytest.approx(40)
+    assert plan["seq-tv", "all"].unit == "sequence"
+    assert plan["seq-tv", "all"].seconds == pytest.approx(100 / (1000 * 0.05 / 100) + 2 * 300)
+
+
+def test_what_the_short_window_cannot_hold_takes_the_long_one():
+    """At 2 tokens/s measured, 2000 take 1000 s: more than 5 minutes, so that each further pass is an hour away."""
+    assert planned(tokens_per_second=40.0)["token-tv", "all"].seconds == pytest.approx(1000 + 2 * 3600)
+
+
+def test_what_no_window_can_hold_never_passes():
+    """At 0.05 tokens/s measured, 2000 take 11 hours, and windows forget after one."""
+    cell = planned(tokens_per_second=1.0)["token-tv", "all"]
+    assert (cell.never, cell.seconds) == (True, math.inf)
+    assert "do not fit into the long window" in cell.why
+
+
+def test_a_limit_that_identical_kernels_cannot_show_to_keep_never_passes():
+    """A mean of at most 0 is shown by no sample."""
+    cell = planned(CONTRACT.replace("limit: 0.05", "limit: 0"))["token-tv", "all"]
+    assert (cell.never, cell.observations) == (True, None)
+
+
+def test_a_slice_needs_its_share():
+    """A tenth of the traffic takes ten times as long; without its share no time is claimed."""
+    assert planned(shares={"all": 1.0, "code": 0.1}, windows=1)["token-tv", "code"].seconds == pytest.approx(400)
+    cell = planned()["token-tv", "code"]
+    assert (cell.seconds, cell.why) == (None, "give --share code=PART of the traffic")
+
+
+def test_what_does_not_come_with_tokens_has_no_time():
+    """A batch is as long as somebody makes it."""
+    assert planned()["lag", "all"].seconds is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "1 second"),
+        (40, "40 seconds"),
+        (2400, "40 minutes"),
+        (400, "6.7 minutes"),
+        (8200, "2.3 hours"),
+        (9e5, "10 days"),
+    ],
+)
+def test_times_are_in_units_that_people_use(seconds, said):
+    """The largest unit of which there are two or more."""
+    assert spoken(seconds) == said
+
+
+def test_the_command_prints_what_each_clause_needs_and_how_long_the_gate_takes(run):
+    """One row per clause and slice, and the sentence that answers the question."""
+    code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.1")
+    assert (code, err) == (0, "")
+    assert "token-tv  all    2,000 tokens" in out
+    assert "at 5% sampling this gate needs about 2.6 hours; seq-tv on code takes longest" in out
+    assert "at 50% sampling" in run("--tokens-per-second", "1000", "--sampling", "0.5", "--share", "code=0.1")[1]
+
+
+def test_without_a_rate_only_observations_are_printed(run):
+    """And what to add for a time."""
+    code, out, _ = run()
+    assert code == 0
+    assert "no time: give --tokens-per-second" in out
+    assert "this gate needs" not in out
+
+
+def test_a_gate_that_can_never_pass_is_refused(run):
+    """It would hold every version for ever; the clause is named."""
+    code, out, err = run(text=CONTRACT.replace("limit: 0.05", "limit: 0"))
+    assert code == 2
+    assert "token-tv  all    never" in out
+    assert "token-tv on all can never pass: not even identical kernels" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--share", "cod=0.1"), "--share: the contract has no slice 'cod'; there are code"),
+        (("--share", "code=2"), "--share: '2' is not a part of the traffic"),
+        (("--junit", "x.xml"), "--junit: is about recordings"),
+        (("--url", "http://localhost"), "--url: asks a running evaluator"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(run, arguments, said):
+    """Each by its name."""
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert said in err

@@ -1,0 +1,203 @@
+"""The offline stage: what recordings say, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.load import load_text
+from kc_otel.instrument.recordings import Recording
+from kc_otel.measure.sampled import TOKEN, log_ratio
+from kc_otel.promotion.offline import Input, Terms, gate_recordings
+from kc_otel.promotion.recorded import by_contract, judge
+from kc_otel.promotion.samples import Samples
+from kc_otel.promotion.stages import Outcome, Stage
+from kc_otel.telemetry.kernel import Kernel
+
+TEXT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 2, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}}
+statistical:
+  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: by-seq, metric: tv_token, unit: sequence, limit: 0.3}
+runtime: [{id: lag, metric: weights_lag, limit: 1}]
+observability: {min_samples: 500, min_sequences: 50}
+"""
+CONTRACT = load_text(TEXT)
+KERNELS = (Kernel("torch"), Kernel("vllm", version="1"))
+TOLERANT = Terms(allow_unjudged=True)
+
+
+def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "prose"), logits=False):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(20, 40, sequences)
+    task = [tasks[i % len(tasks)] for i in range(sequences)]
+    n = int(lengths.sum())
+    z = rng.standard_normal((n, 12))
+    size = np.repeat([code if each == "code" else noise for each in task], lengths)
+    other = z + size[:, None] * rng.standard_normal((n, 12))
+    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (z, other))
+    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
+    made = Recording(
+        p[np.arange(n), y], q[np.arange(n), y], lengths, tuple({"task": each} for each in task), token_ids=y
+    )
+    return replace(made, train_logits=z, inference_logits=other) if logits else made
+
+
+def given(*recordings):
+    return [
+        (Input(f"{at}.npz", f"{at:064d}", 1, each.lengths.size, each.train.size, False), each)
+        for at, each in enumerate(recordings)
+    ]
+
+
+def gated(*recordings, terms=TOLERANT, contract=CONTRACT):
+    return gate_recordings(contract, given(*recordings), KERNELS, terms, 1_700_000_000.0)
+
+
+def statuses(gate, place=0):
+    return {(v.cell.clause, v.cell.slice): str(v.status) for v in gate.judged[place].verdicts}
+
+
+def test_a_sound_kernel_advances_to_the_next_stage():
+    """Every clause that a recording can tell is PASS on all traffic and on every slice."""
+    gate = gated(recording())
+    assert set(statuses(gate).values()) == {"PASS"}
+    assert len(statuses(gate)) == 4
+    assert (gate.decision.outcome, gate.decision.stage) == (Outcome.ADVANCE, Stage.SHADOW)
+    assert {v.cell.kernel_inference for v in gate.judged[0].verdicts} == {KERNELS[1].fingerprint}
+
+
+def test_a_kernel_that_is_bad_on_one_slice_is_refused_for_it():
+    """A slice's FAIL refuses the version though prose is sound, and it is the slice that is named."""
+    gate = gated(recording(code=0.8))
+    assert gate.decision.outcome is Outcome.ROLLBACK
+    assert any(said.startswith("token-tv on code: FAIL") for said in gate.decision.missing)
+    assert gate.judged[0].on(["code"]).verdicts
+
+
+def test_too_short_a_recording_waits():
+    """A few sequences are neither a pass nor a failure."""
+    gate = gated(recording(sequences=10))
+    assert gate.decision.outcome is Outcome.WAIT
+    assert any("more samples are needed" in said for said in gate.decision.missing)
+
+
+def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
+    """Lag is measured where the kernels run: it waits, unless one says that it may be left out."""
+    gate = gated(recording(), terms=Terms())
+    assert gate.decision.outcome is Outcome.WAIT
+    assert [each.clause for each in gate.unjudged] == ["lag"]
+    assert gate.decision.missing == (
+        "held: lag: weights_lag cannot be told from this recording; --allow-unjudged leaves it out",
+    )
+
+
+def test_only_required_clauses_have_to_pass_and_any_failure_refuses():
+    """--require narrows what must PASS, never what may FAIL; a required clause that cannot be told waits."""
+    assert gated(recording(), terms=Terms(require=("token-tv",))).decision.outcome is Outcome.ADVANCE
+    assert gated(recording(code=0.8), terms=Terms(require=("by-seq",))).decision.outcome is Outcome.ROLLBACK
+    waits = gated(recording(), terms=Terms(require=("lag",), allow_unjudged=True))
+    assert waits.decision.outcome is Outcome.WAIT
+    assert "lag on all: no verdict yet" in waits.decision.missing
+
+
+def test_a_slice_without_sequences_waits_unless_only_others_are_asked_for():
+    """Nothing passes for lack of data."""
+    prose = recording(tasks=("prose",))
+    assert statuses(gated(prose))["token-tv", "code"] == "NO_DATA"
+    assert gated(prose).decision.outcome is Outcome.WAIT
+    assert gated(prose, terms=replace(TOLERANT, slices=("all",))).decision.outcome is Outcome.ADVANCE
+
+
+def test_every_recording_is_a_window_and_has_to_pass():
+    """One short recording among good ones waits, one bad one refuses; fewer than asked for wait."""
+    good, more = recording(), recording(seed=1)
+    assert gated(good, more).decision.windows == 2
+    assert gated(recording(sequences=10), good).decision.outcome is Outcome.WAIT
+    assert gated(good, recording(sequences=10)).decision.outcome is Outcome.WAIT
+    assert gated(recording(code=0.8), good).decision.outcome is Outcome.ROLLBACK
+    few = gated(good, more, terms=replace(TOLERANT, windows=3)).decision
+    assert (few.outcome, few.missing) == (Outcome.WAIT, ("2 of 3 consecutive windows have passed",))
+
+
+def test_the_same_file_twice_is_no_second_window():
+    """Windows that share data are refused."""
+    [first, (about, made)] = given(recording(), recording())
+    twice = [first, (replace(about, sha256=first[0].sha256), made)]
+    with pytest.raises(ValueError, match=r"1\.npz: has the same content as 0\.npz"):
+        gate_recordings(CONTRACT, twice, KERNELS, TOLERANT, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [(Terms(require=("tokn",)), "--require: .* no clause 'tokn'"), (Terms(slices=("x",)), "--slice: .* no slice 'x'")],
+)
+def test_terms_that_the_contract_does_not_know_are_refused(terms, said):
+    """A typing error in a CI job must not narrow the gate."""
+    with pytest.raises(ValueError, match=said):
+        gated(recording(), terms=terms)
+
+
+def test_a_contract_that_recordings_cannot_judge_at_all_is_refused():
+    """A gate without cells would open for anything."""
+    text = TEXT[: TEXT.index("statistical:")] + TEXT[TEXT.index("runtime:") :]
+    with pytest.raises(ValueError, match=r"no clause of policy can be judged .* lag"):
+        gated(recording(), contract=load_text(text))
+
+
+def test_a_clause_by_sequence_has_one_observation_per_sequence():
+    """Each is the mean over the sequence's tokens, and the verdict counts sequences."""
+    made = recording(sequences=60, logits=True)
+    samples = Samples(made)
+    values = TOKEN["tv_token"](log_ratio(made.train, made.inference))
+    means = [part.mean() for part in np.split(values, made.starts[1:])]
+    sample = samples.of("tv_token_by_sequence")
+    assert sample.total == 60
+    assert sample.sum == pytest.approx(math.fsum(means))
+    assert samples.of("tv_exact_by_sequence").total == 60
+    judged = judge(CONTRACT, by_contract(made, CONTRACT), 0.0)
+    counts = {v.cell.clause: v.samples for v in judged.verdicts if v.cell.slice == "all"}
+    assert counts == {"token-tv": made.train.size, "by-seq": 60}
+
+
+def test_advantages_by_sequence_are_means_over_the_tokens_of_their_side():
+    """A sequence without a token of the sign makes no observation."""
+    made = replace(
+        recording(sequences=3), lengths=np.array([2, 2, 1]), advantages=np.array([1.0, -1.0, 2.0, 2.0, -3.0])
+    )
+    made = replace(made, train=np.log([0.5, 0.4, 0.3, 0.2, 0.6]), inference=np.log([0.4, 0.4, 0.6, 0.4, 0.3]))
+    sample = Samples(made).of("advantage_drift_positive_by_sequence")
+    assert sample.total == 2
+    assert sample.sum == pytest.approx(0.25 - 1.0)
+
+
+def test_logits_are_judged_where_a_recording_has_them_and_asked_for_where_not():
+    """A clause on full logits says which file it takes."""
+    contract = load_text(
+        TEXT.replace("statistical:", "numerical: [{id: exact, metric: tv_exact, limit: 0.05}]\nstatistical:")
+    )
+    assert statuses(gated(recording(logits=True), contract=contract))["exact", "code"] == "PASS"
+    [exact, _] = gated(recording(), contract=contract).unjudged
+    assert (
+        str(exact)
+        == "exact: tv_exact cannot be told from this recording; it takes a .npz with train_logits and inference_logits"
+    )
+
+
+def test_logits_that_are_no_numbers_hold_the_gate():
+    """They are left out of every verdict, so that the verdicts alone would not tell."""
+    contract = load_text(
+        TEXT.replace("statistical:", "numerical: [{id: exact, metric: tv_exact, limit: 0.05}]\nstatistical:")
+    )
+    made = recording(logits=True)
+    made.inference_logits[7] = np.nan
+    gate = gated(made, contract=contract)
+    assert gate.decision.outcome is Outcome.WAIT
+    assert gate.decision.missing == ("held: logits of 1 tokens are no numbers",)
+    assert Samples(made).of("tv_exact_by_sequence").total == made.lengths.size - 1

@@ -1,0 +1,172 @@
+"""The offline stage as JUnit XML and as Markdown."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from kc_otel.evaluator.verdict import Status
+from kc_otel.promotion.findings import findings, how_far
+from kc_otel.promotion.junit import junit
+from kc_otel.promotion.markdown import headline, markdown
+from kc_otel.promotion.offline import Input, OfflineGate, Terms, gate_decision
+from kc_otel.promotion.recorded import Judged, Unjudged
+from kc_otel.telemetry.kernel import Kernel
+
+INFERENCE = Kernel("vllm", dtype="fp8")
+LEFT_OUT = (Unjudged("lag", "weights_lag cannot be told | here"),)
+NUMBERS = {"tests", "failures", "errors", "skipped", "time", "id"}
+
+
+@pytest.fixture
+def gate(contract, make_verdict):
+    """A gate on one recording with a verdict of each status, or on several."""
+
+    def build(*statuses, name="runs/a.npz", terms=Terms(), left_out=LEFT_OUT, recordings=1, **changes):  # noqa: B008
+        verdicts = tuple(
+            make_verdict(status, slice=f"s{at}" if at else "all", version=INFERENCE.fingerprint, **changes)
+            for at, status in enumerate(statuses)
+        )
+        judged = tuple(Judged(verdicts, left_out) for _ in range(recordings))
+        inputs = tuple(
+            Input(name.replace("a", "abc"[at], 1) if at else name, str(at) * 64, 10, 4, 5000, False)
+            for at in range(recordings)
+        )
+        decision = gate_decision(contract, judged, INFERENCE.fingerprint, terms, 0.0)
+        return OfflineGate(contract, Kernel("torch"), INFERENCE, terms, inputs, judged, decision, 1_700_000_000.25)
+
+    return build
+
+
+def check_junit(text):
+    """The structure on which the Jenkins and the Ant schema of JUnit reports agree."""
+    assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n')
+    root = ET.fromstring(text.encode())
+    assert root.tag == "testsuites"
+    totals = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for place, suite in enumerate(root):
+        assert suite.tag == "testsuite"
+        assert set(suite.attrib) == {"name", "package", "timestamp", "hostname", *NUMBERS}
+        assert suite.get("id") == str(place)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp"))
+        tags = [child.tag for child in suite]
+        cases = suite.findall("testcase")
+        assert tags == ["properties", *["testcase"] * len(cases), "system-out", "system-err"]
+        assert all(set(each.attrib) == {"name", "value"} for each in suite.find("properties"))
+        for case in cases:
+            assert set(case.attrib) == {"classname", "name", "time"}
+            assert [child.tag for child in case] in ([], ["failure"], ["skipped"])
+            for failure in case.findall("failure"):
+                assert set(failure.attrib) == {"message", "type"}
+        counted = {
+            "tests": len(cases),
+            "failures": len(suite.findall("testcase/failure")),
+            "errors": 0,
+            "skipped": len(suite.findall("testcase/skipped")),
+        }
+        assert {name: int(suite.get(name)) for name in counted} == counted
+        totals = {name: totals[name] + counted[name] for name in totals}
+    assert {name: int(root.get(name)) for name in totals} == totals
+    return root
+
+
+def test_junit_has_a_case_per_clause_and_slice(gate):
+    """PASS is silent, FAIL is a failure with its numbers, the undecided and the silent are skipped with a reason."""
+    root = check_junit(junit(gate("PASS", "FAIL", "INCONCLUSIVE", "NO_DATA")))
+    cases = {case.get("name"): case for case in root.iter("testcase")}
+    assert set(cases) == {"token-tv on all", "token-tv on s1", "token-tv on s2", "token-tv on s3", "lag"}
+    assert len(cases["token-tv on all"]) == 0
+    failure = cases["token-tv on s1"].find("failure")
+    assert failure.get("message") == "numbers; at least 2.5 times the limit"
+    assert "between 0.01 and 0.014, limit 0.004, 5,000 observations" in failure.text
+    assert cases["token-tv on s2"].find("skipped").get("message") == "INCONCLUSIVE: numbers"
+    assert cases["token-tv on s3"].find("skipped").get("message") == "NO_DATA: numbers"
+    assert cases["lag"].find("skipped").get("message").startswith("not judged: weights_lag")
+    assert {case.get("classname") for case in cases.values()} == {"policy-7b.token-tv", "policy-7b.lag"}
+    properties = {each.get("name"): each.get("value") for each in root.iter("property")}
+    assert properties["kernel.inference"] == INFERENCE.fingerprint
+
+
+def test_junit_has_a_suite_per_recording(gate):
+    """Two recordings' cases are told apart by their suites, and none is counted twice."""
+    root = check_junit(junit(gate("PASS", "FAIL", recordings=2, left_out=())))
+    assert [suite.get("name") for suite in root] == ["policy-7b: a.npz", "policy-7b: b.npz"]
+    assert (root.get("tests"), root.get("failures")) == ("4", "2")
+
+
+def test_junit_of_names_that_xml_cannot_hold_is_still_xml(gate):
+    """Quotes, angle brackets and control characters in a file's name do not break the report."""
+    root = check_junit(junit(gate("FAIL", name='a"<&\x1b\ud800.npz')))
+    assert root[0].get("name") == 'policy-7b: a"<&\ufffd\ufffd.npz'
+
+
+def rows(text):
+    return [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+
+
+def test_markdown_is_worst_first_and_says_for_whom_and_by_how_much(gate):
+    """Failures come before doubt, doubt before passes; each with interval, limit, distance and sample."""
+    made = gate("PASS", "NO_DATA", "INCONCLUSIVE", "FAIL")
+    text = markdown(made)
+    table = rows(text)
+    assert [row[2] for row in table] == ["For", "slice s3", "slice s2", "slice s1", "For", "all traffic"]
+    assert table[1][3:8] == ["0.012", "0.01 to 0.014", "0.004", "at least 2.5 times the limit", "5,000 tokens |"]
+    assert table[3][3:] == ["-", "-", "0.004", "-", "nothing |"]
+    assert text.splitlines()[0] == (
+        f"## ❌ vllm {INFERENCE.fingerprint} breaks policy-7b v3: token-tv on slice s3 is at least 2.5 times the limit "
+        "of 0.004"
+    )
+    assert "**Not judged** (the gate waits for them)" in text
+    assert "weights\\_lag cannot be told \\| here" in text
+    assert "4 sequences, 5,000 tokens, sha256 `" + "0" * 64 in text
+
+
+def test_of_two_failures_the_larger_is_first(gate):
+    """Worst is what is farthest beyond its own limit, not what has the larger number."""
+    made = gate("FAIL", "FAIL")
+    one, two = made.judged[0].verdicts
+    made = replace(made, judged=(Judged((one, replace(two, lower=5.0, limit=4.9)), ()),))
+    assert [each.verdict.cell.slice for each in findings(made)] == ["all", "s1"]
+
+
+def test_waiting_says_what_is_missing(gate):
+    """The summary of an undecided gate begins with it."""
+    made = gate("INCONCLUSIVE", samples=10)
+    assert headline(made).endswith("cannot be decided under policy-7b v3: 3 things missing")
+    text = markdown(made)
+    assert "- token-tv on all: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, 1,990 more" in text
+    assert "- held: lag:" in text
+
+
+def test_an_open_gate_names_the_next_stage(gate):
+    """And what was left out, and what was not required."""
+    text = markdown(gate("PASS", "INCONCLUSIVE", terms=Terms(slices=("all",), allow_unjudged=True)))
+    assert text.startswith(f"## ✅ vllm {INFERENCE.fingerprint} keeps policy-7b v3 and may go on to shadow")
+    assert "**Not judged** (left out)" in text
+    assert "❔ (not required) | token-tv | slice s1" in text
+    assert "> only all had to pass" in text
+
+
+def test_recordings_are_told_apart_in_the_table(gate):
+    """With several, each row says which file it is of."""
+    assert rows(markdown(gate("FAIL", recordings=2)))[1][-1] == "runs/a.npz |"
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "said"),
+    [
+        ("FAIL", {"limit": 0.0}, "at least 0.01 above the limit"),
+        ("PASS", {}, "at most 0.75 times the limit"),
+        ("PASS", {"limit": 0.0, "upper": -0.25}, "at most -0.25 above the limit"),
+        ("INCONCLUSIVE", {"upper": math.inf}, "no upper bound"),
+        ("NO_DATA", {}, ""),
+    ],
+)
+def test_distances_are_in_limits_where_a_limit_can_be_multiplied(make_verdict, status, changes, said):
+    """A limit of 0 has no multiples, and no upper bound is no distance."""
+    assert how_far(make_verdict(status, **changes)) == said
+    assert Status(status)
