@@ -21,6 +21,7 @@ ORDER = (
     "promotion",
     "explain",
     "generate",
+    "report",
     "service",
     "cli",
 )

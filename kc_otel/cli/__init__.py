@@ -43,15 +43,18 @@ def _register() -> None:
         explain,
         gate,
         generate,
+        importing,
         init,
         live,
         operators,
+        report,
         rescore,
         serve,
     )
 
-    for commands in (init, contract, explain, compare, operators, serve, live, rescore, gate, generate):
-        commands.register(app)
+    commands = (init, contract, explain, compare, operators, serve, live, rescore, importing, gate, report, generate)
+    for module in commands:
+        module.register(app)
 
 
 def main() -> None:

@@ -334,6 +334,14 @@ _METRICS: Final = (
         "Share of comparisons that are measured.",
     ),
     Metric(
+        "kc.capture.recorded", "{request}", Instrument.COUNTER, ("kc.contract",),
+        "Sampled requests that an engine's instrumentation has written to its spool or handed to its recorder.",
+    ),
+    Metric(
+        "kc.capture.dropped", "{request}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
+        "Sampled requests that an engine's instrumentation or its spool did not keep.",
+    ),
+    Metric(
         "kc.kernel.info", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.role", "kc.kernel.version"),
         "Always 1; its attributes spell out the kernel version's fingerprint.",
     ),

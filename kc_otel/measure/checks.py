@@ -1,15 +1,15 @@
 """Input checks: what has to hold before a difference between two kernels may be called drift.
 
-A sequence that fails one is not measured; it is counted under the check's name (`kc.input.invalid`). Each sequence has
-at most one reason, the first in the order of `Reason`. Stale weights are no reason: they are a lag, recorded as such,
-and the drift they cause is real.
+A sequence that fails one is not measured; it is counted under the check's name (`kc.input.invalid`); `measure.reasons`
+has them in words. Each sequence has at most one reason: what was declared comes before what the numbers show, and a
+fault of single numbers before a pattern of many. Stale weights are no reason: they are a lag, recorded as such, and the
+drift they cause is real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from kc_otel.measure.arrays import as_host, is_tensor
 from kc_otel.measure.packing import Block, SampledBatch
+from kc_otel.measure.processing import looks_processed, padded, patterns, temperature_like, truncation_like
+from kc_otel.measure.reasons import Reason
 from kc_otel.measure.sampled import saturated
 
 __all__ = [
@@ -25,38 +27,13 @@ __all__ = [
     "check",
     "check_block",
     "check_declared",
+    "check_patterns",
     "counted",
     "difference",
     "judged",
     "looks_shifted",
     "same_shape",
 ]
-
-
-class Reason(IntEnum):
-    """Why a sequence is not measured; 0 when it is. The metric's attribute is the name in lower case."""
-
-    VALID = 0
-    SHAPE_MISMATCH = 1
-    """The two sides, the mask or the token ids differ in shape; the whole batch."""
-    PROCESSING_MISMATCH = 2
-    """The caller declared different temperatures or sampling processing for the two sides; the whole batch."""
-    TOKEN_MISMATCH = 3
-    """The two sides scored different tokens."""
-    NAN_LOGPROB = 4
-    """A log-probability is NaN."""
-    POSITIVE_LOGPROB = 5
-    """A log-probability is above 0 by more than rounding explains: logits or probabilities were passed."""
-    IMPOSSIBLE_TOKEN = 6
-    """The inference kernel gives probability 0 to a token that it sampled."""
-    ZERO_FILLED = 7
-    """One side is exactly 0 throughout, which is what a buffer that nobody wrote to looks like."""
-    ONE_TOKEN_SHIFT = 8
-    """One side is a token ahead of the other."""
-    NAN_ADVANTAGE = 9
-    """An advantage is not a finite number."""
-    NAN_LOGITS = 10
-    """A row of logits holds NaN or +inf, or nothing but -inf."""
 
 
 _TOLERANCE: Final = 1e-3
@@ -80,6 +57,7 @@ class RowStats:
         drift: Mean |l|.
         shifted: Mean |l| when one side is moved by a token, in the better of both directions; inf where the sequence
             is short or `drift` gives no cause to look.
+        found: A `Reason` that the row's pattern has, int8; None where nobody looked for patterns.
     """
 
     train_min: NDArray[np.float64]
@@ -88,6 +66,7 @@ class RowStats:
     inference_max: NDArray[np.float64]
     drift: NDArray[np.float64]
     shifted: NDArray[np.float64]
+    found: NDArray[np.int8] | None = None
 
 
 def check(
@@ -98,6 +77,7 @@ def check(
     train_token_ids: Any = None,
     inference_token_ids: Any = None,
     processing: tuple[Mapping[str, object], Mapping[str, object]] | None = None,
+    prompt_ids: tuple[Sequence[Any], Sequence[Any]] | None = None,
 ) -> NDArray[np.int8]:
     """Check a batch of sampled log-probabilities.
 
@@ -109,20 +89,35 @@ def check(
         inference_token_ids: Tokens that `inference` scores, same shape. Compared when both are given.
         processing: What the caller declares of each side's sampling processing, (train, inference): temperature, top-p
             and the like. Any difference makes the batch incomparable.
+        prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence, without
+            padding. A prompt that was decoded and encoded again is another prompt wherever its ids differ, and nothing
+            in the log-probabilities tells it from drift.
 
     Returns:
         A `Reason` per sequence, int8 [sequences].
 
     Raises:
-        ValueError: If `train` is not two-dimensional or does not hold real numbers.
+        ValueError: If `train` is not two-dimensional or does not hold real numbers, or there is not one prompt for each
+            sequence on both sides.
     """
     if not same_shape(train, inference, mask, train_token_ids, inference_token_ids):
         return np.full(len(train), Reason.SHAPE_MISMATCH, dtype=np.int8)
     batch = SampledBatch.of(train, inference, mask)
     codes = check_declared(batch.lengths.size, batch.mask, train_token_ids, inference_token_ids, processing)
+    if prompt_ids is not None:
+        codes[(codes == Reason.VALID) & _differing(prompt_ids, codes.size)] = Reason.PROMPT_MISMATCH
     for block in batch.blocks(np.flatnonzero(codes == Reason.VALID)):
         codes[block.rows] = check_block(block, difference(block))
     return codes
+
+
+def _differing(prompts: tuple[Sequence[Any], Sequence[Any]], sequences: int) -> NDArray[np.bool_]:
+    for side, given in zip(("train", "inference"), prompts, strict=True):
+        if len(given) != sequences:
+            msg = f"prompt_ids: {len(given)} {side} prompts for {sequences} sequences; give one for each"
+            raise ValueError(msg)
+    pairs = zip(*prompts, strict=True)
+    return np.array([not np.array_equal(as_host(left), as_host(right)) for left, right in pairs], dtype=np.bool_)
 
 
 def counted(codes: NDArray[np.int8]) -> dict[str, int]:
@@ -170,21 +165,37 @@ def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
     starts, lengths = block.starts, block.lengths
     with np.errstate(invalid="ignore"):
         drift = np.add.reduceat(np.abs(saturated(log_w)), starts, dtype=np.float64) / lengths
-        stats = RowStats(
-            np.minimum.reduceat(block.train, starts).astype(np.float64),
-            np.maximum.reduceat(block.train, starts).astype(np.float64),
-            np.minimum.reduceat(block.inference, starts).astype(np.float64),
-            np.maximum.reduceat(block.inference, starts).astype(np.float64),
-            drift,
-            np.full(starts.size, np.inf),
-        )
+        shifted, found = np.full(starts.size, np.inf), np.zeros(starts.size, dtype=np.int8)
         suspicious = looks_shifted(drift, lengths)
         if suspicious.any():
             part = block.only(suspicious)
-            stats.shifted[suspicious] = np.minimum(
+            shifted[suspicious] = np.minimum(
                 _shifted(part.train, part.inference, part), _shifted(part.inference, part.train, part)
             )
-        return judged(stats)
+        suspicious = looks_processed(drift, lengths)
+        if suspicious.any():
+            found[suspicious] = check_patterns(block if suspicious.all() else block.only(suspicious))
+        return judged(
+            RowStats(
+                np.minimum.reduceat(block.train, starts).astype(np.float64),
+                np.maximum.reduceat(block.train, starts).astype(np.float64),
+                np.minimum.reduceat(block.inference, starts).astype(np.float64),
+                np.maximum.reduceat(block.inference, starts).astype(np.float64),
+                drift,
+                shifted,
+                found,
+            )
+        )
+
+
+def check_patterns(block: Block) -> NDArray[np.int8]:
+    """A `Reason` for each row of a block of suspicious rows (`looks_processed`): faults that show over many tokens."""
+    pattern = patterns(block)
+    codes = np.zeros(block.rows.size, dtype=np.int8)
+    codes[truncation_like(pattern)] = Reason.TRUNCATED_SAMPLING
+    codes[temperature_like(pattern)] = Reason.TEMPERATURE_MISMATCH
+    codes[padded(block)] = Reason.PADDING_COUNTED
+    return codes
 
 
 def looks_shifted(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -205,7 +216,7 @@ def judged(stats: RowStats) -> NDArray[np.int8]:
         (Reason.ZERO_FILLED, (train_zero ^ inference_zero) & drifted),
         (Reason.ONE_TOKEN_SHIFT, stats.shifted * _SHIFT_GAIN < stats.drift),
     )
-    codes = np.zeros(stats.drift.size, dtype=np.int8)
+    codes = np.zeros(stats.drift.size, dtype=np.int8) if stats.found is None else stats.found.copy()
     for reason, found in reversed(findings):
         codes[found] = reason
     return codes

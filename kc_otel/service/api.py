@@ -1,4 +1,4 @@
-"""The evaluator's API: read what it knows, watch the decision table, lift a route.
+"""The evaluator's API: read what it knows, watch the decision table, lift a route; and a page for people at `/`.
 
 It is served without authentication and therefore on loopback by default. `/openapi.json` describes it; there is no page
 of documentation, because the usual one loads its scripts from elsewhere.
@@ -15,8 +15,11 @@ from kc_otel.service.changes import Changes
 from kc_otel.service.core import Core
 from kc_otel.service.models import Problem
 from kc_otel.service.otel import Readings
+from kc_otel.service.overview import Overviews
+from kc_otel.service.page import page_routes
 from kc_otel.service.routes_decisions import decision_routes
 from kc_otel.service.routes_health import health_routes
+from kc_otel.service.routes_past import past_routes
 from kc_otel.service.routes_verdicts import verdict_routes
 
 __all__ = ["make_api"]
@@ -45,6 +48,12 @@ def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, ver
         body = Problem(title="request refused", detail=str(error.detail), status=error.status_code)
         return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
 
-    for router in (health_routes(core, readings), verdict_routes(core), decision_routes(core, decided)):
+    for router in (
+        health_routes(core, readings),
+        verdict_routes(core),
+        past_routes(core, Overviews(core, version), readings),
+        decision_routes(core, decided),
+        page_routes(),
+    ):
         api.include_router(router)
     return api

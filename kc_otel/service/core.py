@@ -74,7 +74,9 @@ class Core:
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._decisions = DecisionStore(connection)
-            self.history = CellHistory(connection)
+            self.history = CellHistory(
+                connection, {contract.name: contract.observability.long_window for contract in contracts}
+            )
             self.rounds = Rounds()
             self.decisions: DecisionTable = self._decisions.load()
             self.policies: dict[str, PolicyState] = {name: self.events.load(name) for name in self.contracts}
@@ -149,6 +151,15 @@ class Core:
             (name, alert.cell.clause, alert.cell.slice, alert.severity)
             for name, state in self.policies.items()
             for alert in state.firing
+        )
+
+    def acting(self) -> Counter[tuple[str, str, str, str]]:
+        """Actions of the alerts that fire, by (contract, clause, slice, action)."""
+        return Counter(
+            (name, alert.cell.clause, alert.cell.slice, str(action))
+            for name, state in self.policies.items()
+            for alert in state.firing
+            for action in alert.actions
         )
 
     def _judge(

@@ -1,19 +1,22 @@
-"""Since when every cell has its status, and its recent past for a glance; the first survives a restart."""
+"""Since when every cell has its status, its recent past for a glance, and a longer one, thinned.
+
+All but the glances survive a restart.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.service.models import finite
+from kc_otel.service.ring import KEPT, HistoryRing, Moment, moment_of
 
-__all__ = ["CellHistory", "Change", "Glance"]
+__all__ = ["GLANCES", "CellHistory", "Change", "Glance"]
 
-_GLANCES: Final = 120
+GLANCES: Final = 120
 
 Glance = tuple[float, float | None, float | None, float | None, int]
 """(time, estimate, lower, upper, status code) of one evaluation."""
@@ -31,14 +34,20 @@ class Change:
 class _Line:
     verdict: Verdict
     since: float
-    glances: deque[Glance]
+    recent: deque[Moment]
 
 
 class CellHistory:
-    """The newest verdict of every cell and how long it has stood."""
+    """The newest verdict of every cell, how long it has stood, and what came before.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    Args:
+        connection: The state file.
+        windows: The long window in seconds, by the contract's name: it says how far the past reaches.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
+        self._ring = HistoryRing(connection, windows)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_status (contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, "
             "kernel_inference TEXT, status TEXT NOT NULL, since REAL NOT NULL, "
@@ -61,31 +70,48 @@ class CellHistory:
                 self._save(verdict.cell, verdict.status, verdict.at)
         for cell in gone:
             self._forget(cell)
+        self._ring.write(verdicts)
         return changes
 
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
         """What was written has been committed; cells that are gone are forgotten."""
         lines = {}
+        moments: dict[Cell, Moment] = {}
         for verdict in verdicts:
             status, since = self._standing.get(verdict.cell, (None, verdict.at))
             line = self._lines.get(verdict.cell)
-            glances: deque[Glance] = line.glances if line else deque(maxlen=_GLANCES)
-            glances.append(
-                (
-                    verdict.at,
-                    finite(verdict.estimate),
-                    finite(verdict.lower),
-                    finite(verdict.upper),
-                    verdict.status.code,
-                )
-            )
-            lines[verdict.cell] = _Line(verdict, since if status is verdict.status else verdict.at, glances)
+            recent: deque[Moment] = line.recent if line else deque(maxlen=GLANCES)
+            moment = moments[verdict.cell] = moment_of(verdict)
+            recent.append(moment)
+            lines[verdict.cell] = _Line(verdict, since if status is verdict.status else verdict.at, recent)
         self._lines = lines
         self._standing = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
+        self._ring.adopt(moments)
 
-    def cells(self) -> list[tuple[Verdict, float, list[Glance]]]:
-        """(verdict, since, glances) of every cell, in the cells' order."""
-        return [(line.verdict, line.since, list(line.glances)) for _, line in sorted(self._lines.items())]
+    def cells(self, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
+        """(verdict, since, at most so many glances) of every cell, in the cells' order."""
+        return [
+            (line.verdict, line.since, [_glance(one) for one in list(line.recent)[-glances:]] if glances else [])
+            for _, line in sorted(self._lines.items())
+        ]
+
+    def step(self, contract: str) -> float:
+        """Seconds between two evaluations of the thinned past."""
+        return self._ring.step(contract)
+
+    def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[Moment]]:
+        """Evaluations of a clause on a slice by pair of kernels, oldest first.
+
+        The last two minutes or so are whole, what is older is thinned.
+        """
+        kept = self._ring.of(contract, clause, slice)
+        for cell, line in self._lines.items():
+            if (cell.contract, cell.clause, cell.slice) == (contract, clause, slice):
+                first = line.recent[0].at
+                kept[cell] = [one for one in kept.get(cell, []) if one.at < first] + list(line.recent)
+        start = max(start, end - KEPT * self._ring.step(contract))
+        within = {cell: [one for one in moments if start <= one.at <= end] for cell, moments in kept.items()}
+        return {cell: moments for cell, moments in sorted(within.items()) if moments}
 
     def _save(self, cell: Cell, status: Status, since: float) -> None:
         self._connection.execute(
@@ -98,6 +124,10 @@ class CellHistory:
             "AND kernel_inference = ?",
             _key(cell),
         )
+
+
+def _glance(moment: Moment) -> Glance:
+    return moment.at, moment.estimate, moment.lower, moment.upper, moment.status
 
 
 def _key(cell: Cell) -> tuple[str, str, str, str, str]:

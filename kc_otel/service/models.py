@@ -15,12 +15,23 @@ __all__ = [
     "ClauseView",
     "ContractView",
     "Contracts",
+    "DeedView",
+    "DistributionView",
     "Event",
     "Events",
+    "HealthView",
+    "History",
+    "IncidentView",
     "KernelView",
+    "MarkView",
+    "OutboxView",
+    "Overview",
+    "PlaceView",
     "Problem",
     "ResumeRequest",
     "Resumed",
+    "SeriesView",
+    "StandingView",
     "VerdictView",
     "Verdicts",
     "view_of",
@@ -97,6 +108,8 @@ class ClauseView(_View):
     per: str | None
     slices: dict[str, float]
     description: str
+    meaning: str
+    """What must not be above which limit, and what the metric is, in sentences."""
 
 
 class KernelView(_View):
@@ -123,6 +136,14 @@ class ContractView(_View):
     """Worst status of its cells: FAIL, then NO_DATA, then INCONCLUSIVE, then PASS."""
     directives: dict[str, Any]
     """What the escalation policy asks of trainers and gates at the moment."""
+    window: float
+    """Seconds of the short window."""
+    long_window: float
+    """Seconds of the long window."""
+    confidence: float
+    """Confidence of the intervals, such as 0.99."""
+    runbook: str | None
+    """Where the contract's runbook is."""
 
 
 class Contracts(_View):
@@ -146,6 +167,156 @@ class Events(_View):
     """Events, oldest first."""
 
     events: list[Event]
+
+
+class PlaceView(_View):
+    """A cell of an incident."""
+
+    clause: str
+    slice: str
+    since: float
+    until: float | None
+    limit: float | None
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    reason: str
+
+
+class DeedView(_View):
+    """Something that the escalation policy or a person did."""
+
+    at: float
+    kind: str
+    text: str
+    in_force: bool | None
+    """Whether it still holds; null for what is over once it is done."""
+
+
+class IncidentView(_View):
+    """Something that is broken, since when, for whom, and what was done about it."""
+
+    id: str
+    contract: str
+    status: Status
+    headline: str
+    extents: list[tuple[str, str]]
+    """(clause, how bad it is where it is worst), the worst clause first."""
+    since: float
+    kernel_train: str
+    kernel_inference: str
+    clauses: list[str]
+    slices: list[str]
+    places: list[PlaceView]
+    """The worst cells, at most 20."""
+    more: int
+    """Cells beyond those."""
+    deeds: list[DeedView]
+
+
+class StandingView(_View):
+    """A route that holds although what caused it is not broken any more."""
+
+    contract: str
+    kind: str
+    slice: str
+    since: float
+    text: str
+
+
+class Overview(_View):
+    """What is broken now, and what is in force."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    now: float
+    """Unix time of the answer."""
+    version: str
+    heard: bool
+    """Whether any kernel has ever reported."""
+    counts: dict[str, dict[Status, int]]
+    """Cells by contract and status."""
+    incidents: list[IncidentView]
+    """Worst first."""
+    standing: list[StandingView]
+
+
+class SeriesView(_View):
+    """The past of a cell."""
+
+    kernel_train: str
+    kernel_inference: str
+    points: list[tuple[float, float | None, float | None, float | None, float, int, int]]
+    """(time, estimate, lower, upper, limit, samples, status code), oldest first."""
+
+
+class History(_View):
+    """The past of a clause on a slice, for every pair of kernels that was compared; what is older is thinned."""
+
+    step: float
+    """Seconds between two points where it is thinned."""
+    series: list[SeriesView]
+
+
+class MarkView(_View):
+    """A value worth a line across a distribution."""
+
+    value: float
+    text: str
+
+
+class DistributionView(_View):
+    """Observations of a cell's quantity within a window, by size."""
+
+    metric: str
+    unit: str
+    window: float
+    """Seconds."""
+    edges: list[float]
+    """Edges of the bins of |value|, ascending, evenly spaced on a logarithmic axis."""
+    above: list[int]
+    """Positive observations per bin."""
+    below: list[int]
+    """Negative observations per bin."""
+    zero: int
+    total: int
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+    marks: list[MarkView]
+    """Limit and thresholds, where they are in the quantity's unit."""
+
+
+class OutboxView(_View):
+    """How a webhook endpoint is doing."""
+
+    endpoint: str
+    waiting: int
+    parked: int
+    oldest: float | None
+    """Unix time of the oldest message that waits."""
+    disabled: str
+    """Why it is not tried any more; empty while it is."""
+    error: str
+    """What the last attempt met."""
+
+
+class HealthView(_View):
+    """What the evaluator says of itself."""
+
+    evaluated_at: float | None
+    tick_seconds: float
+    series: int
+    streams: int
+    points: dict[str, int]
+    """Data points received, by what became of them."""
+    requests: dict[str, int]
+    """OTLP requests, by `transport outcome`."""
+    streams_events: dict[str, int]
+    """Resets, gaps, evictions and the like."""
+    invalid: dict[str, dict[str, int]]
+    """Sequences that failed an input check within the short window, by contract and reason."""
+    outbox: list[OutboxView]
 
 
 class ResumeRequest(_View):

@@ -46,6 +46,10 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
         for contract, clause, slice, severity in core.firing()
     ]
+    readings["kc.action.active"] = [
+        ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.action": action}, 1.0)
+        for contract, clause, slice, action in core.acting()
+    ]
     readings["kc.route"] = list(_routes(core))
     readings["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.describe import promise
 from kc_otel.service.core import Core
+from kc_otel.service.history import GLANCES
 from kc_otel.service.models import (
     Cells,
     CellView,
@@ -48,16 +50,21 @@ def verdict_routes(core: Core) -> APIRouter:
         return Verdicts(at=core.evaluated_at, verdicts=found)
 
     @router.get("/cells", tags=["verdicts"])
-    async def cells(contract: ContractName = None, clause: str | None = None, slice: str | None = None) -> Cells:
+    async def cells(
+        contract: ContractName = None,
+        clause: str | None = None,
+        slice: str | None = None,
+        glances: Annotated[int, Query(ge=0, le=GLANCES, description="Evaluations of the recent past.")] = GLANCES,
+    ) -> Cells:
         """Every cell: its verdict, since when, what fires, and its recent past."""
-        return Cells(at=core.evaluated_at, cells=_cells(core, contract, clause, slice))
+        return Cells(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
 
     @router.get("/events", tags=["events"])
     async def events(
         contract: ContractName = None,
         after: Annotated[int, Query(ge=0, description="Only events with greater ids.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        newest: Annotated[int | None, Query(ge=1, le=1000, description="The last so many, instead.")] = None,
+        newest: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many, instead.")] = None,
     ) -> Events:
         """What changed: verdicts, alerts, routes, what people did. Oldest first."""
         if newest is not None:
@@ -81,10 +88,12 @@ def verdict_routes(core: Core) -> APIRouter:
     return router
 
 
-def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None) -> list[CellView]:
-    firing = core.firing()
+def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None, most: int) -> list[CellView]:
+    firing: dict[tuple[str, str, str], list[str]] = {}
+    for *key, severity in core.firing():
+        firing.setdefault((key[0], key[1], key[2]), []).append(severity)
     found = []
-    for verdict, since, glances in core.history.cells():
+    for verdict, since, glances in core.history.cells(most):
         cell = verdict.cell
         if (contract, clause, slice) != (
             contract and cell.contract,
@@ -92,7 +101,7 @@ def _cells(core: Core, contract: str | None, clause: str | None, slice: str | No
             slice and cell.slice,
         ):
             continue
-        fires = [key[3] for key in firing if key[:3] == (cell.contract, cell.clause, cell.slice)]
+        fires = firing.get((cell.contract, cell.clause, cell.slice), [])
         found.append(CellView(verdict=view_of(verdict), since=since, firing=sorted(fires), history=glances))
     return found
 
@@ -116,6 +125,7 @@ def _contract(core: Core, contract: Contract) -> ContractView:
                 per=clause.quantity and str(clause.quantity.per),
                 slices={name: clause.limit_for(name) for name in clause.slices},
                 description=clause.description,
+                meaning=promise(clause, tuple(contract.slices)),
             )
             for section in ("numerical", "statistical", "runtime")
             for clause in getattr(contract, section)
@@ -127,6 +137,10 @@ def _contract(core: Core, contract: Contract) -> ContractView:
         ],
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
         directives=_directives(core, contract.name),
+        window=contract.observability.window,
+        long_window=contract.observability.long_window,
+        confidence=contract.observability.confidence,
+        runbook=contract.metadata.runbook,
     )
 
 

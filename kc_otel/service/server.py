@@ -151,7 +151,7 @@ async def _tick_forever(core: Core, seconds: float, decided: Changes, ticked: Ca
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
-        before = core.decisions.version
+        before, began = core.decisions.version, loop.time()
         try:
             core.tick(time.time())
         except StateError as error:  # a full disk: what was received stays in memory, and is tried again
@@ -159,7 +159,8 @@ async def _tick_forever(core: Core, seconds: float, decided: Changes, ticked: Ca
         ticked()
         if core.decisions.version != before:
             await decided.notify()
-        following = max(following + seconds, loop.time())
+        # However long a tick takes, as much time is left to those who send and ask.
+        following = max(following + seconds, 2 * loop.time() - began)
         await asyncio.sleep(following - loop.time())
 
 

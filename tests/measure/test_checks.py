@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.measure.checks import Reason, check, counted
+from kc_otel.measure.reasons import REASONS, remedy
 
 SHAPE = (6, 40)
 
@@ -167,3 +168,131 @@ def test_text_is_refused() -> None:
     """What does not hold numbers is an error of the caller, and the message says what to pass."""
     with pytest.raises(ValueError, match="does not hold real numbers"):
         check(np.array([["a"]]), np.array([["a"]]))
+
+
+def distributions(temperature: float = 1.0, keep: float = 1.0, seed: int = 0, shape: tuple[int, int] = (6, 160)):
+    """Log P and log Q of tokens from softmaxes over 50 entries, Q sharpened by a temperature and truncated to top-p."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((*shape, 50))
+    train = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    inference = logits / temperature
+    inference -= np.logaddexp.reduce(inference, axis=-1, keepdims=True)
+    largest = np.sort(np.exp(inference), axis=-1)[..., ::-1]
+    last = np.argmax(np.cumsum(largest, axis=-1) >= keep - 1e-12, axis=-1)[..., None]
+    inference[np.exp(inference) < np.take_along_axis(largest, last, -1) - 1e-12] = -np.inf
+    inference -= np.logaddexp.reduce(inference, axis=-1, keepdims=True)
+    token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
+    return (np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference))
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.8, 1.25, 1.5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_temperature_on_one_side_is_noticed(temperature: float, turned: bool) -> None:
+    """Nobody has to say so: the two sides' numbers do, whichever side has the temperature, under kernel noise too."""
+    train, inference = distributions(temperature)
+    train = np.minimum(train + 0.01 * np.random.default_rng(1).standard_normal(train.shape), 0)
+    codes = check(inference, train) if turned else check(train, inference)
+    assert set(codes) == {Reason.TEMPERATURE_MISMATCH}
+
+
+@pytest.mark.parametrize("keep", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_truncation_on_one_side_is_noticed(keep: float, turned: bool) -> None:
+    """With top-p on one side alone every token is shifted the same way."""
+    train, inference = distributions(keep=keep)
+    codes = check(inference, train) if turned else check(train, inference)
+    assert set(codes) == {Reason.TRUNCATED_SAMPLING}
+
+
+def test_a_token_at_the_edge_of_the_nucleus_is_no_truncation() -> None:
+    """By rounding a token may be out on the training side alone: -inf there is drift, and no pattern."""
+    train, inference = logprobs(0.02, shape=(4, 160))
+    train[1, 40] = -np.inf
+    assert not check(train, inference).any()
+
+
+def test_other_processing_is_looked_for_in_each_sequence_alone() -> None:
+    """One request with a temperature among others without one is the only one left out."""
+    train, inference = logprobs(0.05, shape=(6, 160))
+    train[2], inference[2] = (side[0] for side in distributions(0.7, shape=(1, 160)))
+    assert check(train, inference).tolist() == only(2, Reason.TEMPERATURE_MISMATCH)
+
+
+def test_short_or_close_sequences_are_given_no_processing() -> None:
+    """Over a few tokens, or with drift no larger than rounding, a pattern may be chance."""
+    train, inference = distributions(0.7, shape=(6, 63))
+    assert not check(train, inference).any()
+    train, inference = distributions(0.99)
+    assert not check(train, inference).any()
+
+
+def test_a_constant_offset_is_drift() -> None:
+    """The mass that a truncation keeps changes from token to token; a constant does not."""
+    _, inference = logprobs(shape=(3, 100))
+    assert not check(inference - np.float32(0.125), inference).any()
+
+
+@given(
+    st.floats(0.01, 0.6),
+    st.floats(0, 0.9),
+    st.floats(2.2, 30),
+    st.sampled_from([64, 160, 400]),
+    st.integers(0, 1000),
+)
+def test_no_drift_of_a_kernel_is_taken_for_a_setting(
+    size: float, sharp: float, tails: float, tokens: int, seed: int
+) -> None:
+    """However large, heavy-tailed or concentrated on unlikely tokens: noise in the logits is measured."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((4, tokens, 20)) * 3
+    noise = rng.standard_t(tails, logits.shape) * size * (1 + sharp * (logits < 0))
+    train, inference = (each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, logits + noise))
+    token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
+    codes = check(*(np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference)))
+    assert not np.isin(codes, [Reason.TEMPERATURE_MISMATCH, Reason.TRUNCATED_SAMPLING, Reason.PADDING_COUNTED]).any()
+
+
+@pytest.mark.parametrize("filler", [0.0, -1.0, -100.0])
+@pytest.mark.parametrize("side", [0, 1])
+def test_padding_that_counts_is_noticed(filler: float, side: int) -> None:
+    """A run of one and the same number at the end of a sequence is a filler; masked it is nothing."""
+    pair = logprobs(shape=(6, 80))
+    pair[side][2, 60:] = filler
+    mask = np.ones((6, 80), dtype=bool)
+    mask[2, 60:] = False
+    assert check(*pair).tolist() == only(2, Reason.PADDING_COUNTED)
+    assert not check(*pair, mask=mask).any()
+
+
+def test_padding_of_short_sequences_is_noticed_too() -> None:
+    """A filler needs fewer tokens than a temperature does."""
+    train, inference = logprobs(shape=(6, 18))
+    inference[4, 10:] = 0.0
+    assert check(train, inference).tolist() == only(4, Reason.PADDING_COUNTED)
+
+
+def test_an_end_that_both_kernels_are_sure_of_is_no_padding() -> None:
+    """Zeros of one side where the other is nearly zero too are a confident end."""
+    train, inference = logprobs(0.1, shape=(6, 80))
+    inference[2, 60:], train[2, 60:] = 0.0, -0.004
+    assert not check(train, inference).any()
+
+
+def test_prompts_have_to_agree() -> None:
+    """A prompt that was encoded again is another one wherever an id or its length differs."""
+    train, inference = logprobs()
+    prompts = [np.arange(each + 1) for each in range(6)]
+    again = [*prompts[:3], np.array([0, 1, 9, 3]), prompts[4], np.arange(5)]
+    codes = check(train, inference, prompt_ids=(again, prompts))
+    assert codes.tolist() == [0, 0, 0, Reason.PROMPT_MISMATCH, 0, Reason.PROMPT_MISMATCH]
+    assert not check(train, inference, prompt_ids=(prompts, [each.tolist() for each in prompts])).any()
+    with pytest.raises(ValueError, match="prompt_ids: 5 train prompts for 6 sequences"):
+        check(train, inference, prompt_ids=(prompts[:5], prompts))
+
+
+def test_every_reason_says_what_it_means_and_what_to_do() -> None:
+    """The table that `kc-otel checks` prints has each of them, and a line for a log."""
+    assert {each.name.lower() for each in Reason} - {"valid"} <= set(REASONS)
+    assert all(each.meaning.endswith(".") and each.remedy.endswith(".") for each in REASONS.values())
+    assert remedy("one_token_shift") == f"{REASONS['one_token_shift'].meaning} {REASONS['one_token_shift'].remedy}"
+    assert "not measured" in remedy("something else")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -117,6 +118,8 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
 
     page = client.get("/metrics").text
     found = {family.name for family in text_string_to_metric_families(page)}
-    own = {m for m in METRICS.values() if not m.name.startswith(("kc.recorder.", "kc.input.", "kc.kernel."))}
+    others = ("kc.recorder.", "kc.capture.", "kc.input.", "kc.kernel.", "kc.rule.")  # of recorders, engines and rules
+    own = {m for m in METRICS.values() if not m.name.startswith(others)}
     assert found == {prometheus_name(metric).removesuffix("_total") for metric in own}
     assert 'kc_outbox_attempts_total{kc_endpoint="pager",kc_outcome="delivered"} 2.0' in page
+    assert re.search(r'kc_action_active\{kc_action="webhook:pager",kc_clause="[a-z-]+",kc_contract="policy",', page)

@@ -83,6 +83,7 @@ def test_what_was_decided_survives_a_restart(
     again = make_core(open_file(path))
     assert again.decisions == core.decisions
     assert again.firing() == core.firing()
+    assert again.acting() == core.acting()
     assert len(again.outbox.due(time.time())) == 1
     again.tick(began + 5)
     assert {since for _, since, _ in again.history.cells()} == {began}

@@ -1,0 +1,74 @@
+// Numbers, times and states in words.
+
+export const STATES = {
+  FAIL: { rank: 0, shape: "✕", word: "Fail", tone: "fail", means: "above its limit" },
+  NO_DATA: { rank: 1, shape: "○", word: "No data", tone: "silent", means: "nothing is reported" },
+  INCONCLUSIVE: { rank: 2, shape: "?", word: "Open", tone: "open", means: "not enough samples yet" },
+  PASS: { rank: 3, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
+};
+export const CODES = ["PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"];
+
+/** Three significant digits; a dash for what is not known. */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace(/\.?0+e/, "e");
+  return String(Number(value.toPrecision(3)));
+}
+
+export const count = (value) => value.toLocaleString("en-US");
+
+/** A span of time in its largest unit, or two of them. */
+export function span(seconds, units = 1) {
+  let left = Math.max(0, Math.round(seconds));
+  const parts = [];
+  for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
+    const many = Math.floor(left / size);
+    left -= many * size;
+    if (many || (name === "s" && !parts.length)) parts.push(`${many} ${name}`);
+    else if (parts.length) break;
+  }
+  return parts.slice(0, units).join(" ");
+}
+
+/** A moment: the time of day today, with the date before. */
+export function clock(at) {
+  const moment = new Date(at * 1000);
+  const time = moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  if (moment.toDateString() === new Date().toDateString()) return time;
+  return `${moment.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+}
+
+export const iso = (at) => new Date(at * 1000).toISOString();
+export const place = (slice) => (slice === "all" ? "all traffic" : slice);
+
+/** How much of the limit is used by the bound that decides, as a short text. */
+export function share(verdict) {
+  const bound = verdict.status === "FAIL" ? verdict.lower : verdict.upper;
+  if (bound === null || !(verdict.limit > 0)) return "";
+  const times = bound / verdict.limit;
+  if (times > 1.05) return times >= 100 ? ">99×" : `${Number(times.toPrecision(2))}×`;
+  return `${Math.round(times * 100)} %`;
+}
+
+/** What orders cells: state first, then how far the deciding bound is beyond its limit. */
+export function badness(verdict) {
+  const bound = verdict.status === "FAIL" ? verdict.lower : verdict.upper;
+  const times = bound === null || !(verdict.limit > 0) ? 0 : bound / verdict.limit;
+  return (3 - STATES[verdict.status].rank) * 1e6 + Math.min(times, 1e5);
+}
+
+export const address = (verdict) =>
+  "#/cell/" +
+  ["contract", "clause", "slice", "kernel_train", "kernel_inference"]
+    .map((name) => encodeURIComponent(verdict[name]))
+    .join("/");
+
+/** A kernel version spelled out, as far as it reported itself. */
+export function kernel(contract, role, version) {
+  if (!version) return "not seen yet";
+  const fields = contract?.kernels.find((one) => one.role === role && one.version === version)?.fields ?? {};
+  const named = ["engine", "engine.version", "dtype", "quantization"].map((name) => fields[name]).filter(Boolean);
+  return named.length ? `${named.join(" ")} (${version})` : version;
+}

@@ -1,0 +1,110 @@
+// Clauses x slices: every cell's state as a shape, a word and a number, the worst slices first.
+
+import { byId, el, sync } from "./dom.js";
+import { STATES, address, badness, count, number, place, share } from "./format.js";
+
+const AT_ONCE = 40; // rows that are made before somebody asks for the rest
+
+const wanted = new Set();
+
+export function watchFilter(changed) {
+  byId("query").addEventListener("input", changed);
+  byId("only").addEventListener("change", changed);
+  byId("filter").addEventListener("submit", (event) => event.preventDefault());
+  byId("grids").addEventListener("click", (event) => {
+    const contract = event.target.closest("[data-more]")?.dataset.more;
+    if (contract === undefined) return;
+    wanted.add(contract);
+    changed();
+  });
+}
+
+export function showGrids({ contracts, cells }) {
+  byId("cells").hidden = !cells.length;
+  const query = byId("query").value.trim().toLowerCase();
+  const only = byId("only").checked;
+  const by = new Map(contracts.map((contract) => [contract.name, []]));
+  for (const cell of cells) by.get(cell.verdict.contract)?.push(cell);
+  let shown = 0;
+  let all = 0;
+  const tables = [];
+  for (const contract of contracts) {
+    const rows = grouped(by.get(contract.name));
+    const kept = rows.filter((row) => (!only || row.worst !== "PASS") && (!query || row.text.includes(query)));
+    all += rows.length;
+    shown += kept.length;
+    tables.push({ contract, rows: kept, several: contracts.length > 1 });
+  }
+  byId("shown").textContent = shown === all ? "" : `${count(shown)} of ${count(all)} slices match.`;
+  sync(byId("grids"), tables, (one) => one.contract.name, (one) => JSON.stringify([one.contract.hash, one.several]), frame);
+  for (const table of tables) {
+    const node = [...byId("grids").children].find((one) => one.dataset.key === table.contract.name);
+    const most = wanted.has(table.contract.name) ? Infinity : AT_ONCE;
+    sync(node.querySelector("[data-rows]"), table.rows.slice(0, most), (row) => row.slice, (row) => row.mark,
+      (row) => line(row, table.contract));
+    const left = table.rows.length - most;
+    const more = node.querySelector("[data-more]");
+    more.hidden = !(left > 0);
+    more.textContent = `Show ${count(Math.max(left, 0))} more slices`;
+  }
+}
+
+/** Cells by slice, the worst slice first; traffic as a whole leads among equals. */
+function grouped(cells) {
+  const by = new Map();
+  for (const { verdict } of cells) {
+    if (!by.has(verdict.slice)) by.set(verdict.slice, []);
+    by.get(verdict.slice).push(verdict);
+  }
+  const rows = [...by].map(([slice, verdicts]) => {
+    const worst = verdicts.reduce((a, b) => (badness(b) > badness(a) ? b : a));
+    return {
+      slice, verdicts,
+      worst: worst.status,
+      bad: badness(worst),
+      text: `${place(slice)} ${verdicts.map((one) => one.clause).join(" ")}`.toLowerCase(),
+      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.status}${share(one)}`).join("|"),
+    };
+  });
+  const rank = (row) => STATES[row.worst].rank;
+  return rows.sort((a, b) => rank(a) - rank(b) || (b.slice === "all") - (a.slice === "all") || b.bad - a.bad || a.slice.localeCompare(b.slice));
+}
+
+function frame({ contract, several }) {
+  const title = `grid-${contract.name}`;
+  const box = el("div", { class: "grid-box" },
+    el("h3", { id: title, class: several ? "" : "hidden" }, `${contract.name} v${contract.version}`),
+    el("div", { class: "grid", role: "table", "aria-labelledby": title },
+      el("div", { class: "grid-row head", role: "row" },
+        el("span", { role: "columnheader" }, "Slice"),
+        contract.clauses.map((clause) => el("span", { role: "columnheader", title: clause.meaning },
+          clause.id, el("small", {}, `${clause.statistic} ${clause.metric} ≤ ${number(clause.limit)}`)))),
+      el("div", { role: "rowgroup", class: "rows", "data-rows": true })),
+    el("button", { type: "button", class: "more", "data-more": contract.name, hidden: true }, ""));
+  box.style.setProperty("--clauses", String(contract.clauses.length));
+  return box;
+}
+
+function line(row, contract) {
+  return el("div", { class: "grid-row", role: "row" },
+    el("span", { role: "rowheader", class: "slice" }, place(row.slice)),
+    contract.clauses.map((clause) => el("span", { role: "cell", class: "marks", "data-clause": clause.id },
+      row.verdicts.filter((verdict) => verdict.clause === clause.id).map((verdict) => mark(verdict, row)))));
+}
+
+function mark(verdict, row) {
+  const { shape, word, tone } = STATES[verdict.status];
+  const used = share(verdict);
+  const several = row.verdicts.filter((one) => one.clause === verdict.clause).length > 1;
+  return el("a", {
+    class: `mark ${tone}`,
+    href: address(verdict),
+    title: verdict.reason,
+    "data-focus": `${verdict.clause} ${verdict.kernel_inference}`,
+    "aria-label": `${verdict.clause} on ${place(verdict.slice)}: ${word}${used ? `, ${used} of the limit` : ""}${several ? `, kernel ${verdict.kernel_inference}` : ""}`,
+  },
+  el("span", { class: "shape", "aria-hidden": "true" }, shape),
+  el("span", { class: "word" }, word),
+  el("span", { class: "used" }, used),
+  several && el("span", { class: "kernel" }, verdict.kernel_inference));
+}

@@ -1,0 +1,156 @@
+// Reads the API again and again, and lets each part of the page show what changed.
+
+import { byId, el, fill, sync } from "./dom.js";
+import { STATES, clock, place } from "./format.js";
+import { showDecisions, showEvents, showHealth } from "./aside.js";
+import { closeCell, openCell, refreshCell } from "./cell.js";
+import { showGrids, watchFilter } from "./grid.js";
+import { showOverview } from "./overview.js";
+
+const MIN_WAIT = 1000;
+const MAX_WAIT = 15000;
+const SHARE = 10; // no more than a tenth of the time is spent on asking and drawing
+const EVENTS = 60;
+
+const state = { contracts: [], overview: null, cells: [], events: [], decisions: null, health: null, only: "" };
+let paused = false;
+let timer = 0;
+let failures = 0;
+let seen = new Map();
+
+async function get(path) {
+  const response = await fetch(path, { signal: AbortSignal.timeout(10000) });
+  if (!response.ok) throw new Error(`${path}: ${response.status}`);
+  return response.json();
+}
+
+async function look() {
+  clearTimeout(timer);
+  const started = performance.now();
+  try {
+    const [contracts, overview, cells, events, decisions, health] = await Promise.all([
+      get("/api/v1/contracts"),
+      get("/api/v1/overview"),
+      get("/api/v1/cells?glances=0"),
+      get(`/api/v1/events?newest=${EVENTS}`),
+      get("/api/v1/decisions"),
+      get("/api/v1/health"),
+    ]);
+    Object.assign(state, {
+      contracts: contracts.contracts, overview, cells: cells.cells, events: events.events.reverse(), decisions, health,
+    });
+    failures = 0;
+    show();
+    await refreshCell(state);
+    live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
+  } catch (error) {
+    failures += 1;
+    live("lost", `No answer from the evaluator${failures > 1 ? ` (tried ${failures} times)` : ""}`);
+    console.warn(error.message);
+  }
+  if (paused || document.hidden) return;
+  timer = setTimeout(look, Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
+}
+
+/** Everything on the page, for the contract chosen in the address or for all of them. */
+function show() {
+  const only = state.only;
+  const mine = (one) => !only || one.contract === only;
+  const cells = state.cells.filter((cell) => mine(cell.verdict));
+  const contracts = state.contracts.filter((one) => !only || one.name === only);
+  const narrowed = {
+    ...state,
+    contracts,
+    cells,
+    events: state.events.filter(mine),
+    overview: {
+      ...state.overview,
+      incidents: state.overview.incidents.filter(mine),
+      standing: state.overview.standing.filter(mine),
+    },
+  };
+  showContracts();
+  showOverview(narrowed);
+  showGrids(narrowed);
+  showEvents(narrowed);
+  showDecisions(narrowed);
+  showHealth(narrowed);
+  byId("version").textContent = `kc-otel ${state.overview.version}`;
+  document.title = title(narrowed.overview);
+  announce(cells);
+}
+
+function title({ incidents }) {
+  const broken = incidents.filter((one) => one.status === "FAIL").length;
+  return broken ? `✕ ${broken} broken · kc-otel` : "kc-otel";
+}
+
+function showContracts() {
+  const every = state.contracts.length > 1 ? [{ name: "", status: null }, ...state.contracts] : state.contracts;
+  sync(
+    byId("contracts"), every,
+    (one) => one.name,
+    (one) => `${one.status} ${one.version} ${state.only === one.name}`,
+    (one) => el("a", {
+      href: one.name && state.contracts.length > 1 ? `#/contract/${encodeURIComponent(one.name)}` : "#/",
+      "aria-current": (state.only || "") === one.name && state.contracts.length > 1 ? "page" : null,
+      "data-focus": "link",
+    },
+    one.name && el("span", { class: `shape ${STATES[one.status].tone}`, "aria-label": STATES[one.status].word, role: "img" }, STATES[one.status].shape),
+    one.name ? `${one.name} v${one.version}` : "All contracts"),
+  );
+}
+
+/** Say what changed to who cannot see it: at most three cells by name. */
+function announce(cells) {
+  const now = new Map(cells.map(({ verdict: v }) => [`${v.contract}/${v.clause}/${v.slice}/${v.kernel_inference}`, v]));
+  const changed = [...now].filter(([key, v]) => seen.size && seen.has(key) && seen.get(key) !== v.status).map(([, v]) => v);
+  if (changed.length) {
+    const said = changed.slice(0, 3).map((v) => `${v.clause} on ${place(v.slice)}: ${STATES[v.status].word}`);
+    if (changed.length > 3) said.push(`and ${changed.length - 3} more changes`);
+    byId("announce").textContent = `${said.join(". ")}.`;
+  }
+  seen = new Map([...now].map(([key, v]) => [key, v.status]));
+}
+
+function live(mood, text) {
+  byId("live-dot").className = `dot ${paused ? "paused" : mood}`;
+  byId("live-text").textContent = paused && mood === "ok" ? text.replace("Live,", "Paused at") : text;
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // an address that somebody typed
+  }
+}
+
+/** The address says which contract is shown and which cell is open: both can be linked to. */
+function follow() {
+  const [kind, ...parts] = location.hash.replace(/^#\//, "").split("/").map(decoded);
+  if (kind === "cell" && parts.length >= 3) {
+    openCell(state, parts, () => { location.hash = state.only ? `#/contract/${encodeURIComponent(state.only)}` : "#/"; });
+    return;
+  }
+  closeCell();
+  const only = kind === "contract" ? parts[0] : "";
+  if (only !== state.only) {
+    state.only = only;
+    seen = new Map();
+    if (state.overview) show();
+  }
+}
+
+byId("pause").addEventListener("click", () => {
+  paused = !paused;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  byId("pause").textContent = paused ? "Resume" : "Pause";
+  look();
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) look(); });
+window.addEventListener("hashchange", follow);
+watchFilter(() => state.overview && show());
+fill(byId("legend"), ...Object.values(STATES).map(({ shape, word, tone, means }) =>
+  el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)));
+look().then(follow);

@@ -1,0 +1,118 @@
+// What is broken, since when, for whom, and what was done about it: in words, the worst first.
+
+import { byId, el, fill, sync } from "./dom.js";
+import { STATES, address, clock, count, iso, kernel, place, span } from "./format.js";
+
+const SLICES = 8;
+
+export function showOverview({ overview, contracts }) {
+  const broken = overview.incidents.filter((one) => one.status === "FAIL");
+  const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
+  const totals = {};
+  for (const one of contracts)
+    for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
+  const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
+  byId("overview-title").textContent = headline(broken, silent, totals, all, overview);
+  byId("overview-title").className = broken.length ? "fail" : silent.length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-sub").textContent = subtitle(overview, totals, all);
+  sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts)]),
+    (one) => card(one, contracts));
+  for (const node of byId("incidents").querySelectorAll("[data-since]"))
+    node.textContent = `${span(overview.now - Number(node.dataset.since), 2)} ago`;
+  sync(byId("standing"), overview.standing, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since}`, () => "", standing);
+  showEmpty(overview, contracts);
+}
+
+function headline(broken, silent, totals, all, overview) {
+  if (broken.length) {
+    const promises = new Set(broken.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
+    const slices = new Set(broken.flatMap((one) => one.slices));
+    const named = [...slices].filter((slice) => slice !== "all");
+    const only = named.length > 1 ? `${named.length} slices` : place(named[0] ?? "all");
+    return `${promises} ${promises === 1 ? "promise is" : "promises are"} broken on ${only}`;
+  }
+  if (silent.length) return "A kernel has stopped reporting";
+  if (!overview.at) return "The first evaluation is still to come";
+  if (!overview.heard) return "Waiting for the first data";
+  return (totals.PASS ?? 0) === all ? "Every promise holds" : "Nothing is broken";
+}
+
+function subtitle(overview, totals, all) {
+  if (!overview.heard) return all ? `${count(all)} cells to judge, and no kernel has reported yet.` : "";
+  const said = [];
+  if (overview.incidents.length) {
+    const first = Math.min(...overview.incidents.map((one) => one.since));
+    said.push(`Since ${clock(first)}.`);
+  }
+  const parts = Object.entries(STATES).filter(([name]) => totals[name]).map(([name, { word }]) => `${count(totals[name])} ${word.toLowerCase()}`);
+  return [...said, `Of ${count(all)} cells: ${parts.join(", ")}.`].join(" ");
+}
+
+const kernels = (one, contracts) => {
+  const contract = contracts.find((each) => each.name === one.contract);
+  return [kernel(contract, "inference", one.kernel_inference), kernel(contract, "train", one.kernel_train)];
+};
+
+function card(one, contracts) {
+  const { shape, word, tone } = STATES[one.status];
+  const [inference, train] = kernels(one, contracts);
+  const title = `incident-${one.id}`;
+  return el("article", { class: `incident ${tone}`, "aria-labelledby": title },
+    el("header", {},
+      el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word),
+      el("h2", { id: title }, one.headline),
+      contracts.length > 1 && el("span", { class: "of" }, one.contract)),
+    el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
+    el("dl", { class: "facts" },
+      fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
+      fact("For whom", where(one)),
+      fact("On kernel", inference, el("span", { class: "quiet" }, ` against ${train}`)),
+      fact("What was done", deeds(one))));
+}
+
+const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+
+function where(one) {
+  const bySlice = new Map();
+  for (const cell of one.places) if (!bySlice.has(cell.slice)) bySlice.set(cell.slice, cell);
+  const first = [...bySlice].slice(0, SLICES);
+  const left = one.slices.length - first.length;
+  return el("ul", { class: "chips" },
+    first.map(([slice, cell]) => el("li", {}, el("a", {
+      href: address({ ...one, clause: cell.clause, slice }),
+      "data-focus": slice,
+      "aria-label": `${place(slice)}: open the cell ${cell.clause}`,
+    }, place(slice)))),
+    left > 0 && el("li", { class: "quiet" }, `and ${left} more, listed below`));
+}
+
+function deeds(one) {
+  if (!one.deeds.length) return el("span", { class: "quiet" }, "Nothing yet: no step of the escalation policy has fired.");
+  return el("ul", { class: "deeds" }, one.deeds.map((deed) => el("li", {},
+    el("time", { datetime: iso(deed.at) }, clock(deed.at)), " ", deed.text,
+    deed.in_force === true && el("span", { class: "tag" }, "in force"),
+    deed.in_force === false && el("span", { class: "tag over" }, "no longer"))));
+}
+
+function standing(one) {
+  return el("p", { class: "notice" },
+    el("strong", {}, "Still in force: "), `${one.text}, since `, el("time", { datetime: iso(one.since) }, clock(one.since)), ".",
+    one.kind === "route" && el("span", { class: "quiet" }, " A person ends it: ",
+      el("code", {}, `kc-otel resume ${one.contract} --slice ${one.slice} --why …`)));
+}
+
+function showEmpty(overview, contracts) {
+  const node = byId("empty");
+  if (overview.heard || !overview.at) return fill(node);
+  if (node.firstChild) return undefined;
+  const name = contracts[0]?.name ?? "policy";
+  return fill(node, el("div", { class: "next" },
+    el("h2", {}, "Send the first data"),
+    el("ol", {},
+      el("li", {}, "Point OpenTelemetry at this evaluator. The port is the one that ", el("code", {}, "kc-otel serve"), " printed for OTLP/HTTP or OTLP/gRPC.",
+        el("pre", {}, el("code", {}, `export OTEL_EXPORTER_OTLP_ENDPOINT=http://${location.hostname}:4318\nexport OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf`))),
+      el("li", {}, "Hand both kernels’ log-probabilities of the sampled tokens to a recorder.",
+        el("pre", {}, el("code", {}, `import kc_otel\n\nrecorder = kc_otel.Recorder("${name}.yaml", train=kc_otel.Kernel("torch"), inference=kc_otel.Kernel("vllm"))\nrecorder.compare(train_logprobs, rollout_logprobs, mask=mask)`))),
+      el("li", {}, "Watch this page: the first verdicts appear within seconds of the first export.")),
+    el("p", { class: "quiet" }, "Sent, and nothing here? “The evaluator” below counts what arrived and what was refused, with the reason.")));
+}

@@ -1,0 +1,168 @@
+"""`kc-otel import` and `kc-otel checks`, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import importing as command
+from kc_otel.cli._following import Ledger, unseen
+from kc_otel.measure.reasons import REASONS
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: a, version: 1, owner: o}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {math: {where: {env_name: math}}}
+statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+"""
+
+
+def line(tokens=40, seed=0, **changes):
+    """A record of prime-rl's token export."""
+    rng = np.random.default_rng(seed)
+    inference = np.log(rng.uniform(0.01, 1, tokens))
+    train = np.minimum(inference + 0.01 * rng.standard_normal(tokens), 0)
+    return {
+        "schema_version": 1,
+        "step": 3,
+        "env_name": "math",
+        "token_ids": [*range(tokens)],
+        "loss_mask": [True] * tokens,
+        "inference_logprobs": inference.tolist(),
+        "trainer_logprobs": train.tolist(),
+        **changes,
+    }
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command in a folder with a contract and an exported step of two sequences."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    (tmp_path / "contract.yaml").write_text(CONTRACT)
+    step = tmp_path / "token_exports" / "step_3"
+    step.mkdir(parents=True)
+    (step / "rank_0.jsonl").write_text("".join(json.dumps(line(seed=n)) + "\n" for n in range(2)))
+    app = typer.Typer()
+    command.register(app)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_a_folder_is_imported_and_counted(run):
+    """Each file with its sequences and tokens, and what was measured of them."""
+    code, out, _ = run("import", "token_exports", "--contract", "contract.yaml")
+    assert code == 0
+    assert "rank_0.jsonl: 2 sequences, 80 tokens" in out
+    assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
+
+
+def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
+    """Refused records have their line, failed checks their meaning and remedy."""
+    nan, other = line(seed=4), line(80, seed=5)
+    nan["trainer_logprobs"][3] = None
+    other["trainer_logprobs"] = [0.7 * each for each in other["inference_logprobs"]]
+    records = [nan, other, line(loss_mask=[False] * 40), line()]
+    (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    code, out, _ = run("import", "rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
+    assert code == 0
+    assert "refused: 1 no_tokens: rank_1.jsonl:3: loss_mask leaves no token" in out
+    assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
+    assert "not measured: 1 temperature_mismatch:" in out
+    assert "processed_logprobs" in out
+    assert "of 3 sequences 1 measured: 40 tokens" in out
+
+
+def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_path):
+    """With --done a second run has nothing to do, until a file is written again."""
+    arguments = ("import", "token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
+    assert "1 files exported" in run(*arguments)[1]
+    assert "0 files exported" in run(*arguments)[1]
+    (tmp_path / "token_exports" / "step_3" / "rank_0.jsonl").write_text(json.dumps(line()) + "\n")
+    assert "of 1 sequences 1 measured" in run(*arguments)[1]
+
+
+def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
+    """The others are imported all the same."""
+    (tmp_path / "token_exports" / "9.jsonl").write_text(json.dumps({"input": "a", "output": "b", "step": 9}) + "\n")
+    code, out, err = run("import", "token_exports", "--contract", "contract.yaml")
+    assert code == 1
+    assert "text and scores without log-probabilities" in err
+    assert "1 files exported, 1 failed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: there is no such file or folder"),
+        (["token_exports", "--format", "csv"], "--format csv: write one of auto, verl"),
+        (["token_exports", "--columns", "train"], "--columns: 'train' is not NAME=VALUE"),
+        (["token_exports", "--attribute", "=x"], "--attribute: '=x' is not NAME=VALUE"),
+        (["token_exports", "--done", "contract.yaml"], "contract.yaml:1: is no record of a finished file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(run, arguments, said):
+    """Exit code 2, and nothing is imported."""
+    code, out, err = run("import", *arguments, "--contract", "contract.yaml")
+    assert code == 2
+    assert said in err
+    assert "exported" not in out
+
+
+def test_the_table_of_checks_is_printed(run):
+    """Every reason with its meaning and remedy, as text and as JSON."""
+    out = run("checks")[1]
+    for name, each in REASONS.items():
+        assert f"{name}\n    {each.meaning}\n    {each.remedy}" in out
+    assert set(json.loads(run("checks", "--json")[1])) == set(REASONS)
+
+
+def test_following_waits_for_files_to_be_finished(tmp_path):
+    """A file that grows, or that its trainer has not called stable, is not yielded; each version is yielded once."""
+    step = tmp_path / "token_exports" / "step_1"
+    step.mkdir(parents=True)
+    growing = tmp_path / "log.jsonl"
+    growing.write_text("{}\n")
+    (step / "rank_0.jsonl").write_text("{}\n")
+    stop, found = threading.Event(), []
+
+    def look():
+        found.extend(path.name for path in unseen([tmp_path], Ledger.of(None), stop, follow=True, poll=0.05))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(8):
+        with growing.open("a") as file:
+            file.write("{}\n")
+        time.sleep(0.02)
+    wait_for(lambda: found == ["log.jsonl"])
+    (step / "STABLE").touch()
+    wait_for(lambda: found == ["log.jsonl", "rank_0.jsonl"])
+    time.sleep(0.2)
+    stop.set()
+    thread.join(5)
+    assert found == ["log.jsonl", "rank_0.jsonl"]
+
+
+def wait_for(true, seconds=5.0):
+    """Give a thread some time."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,257 @@
+"""The page and the report in a real Chromium: what a person sees, hears and types, with a real evaluator behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+import kc_otel
+
+from .conftest import CONTRACT, Evaluator, logprobs
+
+pytestmark = pytest.mark.slow
+
+MARKUP = "<img src=x onerror=document.title='broken-in'>"
+TRAIN = kc_otel.Kernel("torch", dtype="float32")
+GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
+BAD = kc_otel.Kernel("vllm", version="2", dtype="int8", hardware=MARKUP)
+READY = "document.querySelector('#live-dot.ok')"
+NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+def driver() -> ModuleType:
+    path = Path(__file__).parents[1] / "tools" / "chromium.py"
+    spec = importlib.util.spec_from_file_location("kc_otel_tests_chromium", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The machine's Chromium, or Debian's, unpacked; skips with the reason where neither can be had."""
+    present = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    try:
+        command = (present,) if present else debian.command("chromium", say=print)
+    except debian.UnavailableError as error:
+        pytest.skip(f"not run: {error}")
+    browser = driver().Chromium(command, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Recorder]]:
+    """Makes a recorder that sends to an evaluator."""
+    made: list[kc_otel.Recorder] = []
+
+    def make(evaluator: Evaluator) -> kc_otel.Recorder:
+        exporter = OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics", timeout=5)
+        made.append(
+            kc_otel.Recorder(
+                contract_file, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=0.25, sampling=1.0
+            )
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float) -> None:
+    for task, sigma in (("code", code), ("prose", 0.005)):
+        train, inference = logprobs(rng, 16, 64, sigma)
+        recorder.compare(train, inference, attributes={"task": task})
+    recorder.force_flush()
+
+
+def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+    """An evaluator whose newest kernel version breaks the promise on code, and a route that followed."""
+    evaluator, rng = serve(), np.random.default_rng(0)
+    sender = recorder(evaluator)
+    send(sender, rng, code=0.005)
+    sender.rollout(inference=BAD)
+    end = time.monotonic() + 30
+    while not evaluator.get("/api/v1/decisions")["routes"]:
+        assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
+        send(sender, rng, code=0.2)
+        time.sleep(0.2)
+    return evaluator
+
+
+def cell_of(evaluator: Evaluator) -> str:
+    cells = evaluator.get("/api/v1/cells", clause="token-tv", slice="code")["cells"]
+    verdict = next(cell["verdict"] for cell in cells if cell["verdict"]["kernel_inference"] == BAD.fingerprint)
+    return f"#/cell/policy/token-tv/code/{verdict['kernel_train']}/{verdict['kernel_inference']}"
+
+
+def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """What is broken, since when, for whom, what was done; without one request elsewhere or one line in the console."""
+    evaluator = broken(serve, recorder)
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.incident .deeds')")
+    said = browser.evaluate("document.querySelector('main').innerText")
+    assert "1 promise is broken on code" in said
+    assert "token-tv is above its limit on code" in said
+    assert "where 0.02 is the limit" in said
+    assert "routed to the training kernel" in said
+    assert "pager" in said
+    assert f"vllm 2 int8 ({BAD.fingerprint})" in said
+    assert browser.evaluate("document.title").startswith("✕ 1 broken")
+
+    told = browser.accessible()
+    roles = {role for role, _ in told}
+    assert {"banner", "main", "navigation", "contentinfo", "table", "columnheader", "rowheader", "status"} <= roles
+    names = [name for role, name in told if role == "link"]
+    assert any(name.startswith("token-tv on code: Fail") for name in names)
+    headings = [name for role, name in told if role == "heading"]
+    assert headings[0] == "1 promise is broken on code"
+    assert all(name for role, name in told if role in {"button", "link", "checkbox", "searchbox"})
+
+    browser.evaluate("document.querySelector('.mark.fail').focus()")
+    browser.press("Enter")
+    browser.wait("document.querySelector('#cell').open && document.querySelector('#distribution-chart .main-svg')")
+    browser.wait("document.querySelector('#cell-kernels td')")
+    detail = browser.evaluate("document.querySelector('#cell').innerText")
+    assert "lower bound" in detail
+    assert "evaluations shown are Fail" in detail
+    assert "observations of tv_token" in detail
+    browser.press("Escape")
+    browser.wait("!document.querySelector('#cell').open")
+    assert browser.complaints() == []
+    assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {
+        evaluator.api.split("/")[2]
+    }
+
+
+def test_names_from_senders_are_never_markup(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """A kernel field with HTML in it is shown as it was sent."""
+    evaluator = broken(serve, recorder)
+    browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
+    browser.wait("document.querySelector('#cell-kernels td')")
+    assert MARKUP in browser.evaluate("document.querySelector('#cell-kernels').innerText")
+    assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+    assert browser.evaluate("document.title") != "broken-in"
+
+
+def test_it_follows_the_dark_and_fits_a_phone(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Dark where the system is dark; at 360 pixels neither the page nor an open cell moves sideways."""
+    evaluator = broken(serve, recorder)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    browser.open(evaluator.api)
+    browser.wait(READY)
+    light = browser.evaluate(ground)
+    browser.open(evaluator.api, dark=True)
+    browser.wait(READY)
+    assert sum(map(int, browser.evaluate(ground)[4:-1].split(","))) < 150 < sum(map(int, light[4:-1].split(",")))
+    for address in (evaluator.api, f"{evaluator.api}/{cell_of(evaluator)}"):
+        browser.open(address, width=360, height=740)
+        browser.wait(READY if address == evaluator.api else "document.querySelector('#distribution-chart .main-svg')")
+        assert browser.evaluate(NO_SIDEWAYS), browser.evaluate("document.documentElement.scrollWidth")
+        assert browser.evaluate("document.querySelector('#cell').scrollWidth <= innerWidth")
+    assert browser.complaints() == []
+
+
+def test_a_change_is_announced_and_a_pause_is_kept(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """A screen reader hears of a new verdict once; a paused page stands still."""
+    evaluator, rng = serve(), np.random.default_rng(0)
+    sender = recorder(evaluator)
+    send(sender, rng, code=0.005)
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.mark.pass')")
+    for _ in range(10):
+        send(sender, rng, code=0.3)
+        time.sleep(0.2)
+    browser.wait("document.querySelector('#announce').textContent.includes('token-tv on code: Fail')")
+    browser.evaluate("document.querySelector('#pause').click()")
+    browser.wait("document.querySelector('#live-text').textContent.startsWith('Paused')")
+    before = browser.evaluate("document.querySelector('#live-text').textContent")
+    time.sleep(2.5)
+    assert browser.evaluate("document.querySelector('#live-text').textContent") == before
+    assert browser.evaluate("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
+
+
+def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Nothing is called broken; the endpoint and the lines of code are there."""
+    evaluator = serve()
+    browser.open(evaluator.api, width=360, height=740)
+    browser.wait("document.querySelector('#empty pre')")
+    said = browser.evaluate("document.querySelector('main').innerText")
+    assert "Waiting for the first data" in said
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in said
+    assert browser.evaluate("document.querySelectorAll('.incident').length") == 0
+    assert browser.evaluate(NO_SIDEWAYS)
+    assert browser.complaints() == []
+
+
+def test_two_hundred_slices_are_quick_and_can_be_searched(
+    browser: Any, serve: Callable[..., Evaluator], contract_file: Path
+) -> None:
+    """The first rows at once, the rest on demand, a filter by name, and no chart before it is asked for."""
+    slices = "".join(f"  tenant-{index:03d}: {{where: {{tenant: t{index}}}}}\n" for index in range(200))
+    text = CONTRACT.replace("  code: {where: {task: code}}\n  prose: {where: {task: prose}}\n", slices)
+    contract_file.write_text(text)
+    evaluator = serve("--tick", "1")
+    browser.open(evaluator.api)
+    browser.wait("document.querySelectorAll('.rows > .grid-row').length === 40")
+    browser.evaluate("document.querySelector('[data-more]').click()")
+    assert browser.evaluate("document.querySelectorAll('.rows > .grid-row').length") == 201
+    spent = browser.evaluate(
+        "(() => { const started = performance.now(); const query = document.querySelector('#query');"
+        " query.value = 'tenant-17'; query.dispatchEvent(new Event('input')); return performance.now() - started; })()"
+    )
+    assert spent < 1000
+    assert browser.evaluate("document.querySelectorAll('.rows > .grid-row').length") == 10
+    assert browser.evaluate("document.querySelector('#shown').textContent") == "10 of 201 slices match."
+    assert browser.evaluate("window.Plotly === undefined")
+    assert browser.complaints() == []
+
+
+def test_a_report_opens_from_a_file_and_asks_for_nothing(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], tmp_path: Path
+) -> None:
+    """`kc-otel report` of a running evaluator: the story, the drawings, no request, and it fits a phone."""
+    evaluator = broken(serve, recorder)
+    target = tmp_path / "report.html"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "kc_otel.cli", "report", "--url", evaluator.api, "--since", "1h"),
+            *("--contract", "policy", "--out", str(target), "--out", str(tmp_path / "report.md")),
+        ],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    browser.open(target.as_uri(), width=360, height=740)
+    browser.wait("document.readyState === 'complete' && document.querySelector('svg .over')")
+    assert browser.evaluate("document.querySelector('h1').textContent").startswith(
+        "token-tv is above its limit on code"
+    )
+    assert browser.evaluate("document.querySelectorAll('svg .bar').length") > 5
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    assert browser.evaluate(NO_SIDEWAYS)
+    assert browser.requests() == [target.as_uri()]
+    assert browser.complaints() == []
+    assert "routed to the training kernel" in (tmp_path / "report.md").read_text()

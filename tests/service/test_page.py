@@ -1,0 +1,184 @@
+"""What the page is made of: its files, its headers, the overview, the past and the distribution that it shows."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import kc_otel.service.page as page_box
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+
+START = 1_000_000_000.0
+
+
+def client_of(core: Core) -> TestClient:
+    return TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+
+
+@pytest.fixture
+def core(make_core: Callable[..., Core], drift: Callable) -> Core:
+    core = make_core()
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    return core
+
+
+@pytest.fixture
+def client(core: Core) -> TestClient:
+    return client_of(core)
+
+
+def test_the_page_may_run_no_script_but_its_own(client: TestClient) -> None:
+    """Its policy forbids inline scripts, eval and every other origin, and being framed."""
+    answer = client.get("/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "<script>" not in answer.text
+    assert " onclick" not in answer.text
+    assert "http://" not in answer.text
+    assert "https://" not in answer.text
+
+
+def test_every_file_of_the_page_is_served_and_nothing_else(client: TestClient) -> None:
+    """Scripts and styles by name, revalidated; no path leads out of the folder."""
+    files = {path.name for path in Path(page_box.__file__).parent.iterdir() if path.suffix in {".js", ".css", ".svg"}}
+    assert {"main.js", "page.css", "icon.svg"} <= files
+    for name in files:
+        answer = client.get(f"/page/{name}")
+        assert answer.status_code == 200
+        again = client.get(f"/page/{name}", headers={"if-none-match": answer.headers["etag"]})
+        assert again.status_code == 304
+    assert client.get("/page/__init__.py").status_code == 404
+    assert client.get("/page/..%2Fapi.py").status_code == 404
+
+
+def test_plotly_comes_from_the_installed_package_compressed_and_kept(client: TestClient) -> None:
+    """The browser loads it once per version; another version is not there."""
+    installed = version("plotly")
+    assert installed in client.get("/").text
+    answer = client.get(f"/page/plotly/{installed}", headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert "immutable" in answer.headers["cache-control"]
+    assert "plotly.js v" in answer.text[:200]
+    assert len(gzip.compress(answer.content, 1)) < len(answer.content) / 2
+    assert client.get("/page/plotly/0.0").status_code == 404
+
+
+def test_a_page_without_plotly_still_loads(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No version, no file; the page then says in numbers what charts would show."""
+    monkeypatch.setattr(page_box, "_plotly_version", lambda: "")
+    assert client.get("/page/plotly/x").status_code == 404
+
+
+def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(client: TestClient, core: Core) -> None:
+    """In sentences and in numbers, with what is in force and what is still to be told."""
+    answer = client.get("/api/v1/overview").json()
+    (incident,) = answer["incidents"]
+    assert incident["headline"] == "token-tv is above its limit on code and all traffic"
+    assert incident["since"] == core.evaluated_at
+    assert incident["slices"] == ["code", "all"]
+    ((clause, text),) = incident["extents"]
+    assert clause == "token-tv"
+    assert "0.02 is the limit" in text
+    done = {deed["kind"]: deed for deed in incident["deeds"]}
+    assert done["route"]["in_force"] is True
+    assert done["halt"]["text"] == "trainers told to halt"
+    assert done["webhook"]["text"] == "pager is still to be told: its webhook waits"
+    assert answer["counts"]["policy"] == {"FAIL": 2}
+    assert answer["heard"] is True
+
+
+def test_a_delivered_webhook_is_told_as_such(client: TestClient, core: Core) -> None:
+    """What left the outbox is in the past tense."""
+    (message,) = core.outbox.due(time.time())
+    core.outbox.delivered(message.id)
+    core.tick(time.time())
+    (incident,) = client.get("/api/v1/overview").json()["incidents"]
+    assert "told pager by webhook" in {deed["text"] for deed in incident["deeds"]}
+
+
+def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> None:
+    """A contract that nobody reports to yet is no incident, and the page is told that nobody was heard."""
+    core = make_core()
+    core.tick(time.time())
+    answer = client_of(core).get("/api/v1/overview").json()
+    assert answer["incidents"] == []
+    assert answer["heard"] is False
+    assert answer["counts"]["policy"] == {"NO_DATA": 2}
+
+
+def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[..., Core], drift: Callable) -> None:
+    """When the cells are gone with their kernel version, the route is in force all the same."""
+    core, now = make_core(), time.time()
+    core.metrics(drift(0.3))
+    core.tick(now)
+    core.tick(now + 3600)
+    answer = client_of(core).get("/api/v1/overview").json()
+    assert [one["status"] for one in answer["incidents"]] in ([], ["NO_DATA"])
+    held = {one["slice"] for one in answer["standing"]} | {
+        place["slice"] for one in answer["incidents"] for place in one["places"]
+    }
+    assert {"all", "code"} <= held
+
+
+def test_the_past_of_a_cell_is_told_with_limit_and_samples(client: TestClient, core: Core) -> None:
+    """Every pair of kernels has its own points; a period narrows them; a wrong name is answered with the right ones."""
+    parameters = {"contract": "policy", "clause": "token-tv", "slice": "code"}
+    answer = client.get("/api/v1/history", params=parameters).json()
+    (series,) = answer["series"]
+    ((at, estimate, lower, upper, limit, samples, status),) = series["points"]
+    assert at == core.evaluated_at
+    assert limit == 0.02 < lower <= estimate <= upper
+    assert (samples, status) == (64 * 64, 3)
+    assert client.get("/api/v1/history", params=parameters | {"to": at - 1}).json()["series"] == []
+    wrong = client.get("/api/v1/history", params=parameters | {"slice": "prose"})
+    assert wrong.status_code == 404
+    assert "all, code" in wrong.json()["detail"]
+
+
+def test_the_distribution_of_a_cell_counts_every_observation(client: TestClient, core: Core) -> None:
+    """Bins of one width on a logarithmic axis, zeros apart, and the limit marked in the quantity's unit."""
+    (verdict, *_) = [one for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    cell = verdict.cell
+    parameters = {
+        "contract": "policy", "clause": "token-tv", "slice": "code", "window": "short",
+        "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
+    }  # fmt: skip
+    seen = client.get("/api/v1/distribution", params=parameters).json()
+    assert seen["total"] == 64 * 64
+    assert seen["zero"] + sum(seen["above"]) + sum(seen["below"]) == seen["total"]
+    ratios = {round(high / low, 6) for low, high in zip(seen["edges"], seen["edges"][1:], strict=False)}
+    assert len(ratios) == 1
+    assert seen["marks"] == [{"value": 0.02, "text": "limit of the mean 0.02"}]
+    nobody = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
+    assert nobody["total"] == 0
+
+
+def test_cells_can_be_asked_for_without_their_past(client: TestClient) -> None:
+    """A page that asks every second does not carry two minutes of every cell each time."""
+    cells = client.get("/api/v1/cells", params={"glances": 0}).json()["cells"]
+    assert cells
+    assert all(cell["history"] == [] for cell in cells)
+
+
+def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:
+    """What was received and refused, and how webhooks get through."""
+    health = client.get("/api/v1/health").json()
+    assert health["points"]["accepted"] > 0
+    assert health["outbox"][0]["endpoint"] == "pager"
+    assert health["outbox"][0]["waiting"] == 1
+    assert health["invalid"] == {"policy": {}}

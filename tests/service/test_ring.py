@@ -1,0 +1,105 @@
+"""The thinned past: bounded, worst first, and there again after a restart."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.service.history import CellHistory
+from kc_otel.service.ring import KEPT
+from kc_otel.service.state import transaction
+
+CELL = Cell("policy", "token-tv", "code", "t", "i")
+STEP = 10.0
+WINDOWS = {"policy": 20 * STEP}
+
+
+def verdict(at: float, status: Status = Status.PASS, cell: Cell = CELL, estimate: float = 0.1) -> Verdict:
+    return Verdict(cell, status, at, 0.2, estimate, estimate / 2, math.inf, 10, "short", "m", "r", 1, "0" * 64)
+
+
+def tick(history: CellHistory, connection: sqlite3.Connection, *verdicts: Verdict) -> None:
+    with transaction(connection):
+        history.write(verdicts)
+    history.adopt(verdicts)
+
+
+def past(history: CellHistory, end: float) -> list[tuple[float, int]]:
+    return [(one.at, one.status) for one in history.past("policy", "token-tv", "code", 0.0, end).get(CELL, [])]
+
+
+def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_path: Path) -> None:
+    """One FAIL between many PASSes is not thinned away, and what is remembered survives a restart."""
+    connection = open_file(tmp_path / "state.sqlite")
+    history = CellHistory(connection, WINDOWS)
+    for at in range(1000, 1040):
+        tick(history, connection, verdict(float(at), Status.FAIL if at == 1013 else Status.PASS))
+    connection.close()
+    again = CellHistory(open_file(tmp_path / "state.sqlite"), WINDOWS)
+    assert past(again, 1040.0) == [(1009.0, 0), (1013.0, 3), (1029.0, 0)]
+    (moment, *_) = again.past("policy", "token-tv", "code", 0.0, 1040.0)[CELL]
+    assert (moment.estimate, moment.lower, moment.upper, moment.limit) == (0.1, 0.05, None, 0.2)
+
+
+def test_the_last_minutes_are_whole(open_file: Callable) -> None:
+    """Every recent evaluation is there once, after the thinned ones, in order."""
+    connection = open_file()
+    history = CellHistory(connection, WINDOWS)
+    for at in range(1000, 1300):
+        tick(history, connection, verdict(float(at)))
+    times = [at for at, _ in past(history, 1300.0)]
+    assert times == sorted(set(times))
+    assert times[-120:] == [float(at) for at in range(1180, 1300)]
+    assert times[:2] == [1009.0, 1019.0]
+
+
+def test_the_past_is_bounded(open_file: Callable) -> None:
+    """After three times round the ring there are no more rows than it has places, and the oldest are gone."""
+    connection = open_file()
+    history = CellHistory(connection, WINDOWS)
+    for index in range(3 * KEPT):
+        tick(history, connection, verdict(1000.0 + STEP * index))
+    assert connection.execute("SELECT count(*) FROM cell_point").fetchone()[0] == KEPT
+    end = 1000.0 + STEP * 3 * KEPT
+    assert min(at for at, _ in past(history, end)) >= end - KEPT * STEP
+
+
+def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Callable) -> None:
+    """Its past stays as long as the ring reaches, beside the one that took its place; then its rows are dropped."""
+    connection = open_file()
+    history = CellHistory(connection, WINDOWS)
+    successor = Cell("policy", "token-tv", "code", "t", "j")
+    for index in range(3):
+        tick(history, connection, verdict(1000.0 + STEP * index))
+    for index in range(3, 3 + KEPT // 2):
+        tick(history, connection, verdict(1000.0 + STEP * index, cell=successor))
+    assert set(history.past("policy", "token-tv", "code", 0.0, 1000.0 + STEP * KEPT // 2)) == {CELL, successor}
+    for index in range(3 + KEPT // 2, 10 + KEPT):
+        tick(history, connection, verdict(1000.0 + STEP * index, cell=successor))
+    assert connection.execute("SELECT count(*) FROM cell_line").fetchone()[0] == 1
+
+
+def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Callable) -> None:
+    """A full disk costs no step."""
+    connection = open_file()
+    history = CellHistory(connection, WINDOWS)
+    tick(history, connection, verdict(1000.0, Status.FAIL))
+    connection.execute("BEGIN")
+    history.write([verdict(1010.0)])
+    connection.execute("ROLLBACK")
+    tick(history, connection, verdict(1011.0))
+    assert connection.execute("SELECT at, status FROM cell_point").fetchall() == [(1000.0, 3)]
+
+
+def test_names_that_begin_alike_are_told_apart(open_file: Callable) -> None:
+    """`code` is not `code-review`, whatever is in a name."""
+    connection = open_file()
+    history = CellHistory(connection, WINDOWS)
+    other = Cell("policy", "token-tv", 'code"%', "t", "i")
+    for at in (1000.0, 1010.0):
+        tick(history, connection, verdict(at), verdict(at, cell=other))
+    assert set(history.past("policy", "token-tv", "code", 0.0, 2000.0)) == {CELL}
+    assert set(history.past("policy", "token-tv", 'code"%', 0.0, 2000.0)) == {other}
