@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ class Terms:
     """What a gate asks of a kernel version.
 
     Attributes:
-        windows: Fewest recordings; all that are given have to pass.
+        windows: Fewest recordings; where more are given, all of them have to pass, and this is their number.
         require: Clauses that have to PASS; empty for every clause. A FAIL of any other still refuses the version.
         slices: Slices on which they have to; empty for all traffic and every slice of the contract.
         allow_unjudged: Whether clauses that no recording can be judged by may be left out.
@@ -155,6 +155,7 @@ def gate_recordings(
             if name not in names:
                 raise ValueError(f"--slice: the contract has no slice {name!r}; there are {', '.join(names)}")
         judged.append(judge(contract, parts, now, pair))
+    terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
     inputs = tuple(about for about, _ in recordings)
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
@@ -184,7 +185,7 @@ def gate_decision(contract: Contract, judged: Sequence[Judged], version: str, te
         )
     gate = GateSpec(
         stage=Stage.OFFLINE_CI,
-        windows=max(terms.windows, len(judged)),
+        windows=terms.windows,
         window=0.0,
         long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
