@@ -41,14 +41,14 @@ def grafana(
         str, typer.Option(help="UID of the Prometheus data source that the alerts query.")
     ] = "prometheus",
 ) -> None:
-    """The overview dashboard, and alerts for Grafana's folder provisioning/alerting."""
+    """Dashboards, alerts for Grafana's folder provisioning/alerting, and how people are told of them."""
     from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415 - a quick --help
 
     _generate(contracts, out, lambda loaded: grafana_files(loaded, datasource_uid), check=check)
 
 
 def prometheus(contracts: _Contracts, out: _Out, check: _Check = False) -> None:
-    """Alerting rules on the evaluator's metrics, and tests of them for `promtool test rules`."""
+    """Alerting rules on the evaluator's metrics or without it, tests of them for promtool, and Alertmanager routes."""
     from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
 
     _generate(contracts, out, prometheus_files, check=check)

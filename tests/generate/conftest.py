@@ -1,5 +1,9 @@
-"""The contract that these tests generate from."""
+"""The contract that these tests generate from, and the dashboards that it gives."""
 
+import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +39,34 @@ def policy_path() -> Path:
 def policy(policy_path: Path) -> Contract:
     """The contract of `policy_path`."""
     return load(policy_path)
+
+
+@pytest.fixture(scope="session")
+def boards(policy: Contract) -> dict[str, dict]:
+    """Every dashboard of the contract as Grafana reads it, by its file's name."""
+    from kc_otel.generate.grafana import grafana_files
+
+    files = [file for file in grafana_files([policy]) if file.path.suffix == ".json"]
+    return {file.path.stem: json.loads(file.text) for file in files}
+
+
+@pytest.fixture(scope="session")
+def remote_write():
+    """The module that writes what an exporter sends into a Prometheus."""
+    spec = importlib.util.spec_from_file_location("kc_otel_tests_remote_write", HERE.parent / "tools/remote_write.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def promtool(program):
+    """A function that runs promtool and returns its exit code and what it printed."""
+    path = program("promtool")
+
+    def run(*arguments: object) -> tuple[int, str]:
+        done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return run

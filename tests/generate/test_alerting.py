@@ -12,6 +12,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.grafana.alerting import alert_rule, alerting_file
 from kc_otel.generate.ladder import rungs
 from kc_otel.generate.prometheus.rules import alert_rule as prometheus_rule
+from kc_otel.generate.runbook import runbook
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +80,35 @@ def test_the_data_source_can_be_another(policy: Contract) -> None:
     assert "datasourceUid: mimir" in text
     assert "datasourceUid: prometheus" not in text
     assert "datasourceUid: __expr__" in text
+
+
+def test_each_rule_leads_to_its_panel_slice_and_meaning(boards: dict, policy: Contract, rules: list[dict]) -> None:
+    """Panel ids exist on the overview and on the dashboard of meanings; the slice link carries the alert's slice."""
+
+    def ids(name: str) -> set[int]:
+        board = boards[name]
+        return {inner["id"] for panel in board["panels"] for inner in (panel, *panel.get("panels", []))}
+
+    for rung, rule in zip(rungs(policy), rules, strict=True):
+        assert rule["panelId"] in ids("overview")
+        assert rule["annotations"]["__panelId__"] == str(rule["panelId"])
+        assert rule["dashboardUid"] == rule["annotations"]["__dashboardUid__"] == boards["overview"]["uid"]
+        if rung.clause is not None:
+            meaning = rule["annotations"]["meaning"]
+            assert meaning == f"/d/kc-meaning?viewPanel={rule['panelId']}"
+            assert rule["panelId"] in ids("meaning")
+            assert f"var-clause={rule['labels']['clause']}&" in rule["annotations"]["slice_dashboard"]
+            assert "{{ with index .Labels `kc_slice` }}" in rule["annotations"]["slice_dashboard"]
+
+
+def test_the_runbook_says_what_was_done_and_what_to_do(policy: Contract) -> None:
+    """Numbered, with the step's own actions first, and the owner to turn to last."""
+    for rung in rungs(policy):
+        lines = runbook(rung).splitlines()
+        assert [line.partition(". ")[0] for line in lines] == [str(number + 1) for number in range(len(lines))]
+        assert lines[0].startswith(f"1. Done already by step {rung.number}: ")
+        assert lines[-1].endswith("Owner: rl-infra.")
+        assert len(lines) >= 4
+    (route,) = {runbook(rung).splitlines()[0] for rung in rungs(policy) if rung.number == 2}
+    assert "served by the training kernel" in route
+    assert "a webhook was sent" in route

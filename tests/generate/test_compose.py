@@ -6,12 +6,36 @@ import subprocess
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import typer
 import yaml
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
+from examples.traffic import __main__ as traffic
+from kc_otel import Recorder
 from kc_otel.cli import serve
+from kc_otel.contract import load
 from kc_otel.generate.grafana import DATASOURCE_UID
+
+
+class Kept(MetricExporter):
+    """Keeps the latest export."""
+
+    def export(self, metrics_data, **_: object) -> MetricExportResult:
+        self.latest = metrics_data
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, **_: object) -> bool:
+        return True
+
+    def shutdown(self, **_: object) -> None:
+        """Nothing to end."""
+
+    def slices(self, name: str) -> set[str]:
+        """Slices that a metric has points of."""
+        (metrics,) = (scope.metrics for each in self.latest.resource_metrics for scope in each.scope_metrics)
+        return {point.attributes["kc.slice"] for one in metrics if one.name == name for point in one.data.data_points}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +60,7 @@ def test_docker_compose_itself_reads_it(program, repository: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     services = json.loads(done.stdout)["services"]
-    assert set(services) == {"evaluator", "collector", "prometheus", "alertmanager", "tempo", "grafana"}
+    assert set(services) == {"evaluator", "collector", "demo", "prometheus", "alertmanager", "tempo", "grafana"}
 
 
 def test_every_port_is_on_loopback_and_every_image_is_pinned(compose: dict) -> None:
@@ -80,6 +104,27 @@ def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: 
         assert given <= known
 
 
+def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path) -> None:
+    """Its contract exists, every slice of it gets sequences, and one slice drifts beyond the limit for a while."""
+    demo = compose["services"]["demo"]
+    contract = load(repository / demo["command"][0].lstrip("/"))
+    sigma = {
+        name: {traffic.deviation(each, second) for second in (0.0, traffic.PERIOD - 1.0)}
+        for each in traffic.TRAFFIC
+        for name in contract.slices_of(each)
+    }
+    assert set(sigma) == {"all", *contract.slices}
+    assert [name for name, found in sigma.items() if len(found) > 1] == ["code"]
+    (kl,) = (clause.limit_for("code") for clause in contract.clauses if clause.id == "token-kl")
+    low, high = (sigma**2 / 2 for sigma in (traffic.SOUND, traffic.DRIFTING))
+    assert 2 * low < kl < high / 2
+    exporter = Kept()
+    with Recorder(contract, sampling=1.0, metric_exporter=exporter) as recorder:
+        traffic.send(recorder, np.random.default_rng(0), traffic.PERIOD - 1.0)
+        recorder.force_flush()
+    assert exporter.slices("kc.drift.k3") == set(sigma)
+
+
 def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:
     """Anonymous viewers only: no admin is created and nobody can log in."""
     environment = compose["services"]["grafana"]["environment"]
@@ -107,8 +152,9 @@ def test_collector_pipelines_use_what_is_declared(repository: Path) -> None:
 def test_addresses_in_the_configurations_are_services(compose: dict, repository: Path) -> None:
     """Host names that the mounted files reach for exist in the compose file."""
     text = "".join(path.read_text() for path in (repository / "dashboards" / "provisioning").rglob("*.yaml"))
+    text += compose["services"]["demo"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
     hosts = set(re.findall(r"\b([a-z]+):(?:4317|4318|4320|9090|9093|3200)\b", text))
-    assert hosts == {"evaluator", "prometheus", "alertmanager", "tempo"}
+    assert hosts == {"collector", "evaluator", "prometheus", "alertmanager", "tempo"}
     assert hosts <= set(compose["services"])
 
 

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from kc_otel.cli.generate import register
 
+BOARDS = ("overview", "slice", "rl", "promotion", "health", "meaning")
+
 
 @pytest.fixture
 def run():
@@ -25,8 +27,25 @@ def run():
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("grafana", {"grafana/dashboards/overview.json", "grafana/alerting/policy-7b.yaml"}),
-        ("prometheus", {"prometheus/rules/policy-7b.yaml", "prometheus/tests/policy-7b.yaml"}),
+        (
+            "grafana",
+            {
+                *(f"grafana/dashboards/{name}.json" for name in BOARDS),
+                "grafana/alerting/policy-7b.yaml",
+                "grafana/notifications/kernel-contracts.yaml",
+            },
+        ),
+        (
+            "prometheus",
+            {
+                *(
+                    f"prometheus/{kind}/policy-7b.yaml"
+                    for own in ("", "standalone/")
+                    for kind in (f"{own}rules", f"{own}tests", f"{own}kubernetes")
+                ),
+                "prometheus/alertmanager/alertmanager.yaml",
+            },
+        ),
     ],
 )
 def test_it_writes_and_prints_what_it_wrote(run, what: str, expected: set, policy_path: Path, tmp_path: Path) -> None:
@@ -34,8 +53,8 @@ def test_it_writes_and_prints_what_it_wrote(run, what: str, expected: set, polic
     first = run(what, policy_path, "--out", tmp_path)
     assert first.exit_code == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == expected
-    assert first.output.count("written") == 2
-    assert run(what, policy_path, "--out", tmp_path).output.count("unchanged") == 2
+    assert first.output.count("written") == len(expected)
+    assert run(what, policy_path, "--out", tmp_path).output.count("unchanged") == len(expected)
 
 
 def test_check_writes_nothing_and_fails_when_a_file_is_stale(run, policy_path: Path, tmp_path: Path) -> None:
@@ -43,7 +62,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(run, policy_path: P
     command = ("prometheus", policy_path, "--out", tmp_path)
     missing = run(*command, "--check")
     assert missing.exit_code == 1
-    assert missing.output.count("stale") == 3
+    assert missing.output.count("stale") == 8
     assert list(tmp_path.iterdir()) == []
     run(*command)
     assert run(*command, "--check").exit_code == 0

@@ -1,25 +1,24 @@
-"""The Overview dashboard: valid, complete, explained, and only about what the registry knows."""
+"""The Overview dashboard: what is broken, since when, for whom, and what was done about it."""
 
-import copy
-import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import jsonschema
 import pytest
 
 from kc_otel.contract import Contract
-from kc_otel.contract.registry import ATTRIBUTES, METRICS
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import grafana_unit
+from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.generate.ladder import rungs
 from kc_otel.generate.links import OVERVIEW_UID, panel_id
-from kc_otel.generate.names import label_name, prometheus_name
 
-METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
-LABELS = {label_name(name) for name in ATTRIBUTES}
+WORST, EVERY = 7, 11
+
+
+@pytest.fixture(scope="module")
+def board(boards: dict) -> dict:
+    """The dashboard as Grafana reads it."""
+    return boards["overview"]
 
 
 def panels(board: dict) -> Iterator[dict]:
@@ -29,118 +28,64 @@ def panels(board: dict) -> Iterator[dict]:
         yield from panel.get("panels", [])
 
 
-def expressions(board: dict) -> Iterator[str]:
-    """Every query of the dashboard and of its variables."""
-    for panel in panels(board):
-        yield from (target["expr"] for target in panel.get("targets", []))
-    for variable in board["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["query"]["query"]
+def column(table: dict, title: str) -> dict:
+    """What the table does with a column, by property."""
+    (found,) = (one for one in table["fieldConfig"]["overrides"] if one["matcher"]["options"] == title)
+    return {one["id"]: one["value"] for one in found["properties"]}
 
 
-def read_schema(folder: Path, kind: str) -> dict:
-    """A JSON Schema of Grafana's. It writes "any value" as an object of anything, which is put right here."""
-
-    def any_value(node: object) -> object:
-        if isinstance(node, list):
-            return [any_value(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if {key: node[key] for key in node if key != "description"} == {"type": "object", "additionalProperties": {}}:
-            return {}
-        return {key: any_value(value) for key, value in node.items()}
-
-    return any_value(json.loads((folder / "grafana-jsonschema" / f"{kind}.jsonschema.json").read_text()))
+def table(board: dict, id: int) -> dict:
+    """The table of an id."""
+    return next(panel for panel in panels(board) if panel["id"] == id)
 
 
-@pytest.fixture(scope="module")
-def board(policy: Contract) -> dict:
-    """The dashboard as Grafana reads it."""
-    return json.loads(grafana_files([policy])[0].text)
+def test_the_answer_is_on_the_first_screen(board: dict) -> None:
+    """Counts, then what does not hold, in the first 14 rows of the grid, which a laptop shows without scrolling."""
+    first = [panel["title"] for panel in board["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14]
+    assert first[:4] == ["Broken", "No data", "Undecided", "Holding"]
+    assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
 
 
-def test_the_dashboard_is_a_valid_classic_dashboard(board: dict, schemas: Path) -> None:
-    """It satisfies Grafana's JSON Schema, which notices an error planted in it."""
-    validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
-    assert list(validator.iter_errors(board)) == []
-    broken = copy.deepcopy(board)
-    broken["panels"][0]["gridPos"]["w"] = "wide"
-    assert list(validator.iter_errors(broken))
-    broken = copy.deepcopy(board)
-    next(panel for panel in broken["panels"] if panel["type"] == "row" and panel["panels"])["panels"][0]["colour"] = 1
-    assert list(validator.iter_errors(broken))
+def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -> None:
+    """State, contract, clause, slice, since when, what was done; the worst state first, the worst margin first."""
+    worst = table(board, WORST)
+    (organize,) = (one["options"] for one in worst["transformations"] if one["id"] == "organize")
+    names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
+    titles = [organize["renameByName"][name] for name in names]
+    assert titles[:7] == ["State", "Contract", "Clause", "Slice", "Since", "Done about it", "Alert"]
+    assert [(one["displayName"], one["desc"]) for one in worst["options"]["sortBy"]] == [
+        ("State", True),
+        ("Margin", False),
+    ]
+    assert worst["fieldConfig"]["defaults"]["noValue"] == "Everything that is judged holds"
 
 
-def test_each_panel_satisfies_the_schema_of_its_kind(board: dict, schemas: Path) -> None:
-    """Options, field configuration and queries are checked too, which the dashboard's own schema leaves open."""
-
-    def errors(kind: str, definition: str, value: object) -> list[str]:
-        validator = jsonschema.Draft7Validator({**read_schema(schemas, kind), "$ref": f"#/definitions/{definition}"})
-        return [f"{kind} {definition}: {error.message}" for error in validator.iter_errors(value)]
-
-    for panel in panels(board):
-        if panel["type"] == "row":
-            continue
-        kind = panel["type"].replace("-", "")
-        found = errors(kind, "Options", panel["options"])
-        if custom := panel["fieldConfig"]["defaults"].get("custom"):
-            found += errors(kind, "FieldConfig", custom)
-        for target in panel["targets"]:
-            found += errors("prometheus", "Dataquery", target)
-        assert found == [], panel["title"]
-    assert errors("timeseries", "Options", {"legend": 1})
+def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
+    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL."""
+    for id in (WORST, EVERY):
+        (mapping,) = column(table(board, id), "State")["mappings"]
+        texts = {value: result["text"] for value, result in mapping["options"].items()}
+        assert texts == {str(status.code): str(status) for status in Status}
 
 
-def test_every_panel_is_explained_measured_and_addressable(board: dict) -> None:
-    """Ids are set and unique; each panel has a description and the variable's data source, each graph a unit."""
-    ids = [panel["id"] for panel in panels(board)]
-    assert all(ids)
-    assert len(set(ids)) == len(ids)
-    for panel in panels(board):
-        if panel["type"] == "row":
-            continue
-        assert len(panel["description"]) > 20, panel["title"]
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        if panel["type"] in {"timeseries", "stat"}:
-            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+def test_every_combination_of_actions_has_words(board: dict) -> None:
+    """A bit per action, the gravest highest; a cell for which nothing was done says so."""
+    (mapping,) = column(table(board, WORST), "Done about it")["mappings"]
+    assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
+    assert mapping["options"]["0"]["text"] == "nothing yet"
+    assert mapping["options"]["17"]["text"] == "sent to training kernel, people told"
+    assert mapping["options"]["36"]["text"] == "training halted, promotion held"
 
 
-def test_panels_do_not_overlap(board: dict) -> None:
-    """No two panels of a level share a place on the grid of 24 columns."""
-    for level in (board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))):
-        taken: set[tuple[int, int]] = set()
-        for place in (panel["gridPos"] for panel in level):
-            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-            assert not cells & taken
-            assert place["x"] + place["w"] <= 24
-            taken |= cells
-
-
-def test_every_name_in_a_query_is_in_the_registry(board: dict) -> None:
-    """Metrics, labels and the labels of legends: nothing is queried that nobody sends."""
-    legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]
-    for text in (*expressions(board), *legends):
-        names = set(re.findall(r"\bkc_[a-z0-9_]+", text))
-        assert names <= METRIC_NAMES | LABELS, text
-    assert {name for text in expressions(board) for name in re.findall(r"\bkc_\w+(?=\{)", text)} <= METRIC_NAMES
-
-
-def test_every_metric_of_the_evaluator_is_shown(board: dict) -> None:
-    """What the registry lists beside the drift quantities can be seen somewhere."""
-    shown = {name for text in expressions(board) for name in re.findall(r"\bkc_[a-z0-9_]+", text)}
-    assert shown >= METRIC_NAMES
-
-
-def test_verdicts_have_names_and_colours(board: dict) -> None:
-    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, wherever a verdict is shown."""
-    expected = {str(status.code): str(status) for status in Status}
-    mapped = []
-    for panel in panels(board):
-        mapped += panel.get("fieldConfig", {}).get("defaults", {}).get("mappings", [])
-        for override in panel.get("fieldConfig", {}).get("overrides", []):
-            mapped += [value for one in override["properties"] if one["id"] == "mappings" for value in one["value"]]
-    texts = [{value: result["text"] for value, result in mapping["options"].items()} for mapping in mapped]
-    assert texts.count(expected) == 2
+def test_cells_lead_to_their_slice_and_their_meaning(board: dict) -> None:
+    """A state, clause or slice opens the Slice dashboard with its variables; the last column the clause's meaning."""
+    worst = table(board, WORST)
+    for title in ("State", "Clause", "Slice"):
+        (link,) = column(worst, title)["links"]
+        for variable in ("contract", "clause", "slice"):
+            assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]
+    (link,) = column(worst, "Meaning")["links"]
+    assert link["url"] == "/d/kc-meaning?viewPanel=${__value.raw}"
 
 
 def test_each_clause_has_a_panel_with_its_band_and_limit(board: dict, policy: Contract) -> None:

@@ -1,5 +1,6 @@
-"""A real Prometheus scrapes a page like the evaluator's, runs every rule and answers every query of the dashboard."""
+"""A real Prometheus with a page like the evaluator's and a recorder's exports runs every rule and dashboard query."""
 
+import itertools
 import json
 import re
 import socket
@@ -11,19 +12,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import yaml
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.trace import TracerProvider
 
 from kc_otel.contract import Contract
-from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.contract.registry import METRICS, Instrument, Metric
 from kc_otel.evaluator.verdict import Status
-from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.grafana.queries import ACTION_BITS
+from kc_otel.generate.links import panel_id
 from kc_otel.generate.names import label_name, prometheus_name
 from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.instrument.recorder import Recorder
+from kc_otel.telemetry.kernel import Kernel
 
 pytestmark = pytest.mark.slow
 
 BROKEN = ("token-tv", "code")
+PAIRS = (("x", "x"), ("x", "y"))
+"""Training and inference kernel versions; what is broken is broken with the first inference kernel alone."""
+ACTIONS = ("halt", "route:train-kernel", "hold-promotion", "notify", "webhook:pager")
+SEQUENCES, TOKENS, EXPORTS = 200, 16, 7
 VALUES = {"kc.bound.estimate": 0.006, "kc.bound.lower": 0.005, "kc.bound.upper": 0.007, "kc.bound.limit": 0.004}
 
 
@@ -31,25 +42,40 @@ def page(policy: Contract, scrapes: int) -> str:
     """Every metric of the registry in the text format, one cell broken; counters grow with each scrape."""
     lines = []
     for metric in METRICS.values():
+        if metric.instrument is Instrument.EXPONENTIAL_HISTOGRAM:
+            continue
         name = prometheus_name(metric)
         kind = "counter" if metric.instrument is Instrument.COUNTER else "gauge"
         lines += [f"# HELP {name} {metric.meaning}", f"# TYPE {name} {kind}"]
-        for clause in policy.clauses if "kc.clause" in metric.attributes else (None,):
-            for slice in ("all", *policy.slices) if "kc.slice" in metric.attributes else (None,):
-                labels = {label_name(attribute): "x" for attribute in metric.attributes}
-                labels |= {"kc_contract": policy.name} if "kc.contract" in metric.attributes else {}
-                labels |= {"kc_clause": clause.id} if clause else {}
-                labels |= {"kc_slice": slice} if slice else {}
-                labels |= {"kc_route_kernel": "train-kernel"} if metric.name == "kc.route" else {}
-                broken = clause is not None and (clause.id, slice) == BROKEN
-                value = VALUES.get(metric.name, 1.0)
-                if metric.name == "kc.verdict":
-                    value = (Status.FAIL if broken else Status.PASS).code
-                if kind == "counter":
-                    value = 10 * scrapes
-                written = ",".join(f'{key}="{value}"' for key, value in labels.items())
-                lines.append(f"{name}{{{written}}} {value}")
+        for labels in label_sets(policy, metric):
+            value = VALUES.get(metric.name, 1.0)
+            if metric.name in {"kc.verdict", "kc.rule.status"}:
+                broken = (labels["kc_clause"], labels["kc_slice"]) == BROKEN and labels["kc_kernel_inference"] == "x"
+                value = (Status.FAIL if broken else Status.PASS).code
+            if kind == "counter":
+                value = 10 * scrapes
+            written = ",".join(f'{key}="{value}"' for key, value in labels.items())
+            lines.append(f"{name}{{{written}}} {value}")
     return "\n".join(lines) + "\n"
+
+
+def label_sets(policy: Contract, metric: Metric) -> Iterator[dict[str, str]]:
+    """The series of a metric, by their labels."""
+    known = {
+        "kc.contract": [policy.name],
+        "kc.clause": [clause.id for clause in policy.clauses],
+        "kc.slice": ["all", *policy.slices, "other"],
+        "kc.action": list(ACTIONS),
+        "kc.severity": ["warning", "critical"],
+        "kc.outcome": ["accepted"],
+        "kc.route.kernel": ["train-kernel"],
+    }
+    pairs = PAIRS if "kc.kernel.train" in metric.attributes else (("x", "x"),)
+    for train, inference in pairs:
+        own = {**known, "kc.kernel.train": [train], "kc.kernel.inference": [inference]}
+        values = [own.get(attribute, ["x"]) for attribute in metric.attributes]
+        for chosen in itertools.product(*values):
+            yield dict(zip(map(label_name, metric.attributes), chosen, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +125,8 @@ def prometheus(program, policy: Contract, metrics_page: str, tmp_path_factory) -
         f"--config.file={folder / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}",
+        "--web.enable-remote-write-receiver",
+        "--enable-feature=native-histograms,exemplar-storage",
     ]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
@@ -124,53 +152,268 @@ def _wait_for(client: httpx.Client, process: subprocess.Popen, log: Path) -> Non
     pytest.fail(f"Prometheus did not get there:\n{log.read_text()[-3000:]}")
 
 
-def _ask(client: httpx.Client, expression: str) -> list[dict]:
-    filled = expression.replace("$__range", "1h").replace("$__rate_interval", "10s")
-    answer = client.get("/query", params={"query": re.sub(r"\$(contract|slice)", ".+", filled)}).json()
+class Memory(MetricExporter):
+    """Keeps what a recorder exports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[MetricsData] = []
+
+    def export(self, data: MetricsData, *_: object, **__: object) -> MetricExportResult:
+        self.kept.append(data)
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, *_: object, **__: object) -> bool:
+        return True
+
+    def shutdown(self, *_: object, **__: object) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture(scope="module")
+def recorded(policy: Contract, prometheus: httpx.Client, remote_write) -> dict[str, np.ndarray]:
+    """What the recorder measured on slice `code`, and exported into the Prometheus over the last minute."""
+    draw, memory = np.random.default_rng(7), Memory()
+    recorder = Recorder(
+        policy,
+        train=Kernel("torch", dtype="bfloat16"),
+        inference=Kernel("vllm", dtype="fp8"),
+        sampling=1.0,
+        metric_exporter=memory,
+        tracer_provider=TracerProvider(),
+        export_interval=3600.0,
+    )
+    kept: dict[str, list[np.ndarray]] = {"log_ratio": [], "advantages": []}
+    for _ in range(EXPORTS):
+        inference = -draw.gamma(2.0, 0.5, (SEQUENCES, TOKENS))
+        train = np.minimum(inference + draw.normal(0.0, 0.05, inference.shape), -1e-6)
+        advantages = draw.normal(size=SEQUENCES)
+        attributes = [{"task": "code"}] * SEQUENCES
+        recorder.compare(train, inference, attributes=attributes, advantages=advantages, weights=(5, 4))
+        assert recorder.force_flush()
+        kept["log_ratio"].append((train - inference).astype(np.float32).astype(float))
+        kept["advantages"].append(advantages)
+    recorder.shutdown()
+    now = int(time.time() * 1000)
+    exports = [(now - 8000 * (EXPORTS - place), data) for place, data in enumerate(memory.kept[:EXPORTS], start=1)]
+    written = prometheus.post(
+        "/write", content=remote_write.body(remote_write.of_exports(exports)), headers=remote_write.HEADERS
+    )
+    assert written.status_code == 204, written.text
+    # A rate begins with the first export: what that one holds is not part of it.
+    return {name: np.concatenate(values[1:]) for name, values in kept.items()}
+
+
+def _variables(board: dict, policy: Contract) -> dict[str, str]:
+    """Values of a dashboard's variables: of those that hold one value the broken cell's, everything else all."""
+    one = {"contract": policy.name, "clause": BROKEN[0], "slice": BROKEN[1], "quantity": "kc_drift_tv_token"}
+    return {
+        variable["name"]: variable["allValue"] if variable.get("multi") else one[variable["name"]]
+        for variable in board["templating"]["list"]
+        if variable["type"] == "query"
+    }
+
+
+def _ask(client: httpx.Client, expression: str, variables: dict[str, str]) -> list[dict]:
+    answer = client.get("/query", params={"query": _filled(expression, variables)}).json()
     assert answer["status"] == "success", (expression, answer)
     return answer["data"]["result"]
 
 
-def test_every_query_of_the_dashboard_finds_data(prometheus: httpx.Client, policy: Contract) -> None:
-    """No panel is empty when every metric is there."""
-    board = json.loads(grafana_files([policy])[0].text)
-    panels = [inner for panel in board["panels"] for inner in (panel, *panel.get("panels", []))]
-    asked = 0
-    for panel in panels:
-        for target in panel.get("targets", []):
-            assert _ask(prometheus, target["expr"]), (panel["title"], target["expr"])
-            asked += 1
-    assert asked > 40
+def _filled(expression: str, variables: dict[str, str]) -> str:
+    text = expression.replace("$__range", "1h").replace("$__rate_interval", "2m")
+    for name, value in sorted(variables.items(), key=lambda pair: -len(pair[0])):
+        text = text.replace(f"${name}", value)
+    assert "$" not in text, text
+    return text
 
 
-def test_variables_list_contracts_and_slices(prometheus: httpx.Client, policy: Contract) -> None:
-    """`label_values` is a call of Grafana's; it asks Prometheus for the values of a label of matching series."""
-    board = json.loads(grafana_files([policy])[0].text)
-    found = {}
-    for variable in board["templating"]["list"]:
-        if variable["type"] == "query":
-            matched = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
-            match = matched[1].replace("$contract", ".+")
-            answer = prometheus.get(f"/label/{matched[2]}/values", params={"match[]": match}).json()
-            found[variable["name"]] = answer["data"]
-    assert found == {"contract": [policy.name], "slice": sorted(["all", *policy.slices])}
+def _panels(board: dict) -> list[dict]:
+    return [inner for panel in board["panels"] for inner in (panel, *panel.get("panels", []))]
 
 
-def test_the_top_of_the_board_says_what_is_broken(prometheus: httpx.Client, policy: Contract) -> None:
-    """One cell fails, the others pass, and the table's first column says which."""
-    board = json.loads(grafana_files([policy])[0].text)
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("name", ["overview", "slice", "rl", "promotion", "health"])
+def test_every_query_of_a_dashboard_finds_data(
+    prometheus: httpx.Client, boards: dict, policy: Contract, name: str
+) -> None:
+    """No panel is empty and no mark is missing when every metric is there."""
+    board, asked = boards[name], 0
+    variables = _variables(board, policy)
+    expressions = [
+        (panel["title"], target["expr"])
+        for panel in _panels(board)
+        for target in panel.get("targets", [])
+        if "expr" in target
+    ]
+    expressions += [(one["name"], one["expr"]) for one in board["annotations"].get("list", [])]
+    for title, expression in expressions:
+        assert _ask(prometheus, expression, variables), (title, expression)
+        asked += 1
+    assert asked > 15
+
+
+def _column(prometheus: httpx.Client, board: dict, policy: Contract, id: int, refs: dict[str, str]) -> dict:
+    """Values of a table's columns, by clause, slice and inference kernel."""
+    (table,) = (panel for panel in _panels(board) if panel["id"] == id)
+    found: dict[str, dict] = {}
+    for target in table["targets"]:
+        if target["refId"] in refs:
+            found[refs[target["refId"]]] = {
+                (row["metric"]["kc_clause"], row["metric"]["kc_slice"], row["metric"]["kc_kernel_inference"]): float(
+                    row["value"][1]
+                )
+                for row in _ask(prometheus, target["expr"], _variables(board, policy))
+            }
+    return found
+
+
+def test_the_top_of_the_board_says_what_is_broken(prometheus: httpx.Client, boards: dict, policy: Contract) -> None:
+    """One cell fails, the others pass; the first table holds that cell alone, with what was done about it."""
+    board = boards["overview"]
     stats = {panel["title"]: panel["targets"][0]["expr"] for panel in board["panels"] if panel["type"] == "stat"}
-    counts = {title: float(_ask(prometheus, query)[0]["value"][1]) for title, query in stats.items()}
-    cells = len(policy.clauses) * (1 + len(policy.slices))
+    variables = _variables(board, policy)
+    counts = {title: float(_ask(prometheus, query, variables)[0]["value"][1]) for title, query in stats.items()}
+    cells = len(policy.clauses) * (2 + len(policy.slices)) * len(PAIRS)
     assert counts["Broken"] == 1
     assert counts["Holding"] == cells - 1
     assert counts["No data"] == counts["Undecided"] == 0
-    (table,) = (panel for panel in board["panels"] if panel["id"] == 7)
-    states = {
-        (row["metric"]["kc_clause"], row["metric"]["kc_slice"]): row["value"][1]
-        for row in _ask(prometheus, table["targets"][0]["expr"])
+    assert counts["Points received"] > 0
+    titles = {"A": "state", "D": "done", "E": "alert", "F": "meaning"}
+    broken = (*BROKEN, "x")
+    columns = _column(prometheus, board, policy, 7, titles)
+    bits = [name for name, *_ in ACTION_BITS]
+    done = sum(2 ** (len(bits) - 1 - bits.index(name)) for name in ("halt", "route", "hold", "tell"))
+    assert columns == {
+        "state": {broken: Status.FAIL.code},
+        "done": {broken: done},
+        "alert": {broken: 3.0},
+        "meaning": {broken: panel_id(policy.name, BROKEN[0])},
     }
-    assert [where for where, code in states.items() if code == "3"] == [BROKEN]
+
+
+def test_the_evidence_of_a_gate_tells_kernel_versions_apart(
+    prometheus: httpx.Client, boards: dict, policy: Contract
+) -> None:
+    """The pair with the broken cell is FAIL and passes since never; the other passes, all of the time."""
+    board = boards["promotion"]
+    (table,) = (panel for panel in _panels(board) if panel["id"] == 12)
+    rows = [
+        {
+            row["metric"]["kc_kernel_inference"]: float(row["value"][1])
+            for row in _ask(prometheus, target["expr"], _variables(board, policy))
+        }
+        for target in table["targets"]
+    ]
+    worst, since, share, margin, samples, cells = rows
+    assert worst == {"x": Status.FAIL.code, "y": Status.PASS.code}
+    assert set(since) == {"y"}
+    assert abs(since["y"] / 1000 - time.time()) < 600
+    assert share == {"x": 0.0, "y": 1.0}
+    assert margin.keys() == samples.keys() == {"x", "y"}
+    assert cells["x"] == cells["y"] == len(policy.clauses) * (2 + len(policy.slices))
+
+
+def test_the_rl_board_shows_what_a_float64_computation_says(
+    prometheus: httpx.Client, boards: dict, policy: Contract, recorded: dict[str, np.ndarray]
+) -> None:
+    """Means exactly, quantiles to the width of a bucket, bounds with the contract's own constants."""
+    board, given = boards["rl"], policy.assumptions
+    panels = {panel["title"]: panel for panel in _panels(board)}
+    log_ratio, advantages = recorded["log_ratio"], recorded["advantages"]
+    ratio, whole = np.exp(log_ratio), np.exp(log_ratio.sum(1))
+    tv_seq = np.maximum(1.0 - whole, 0.0).mean()
+
+    def shown(title: str, ref: str = "A") -> float:
+        (target,) = (target for target in panels[title]["targets"] if target["refId"] == ref)
+        rows = _ask(prometheus, target["expr"], _variables(board, policy))
+        (value,) = (row["value"][1] for row in rows if row["metric"]["kc_slice"] == BROKEN[1])
+        return float(value)
+
+    def about(value: float) -> object:
+        return pytest.approx(value, rel=1e-4, abs=1e-6)
+
+    assert shown("Share of the clip range that the kernels spend") == about(
+        np.abs(log_ratio).mean() / np.log1p(given.clip)
+    )
+    assert shown("Effective sample size, per sample") == about(1 / (1 + ((ratio - 1) ** 2).mean()))
+    assert shown("Effective sample size, per sample", "B") == about(1 / (1 + ((whole - 1) ** 2).mean()))
+    assert shown("Total variation per token") == about(np.maximum(1 - ratio, 0).mean())
+    assert shown("Most that the reward can differ") == about(tv_seq)
+    assert shown("Most that the gradient can be biased") == about(2 * 5 * 4096 * 40 * tv_seq)
+    assert shown("Support deficit") == about(1 - ratio.mean())
+    push = (ratio - 1) * advantages[:, None]
+    assert shown("Advantage-signed drift") == about(push[advantages > 0].mean())
+    assert shown("Advantage-signed drift", "B") == about(push[advantages < 0].mean())
+    assert shown("Weight lag") == pytest.approx(1.0, rel=0.05)
+    width = 2 ** (2**-4)
+    for ref, rank in (("A", 0.01), ("B", 0.5), ("C", 0.99), ("D", 0.999)):
+        value = np.quantile(ratio, rank)
+        assert value / width <= shown("Importance ratio of sampled tokens", ref) <= value * width
+
+
+def test_worst_tokens_lead_to_their_traces(
+    prometheus: httpx.Client, boards: dict, policy: Contract, recorded: dict[str, np.ndarray]
+) -> None:
+    """The exemplars behind the heatmap of |l| carry trace ids, and their values are those of the worst tokens."""
+    (panel,) = (panel for panel in _panels(boards["slice"]) if panel["id"] == 23)
+    assert panel["targets"][0]["exemplar"] is True
+    expression = _filled(panel["targets"][0]["expr"], _variables(boards["slice"], policy))
+    window = {"start": time.time() - 600, "end": time.time() + 60}
+    answer = prometheus.get("/query_exemplars", params={"query": expression, **window}).json()
+    found = [exemplar for series in answer["data"] for exemplar in series["exemplars"]]
+    assert all(re.fullmatch(r"[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found)
+    assert max(float(exemplar["value"]) for exemplar in found) >= np.abs(recorded["log_ratio"]).max() - 1e-6
+
+
+def test_a_heatmap_is_the_distribution_of_the_tokens(
+    prometheus: httpx.Client, boards: dict, policy: Contract, recorded: dict[str, np.ndarray]
+) -> None:
+    """At every edge of a bucket, the share of tokens below it is that of a float64 computation."""
+    (panel,) = (panel for panel in _panels(boards["slice"]) if panel["id"] == 23)
+    assert panel["type"] == "heatmap"
+    (row,) = _ask(prometheus, panel["targets"][0]["expr"], _variables(boards["slice"], policy))
+    buckets = row["histogram"][1]["buckets"]
+    edges = np.array([float(bucket[2]) for bucket in buckets])
+    counts = np.array([float(bucket[3]) for bucket in buckets])
+    sorted_values = np.sort(np.abs(recorded["log_ratio"]).ravel())
+    below = np.searchsorted(sorted_values, edges, side="right") / sorted_values.size
+    assert len(edges) > 50
+    # A token that lies on an edge to float32's last bit may be counted on either side of it.
+    assert np.cumsum(counts) / counts.sum() == pytest.approx(below, abs=1.5 / sorted_values.size)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_variables_list_what_there_is(prometheus: httpx.Client, boards: dict, policy: Contract) -> None:
+    """`label_values` and `query_result` are calls of Grafana's; here they are asked of Prometheus as Grafana does."""
+    found: dict[str, dict] = {}
+    for name, board in boards.items():
+        variables, values = _variables(board, policy), found.setdefault(name, {})
+        for variable in board["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            query = variable["query"]["query"]
+            if matched := re.fullmatch(r"label_values\((.*), (\w+)\)", query):
+                match = {"match[]": _filled(matched[1], variables)}
+                values[variable["name"]] = prometheus.get(f"/label/{matched[2]}/values", params=match).json()["data"]
+            else:
+                rows = _ask(prometheus, re.fullmatch(r"query_result\((.*)\)", query)[1], variables)
+                pattern = re.compile(variable["regex"].strip("/"))
+                texts = [",".join(f'{key}="{value}"' for key, value in row["metric"].items()) for row in rows]
+                values[variable["name"]] = [pattern.search(text)[1] for text in texts]
+    slices = sorted(["all", *policy.slices, "other"])
+    kernels = {"kernel_train": ["x"], "kernel_inference": ["x", "y"]}
+    assert found["overview"] == {"contract": [policy.name], "slice": slices, **kernels}
+    assert found["slice"] == {
+        "contract": [policy.name],
+        "clause": sorted(clause.id for clause in policy.clauses),
+        "slice": slices,
+        **kernels,
+        "quantity": ["kc_drift_tv_token"],
+        "operator": [],
+    }
+    assert found["health"] == {"contract": [policy.name]}
+    assert found["meaning"] == {}
 
 
 def test_every_rule_runs_and_the_breach_fires_with_its_numbers(prometheus: httpx.Client) -> None:

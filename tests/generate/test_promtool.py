@@ -1,7 +1,6 @@
 """Rules and queries under Prometheus' own tool: what it accepts, when alerts fire, and what queries answer."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,6 @@ from kc_otel.generate.prometheus import prometheus_files
 TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
 
-@pytest.fixture
-def promtool(program):
-    """A function that runs promtool and returns its exit code and what it printed."""
-    path = program("promtool")
-
-    def run(*arguments: object) -> tuple[int, str]:
-        done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    return run
-
-
 def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
     """A series of a cell of the contract `policy-7b`."""
     kernels = f'kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"'
@@ -36,16 +23,19 @@ def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = 
 def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -> str:
     """A query with the dashboard's variables filled in as Grafana does when all is picked."""
     filled = expression.replace("$__range", range).replace("$__rate_interval", interval)
-    return re.sub(r"\$(contract|slice)", ".+", filled)
+    return re.sub(r"\$(contract|slice|kernel_train|kernel_inference)", ".*", filled)
 
 
 @pytest.mark.slow
-def test_every_rule_file_passes_lint_and_its_own_tests(promtool, repository: Path, policy: Contract, tmp_path: Path):
+@pytest.mark.parametrize("folder", ["", "standalone"])
+def test_every_rule_file_passes_lint_and_its_own_tests(
+    promtool, repository: Path, policy: Contract, tmp_path: Path, folder: str
+) -> None:
     """Each alert is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
     files = prometheus_files([policy, *load_all([repository / "contracts"])])
     write(files, tmp_path)
-    rules = sorted((tmp_path / "prometheus" / "rules").iterdir())
-    tests = sorted((tmp_path / "prometheus" / "tests").iterdir())
+    rules = sorted((tmp_path / "prometheus" / folder / "rules").iterdir())
+    tests = sorted((tmp_path / "prometheus" / folder / "tests").iterdir())
     assert len(rules) == len(tests) > 5
     code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *rules)
     assert code == 0, said
@@ -73,6 +63,33 @@ def test_the_generated_tests_notice_a_changed_rule(promtool, policy: Contract, t
     assert old in text
     rules.write_text(text.replace(old, new))
     code, said = promtool("test", "rules", tmp_path / "prometheus" / "tests" / rules.name)
+    assert (code, "FAILED" in said) == (1, True), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("for: 2m", "for: 2m15s"),
+        (" * 0 + 0.004", " * 0 + 0.0041"),
+        (" * 0 + 0.008", " * 0 + 0.0079"),
+        ("histogram_sum(", "2 * histogram_sum("),
+        ("> bool on", "< bool on"),
+        ("[2m]", "[10m]"),
+        (">= bool 2000", ">= bool 2000000000000000"),
+        ('kc_slice!="other"', 'kc_slice!="all"'),
+        ("1.04427378243 * ", "1.5 * "),
+        ("0.955726217573 * ", "0.5 * "),
+    ],
+)
+def test_the_standalone_tests_notice_a_changed_rule(promtool, policy: Contract, tmp_path: Path, old: str, new: str):
+    """Another limit, statistic, comparison, minimum, silence, slice or edge of a bucket fails a generated test."""
+    write(prometheus_files([policy]), tmp_path)
+    (rules,) = (tmp_path / "prometheus" / "standalone" / "rules").iterdir()
+    text = rules.read_text()
+    assert old in text
+    rules.write_text(text.replace(old, new))
+    code, said = promtool("test", "rules", tmp_path / "prometheus" / "standalone" / "tests" / rules.name)
     assert (code, "FAILED" in said) == (1, True), said
 
 

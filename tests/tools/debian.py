@@ -1,4 +1,4 @@
-"""Fetches Prometheus, Alertmanager and Docker Compose from Debian's archive into a folder, for tests that run them.
+"""Fetches programs that tests run, such as Prometheus and Chromium, from Debian's archive into a folder.
 
 Nothing on the system changes: apt runs with its own lists, cache and status, and packages are unpacked, not
 installed. Where the archive is comes from the machine's own apt configuration; newer versions than the machine's
@@ -23,6 +23,8 @@ APT = Path("/etc/apt")
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "debian-tools"
 SUITES = ("sid", "")
 TIMEOUT = 300.0
+LEFT_OUT = ("libc6", "libllvm", "libgl1-mesa-dri", "libz3", "debconf", "x11-")
+"""Packages that come along and are not needed: the machine's libc goes with its loader, and no GPU is driven."""
 _LINE = re.compile(r"deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<rest>.*)")
 _UNREACHABLE: dict[Path, str] = {}
 
@@ -33,6 +35,9 @@ class Tool:
 
     packages: tuple[str, ...]
     place: str
+    libraries: bool = False
+    """Whether it needs the shared libraries of the packages that its package depends on; then the machine's own suite
+    is the only one, for newer libraries need a newer libc."""
 
 
 TOOLS = {
@@ -40,6 +45,10 @@ TOOLS = {
     "promtool": Tool(("promtool", "prometheus"), "usr/bin/promtool"),
     "amtool": Tool(("prometheus-alertmanager",), "usr/bin/amtool"),
     "alertmanager": Tool(("prometheus-alertmanager",), "usr/bin/prometheus-alertmanager"),
+    "victoria-metrics": Tool(("victoria-metrics",), "usr/bin/victoria-metrics"),
+    "vmalert": Tool(("victoria-metrics",), "usr/bin/vmalert"),
+    "vmagent": Tool(("victoria-metrics",), "usr/bin/vmagent"),
+    "chromium": Tool(("chromium-headless-shell",), "usr/lib/chromium/chromium-headless-shell", libraries=True),
     "docker-compose": Tool(("docker-compose",), "usr/libexec/docker/cli-plugins/docker-compose"),
 }
 
@@ -68,22 +77,42 @@ def find(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: 
     Raises:
         UnavailableError: If there is no apt, no archive in reach, or no such program in it.
     """
+    return Path(command(name, cache, say)[-1])
+
+
+def command(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
+    """How to start a program: its path, and in front of it what it needs to find its libraries.
+
+    Raises:
+        UnavailableError: If there is no apt, no archive in reach, or no such program in it.
+    """
     tool, reasons = TOOLS[name], []
-    for suite in SUITES:
+    for suite in ("",) if tool.libraries else SUITES:
         for package in tool.packages:
-            program = cache / (suite or "own") / package / tool.place
+            root = cache / (suite or "own")
             try:
-                fetch(package, cache / (suite or "own"), suite, say)
-                _run((str(program), "--version"), cwd=cache)
+                fetch(package, root, suite, say, libraries=tool.libraries)
+                found = (str(root / package / tool.place),)
+                if tool.libraries:
+                    found = ("env", f"LD_LIBRARY_PATH={_library_path(root / package)}", *found)
+                _run((*found, "--version"), cwd=cache)
             except UnavailableError as error:
                 reasons.append(f"{suite or 'own suite'}: {error}")
             else:
-                return program
+                return found
     raise UnavailableError(f"{name} cannot be had: {'; '.join(reasons)}")
 
 
-def fetch(package: str, root: Path, suite: str, say: Callable[[str], None]) -> None:
-    """Download one package and unpack it into `root/package`; a second call finds it there."""
+def _library_path(root: Path) -> str:
+    folders = [folder for lib in ("usr/lib", "lib") for folder in sorted(root.glob(f"{lib}/*-linux-gnu*"))]
+    return ":".join(str(one) for folder in folders for one in (folder, folder / "pulseaudio") if one.exists())
+
+
+def fetch(package: str, root: Path, suite: str, say: Callable[[str], None], *, libraries: bool = False) -> None:
+    """Download one package, or with it all that it depends on, and unpack it into `root/package`.
+
+    A second call finds it there.
+    """
     target = root / package
     if target.exists():
         return
@@ -91,20 +120,21 @@ def fetch(package: str, root: Path, suite: str, say: Callable[[str], None]) -> N
         raise UnavailableError("apt-get and dpkg are needed; this is no Debian")
     known = (root / "apt.conf").exists()
     try:
-        _download(package, root, suite, say)
+        _download(package, root, suite, say, libraries)
     except UnavailableError:
         if not known:
             raise
         say("the package lists may be old; reading them again")
         (root / "apt.conf").unlink()
-        _download(package, root, suite, say)
+        _download(package, root, suite, say, libraries)
 
 
-def _download(package: str, root: Path, suite: str, say: Callable[[str], None]) -> None:
+def _download(package: str, root: Path, suite: str, say: Callable[[str], None], libraries: bool) -> None:
     target, conf = root / package, _prepare(root, suite, say)
+    names = _with_libraries(package, conf) if libraries else (package,)
     with tempfile.TemporaryDirectory(dir=root) as work:
         say(f"downloading {package} from {suite or 'the own suite'}")
-        _run(("apt-get", "-qq", "-c", str(conf), "download", package), cwd=Path(work))
+        _run(("apt-get", "-qq", "-c", str(conf), "download", *names), cwd=Path(work))
         unpacked = Path(work) / "unpacked"
         for archive in sorted(Path(work).glob("*.deb")):
             _run(("dpkg", "-x", str(archive), str(unpacked)), cwd=Path(work))
@@ -113,6 +143,15 @@ def _download(package: str, root: Path, suite: str, say: Callable[[str], None]) 
         if not target.exists():
             unpacked.rename(target)
         say(f"unpacked {package} into {target}")
+
+
+def _with_libraries(package: str, conf: Path) -> tuple[str, ...]:
+    """Everything that would be installed with a package on an empty machine, without what every machine has."""
+    plan = _run(
+        ("apt-get", "-c", str(conf), "install", "--simulate", "--no-install-recommends", "--yes", package), conf.parent
+    )
+    names = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
+    return tuple(name for name in names if not name.startswith(LEFT_OUT))
 
 
 def machine_source(apt: Path = APT) -> Source:
@@ -192,7 +231,7 @@ def _prepare(root: Path, suite: str, say: Callable[[str], None]) -> Path:
     return conf
 
 
-def _run(command: tuple[str, ...], cwd: Path) -> None:
+def _run(command: tuple[str, ...], cwd: Path) -> str:
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
@@ -205,6 +244,7 @@ def _run(command: tuple[str, ...], cwd: Path) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("E:")] or done.stderr.splitlines()
         raise UnavailableError(f"{' '.join(command[:1])} failed: {' '.join(lines[:2]) or done.returncode}")
+    return done.stdout
 
 
 def main() -> int:

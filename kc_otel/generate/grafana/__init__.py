@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file
+from kc_otel.generate.grafana.notifications import notifications_file
 from kc_otel.generate.ladder import unique_names
 
 __all__ = ["DATASOURCE_UID", "grafana_files"]
 
 
 def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID) -> tuple[GeneratedFile, ...]:
-    """One overview of all contracts, and for each contract a file of alerts, sorted by the contracts' names.
+    """The dashboards of all contracts, a file of alerts for each, and one of how they are told, in this order.
 
     Args:
         contracts: The contracts.
@@ -23,7 +24,22 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
         ValueError: If two contracts have the same name.
         ModuleNotFoundError: If the Grafana SDK is not installed.
     """
-    from kc_otel.generate.grafana.overview import overview_file  # noqa: PLC0415 - the SDK is an extra
+    # The SDK is an extra: imported when dashboards are asked for.
+    from kc_otel.generate.grafana.health import health_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.meanings import meanings_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.overview import overview_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.promotion import promotion_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.rl import rl_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.slices import slice_file  # noqa: PLC0415
 
     ordered = unique_names(contracts)
-    return (overview_file(ordered), *(alerting_file(contract, datasource_uid) for contract in ordered))
+    return (
+        overview_file(ordered),
+        slice_file(ordered),
+        rl_file(ordered),
+        promotion_file(),
+        health_file(ordered),
+        meanings_file(ordered),
+        *(alerting_file(contract, datasource_uid) for contract in ordered),
+        notifications_file(ordered),
+    )

@@ -8,6 +8,12 @@ What happens without data or with an error is chosen, not left to defaults:
 | anything else  | OK where a no-data step covers it | keeps its state: no page, no all-clear |
 |                | else NoData, an alert of its own  |                                       |
 
+Why: a breach must not be cleared by a query that failed, and nobody should be woken for a breach because a server
+restarted; silence is the no-data steps' business, and wakes people on its own where a contract has no such step.
+
+Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
+variable and puts nothing in its place.
+
 Source: Grafana documentation, alerting file provisioning.
 """
 
@@ -17,12 +23,14 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.describe import literal
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs, static_labels
-from kc_otel.generate.links import FOLDER, OVERVIEW_UID, panel_id
+from kc_otel.generate.links import FOLDER, OVERVIEW_UID, meaning_link, panel_id, slice_link
+from kc_otel.generate.runbook import runbook
 
 __all__ = ["DATASOURCE_UID", "alert_rule", "alerting_file"]
 
@@ -115,11 +123,12 @@ def _cell_labels(rung: Rung) -> dict[str, str]:
     if rung.clause is None:
         return {"slice": "all"}
     names = {"slice": _SLICE, "kernel_train": _TRAIN, "kernel_inference": _INFERENCE}
-    return {name: f"{{{{ index $labels `{label}` }}}}" for name, label in names.items()}
+    return {name: f"{{{{ index .Labels `{label}` }}}}" for name, label in names.items()}
 
 
 def _texts(rung: Rung) -> dict[str, str]:
-    where = f"{{{{ with index $labels `{_SLICE}` }}}}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
+    slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
+    where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
     said = {
         "fail": f"{rung.clause_id} is broken on {where}",
         "no-data": f"no data for {rung.clause_id} on {where}",
@@ -130,7 +139,11 @@ def _texts(rung: Rung) -> dict[str, str]:
         "summary": f"{rung.contract.name}: {said}",
         "description": f"{literal(rung.promise)} {rung.actions}",
         "owner": literal(rung.contract.metadata.owner),
+        "runbook": literal(runbook(rung)),
     }
     if rung.contract.metadata.runbook:
         texts["runbook_url"] = literal(rung.contract.metadata.runbook)
+    if rung.clause is not None:
+        texts["slice_dashboard"] = slice_link(rung.contract.name, rung.clause_id, f"{slice}{ALL}{{{{ end }}}}")
+        texts["meaning"] = meaning_link(panel_id(rung.contract.name, rung.clause_id))
     return texts

@@ -1,60 +1,172 @@
-"""Panels on the evaluator and the recorders themselves: what they received, dropped, refused and still have to do."""
+"""The Health dashboard: what exporters and evaluator received, dropped and refused, and what they still have to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import METRICS
+from kc_otel.contract.slices import OTHER
+from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.panels import Query, grafana_unit, graph_panel, table_panel
-from kc_otel.generate.names import label
+from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana.panels import (
+    Query,
+    grafana_unit,
+    graph_panel,
+    stat_panel,
+    state_panel,
+    table_panel,
+    thresholds,
+)
+from kc_otel.generate.grafana.sdk import dashboard
+from kc_otel.generate.links import HEALTH_UID
+from kc_otel.generate.names import label, selector
 
-__all__ = ["health_panels"]
+__all__ = ["health_file"]
+
+_USED: Final = "accepted|baseline"
+_EVALUATOR: Final = "From the evaluator's own metrics."
+_RECORDERS: Final = "From the recorders, by way of the Collector."
 
 
-def health_panels() -> Iterator[Any]:
-    """Panels with ids from 20, for the last row of the overview."""
-    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps")
-    yield _rates(21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps")
-    yield _gauge(22, "Streams", "kc.evaluator.series", (), "short")
-    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", "max")
-    yield _gauge(24, "Webhooks waiting", "kc.outbox.pending", ("kc.endpoint",), grafana_unit("{message}"))
-    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", ("kc.endpoint", "kc.outcome"), "cps")
-    yield _rates(26, "Tokens measured", "kc.recorder.tokens", ("kc.contract",), "suffix: tokens/s", contract=True)
-    yield _rates(27, "Batches dropped", "kc.recorder.dropped", ("kc.contract", "kc.reason"), "cps", contract=True)
-    yield _rates(28, "Exports refused", "kc.recorder.export.failures", ("kc.contract",), "cps", contract=True)
-    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", ("kc.contract",), "percentunit", "min")
+def health_file(contracts: Iterable[Contract]) -> GeneratedFile:
+    """The dashboard; contracts give it the number of streams that the evaluator may keep."""
+    made = board(
+        HEALTH_UID,
+        "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
+        scope(slices=False)[:1],
+        changes=False,
+    )
+    for panel in _counts():
+        made = made.with_panel(panel)
+    for id, title, panels in (
+        (90, "Evaluator: what came in, and how long judging takes", _evaluator(contracts)),
+        (91, "Evaluator: webhooks", _webhooks()),
+        (92, "Recorders: what was measured, and what was not", _recorders()),
+    ):
+        made = made.with_row(dashboard.Row(title).id(id))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return board_file("health", made)
+
+
+def _counts() -> Iterator[Any]:
+    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED))
+    yield (
+        state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", f"{accepted} or vector(0)")
+        .thresholds(thresholds("red", (1e-9, "green")))
+        .unit("cps")
+    )
+    refused = queries.rate("kc.evaluator.points", (), _outcome(_USED, no=True))
+    yield (
+        stat_panel(2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", _some(refused), "orange")
+        .unit("cps")
+        .decimals(2)
+    )
+    yield stat_panel(
+        3,
+        "Webhooks waiting",
+        METRICS["kc.outbox.pending"].meaning,
+        _some(queries.health("kc.outbox.pending")),
+        "orange",
+    )
+    tick = queries.health("kc.evaluator.tick.duration", how="max")
+    yield (
+        state_panel(4, "Evaluation takes", METRICS["kc.evaluator.tick.duration"].meaning, tick)
+        .unit("s")
+        .thresholds(thresholds("green", (1.0, "yellow"), (5.0, "red")))
+    )
+    yield stat_panel(
+        5,
+        "Invalid input",
+        f"Sequences in the range that could not be compared. {_RECORDERS}",
+        queries.increase("kc.input.invalid"),
+        "orange",
+    )
+    for id, title, name in (
+        (6, "Batches dropped", "kc.recorder.dropped"),
+        (7, "Exports refused", "kc.recorder.export.failures"),
+    ):
+        about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
+        yield stat_panel(id, title, about, queries.increase(name), "orange")
+    share = queries.health("kc.recorder.sampling", how="min")
+    yield state_panel(
+        8, "Measured share", f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}", share
+    ).unit("percentunit")
+
+
+def _evaluator(contracts: Iterable[Contract]) -> Iterator[Any]:
+    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR)
+    yield _rates(21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR)
+    most = sum(contract.observability.max_series for contract in contracts)
+    yield _gauge(
+        22, "Streams", "kc.evaluator.series", (), "short", f"The contracts together allow {most}. {_EVALUATOR}"
+    ).thresholds(thresholds("green", (0.8 * most, "yellow"), (float(most), "red")))
+    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max")
+    over = selector("kc.verdict", {"kc.slice": OTHER}, *queries.picked(("kc.contract",)))
+    yield graph_panel(
+        31,
+        "Cells of the slice `other`",
+        "Slices over the contract's cap are judged together as `other`. More than a few cells of it mean that the cap "
+        f"hides what you asked to see. {_EVALUATOR}",
+        (Query(queries.by(("kc.contract",), over, "count"), _legend(("kc.contract",))),),
+        "short",
+    )
+
+
+def _webhooks() -> Iterator[Any]:
+    unit = grafana_unit("{message}")
+    outcome = ("kc.endpoint", "kc.outcome")
+    yield _gauge(24, "Webhooks waiting", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(12)
+    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(12)
+
+
+def _recorders() -> Iterator[Any]:
+    of, why = ("kc.contract",), ("kc.contract", "kc.reason")
+    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, "suffix: tokens/s", _RECORDERS)
+    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min")
+    yield _rates(32, "Sequences with invalid input, by reason", "kc.input.invalid", why, "cps", _RECORDERS)
+    yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS).span(12)
+    yield _rates(28, "Exports refused", "kc.recorder.export.failures", of, "cps", _RECORDERS).span(12)
+    yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS).span(12)
+    yield _rates(34, "Requests not captured, by reason", "kc.capture.dropped", why, "reqps", _RECORDERS).span(12)
+    titles = {"kc.contract": "Contract", "kc.kernel.role": "Role", "kc.kernel.version": "Version"}
     yield (
         table_panel(
             30,
             "Kernel versions",
-            f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only.",
+            f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
             {"Info": queries.info()},
-            {
-                label("kc.contract"): "Contract",
-                label("kc.kernel.role"): "Role",
-                label("kc.kernel.version"): "Version",
-            },
+            {label(name): title for name, title in titles.items()},
             {},
             hide=("Value", "__name__", "job", "instance"),
         )
         .height(8)
-        .span(16)
+        .span(24)
     )
 
 
-def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, *, contract: bool = False) -> Any:
-    description = f"{METRICS[name].meaning} Per second."
-    return graph_panel(
-        id, title, description, (Query(queries.rate(name, attributes, contract=contract), _legend(attributes)),), unit
-    )
+def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str) -> Any:
+    query = Query(queries.rate(name, attributes), _legend(attributes))
+    return graph_panel(id, title, f"{METRICS[name].meaning} Per second. {source}", (query,), unit)
 
 
-def _gauge(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, how: str = "sum") -> Any:
+def _gauge(
+    id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, how: str = "sum"
+) -> Any:
     query = Query(queries.health(name, attributes, how), _legend(attributes) or title.lower())
-    return graph_panel(id, title, METRICS[name].meaning, (query,), unit)
+    return graph_panel(id, title, f"{METRICS[name].meaning} {source}", (query,), unit)
 
 
 def _legend(attributes: tuple[str, ...]) -> str:
     return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+
+
+def _outcome(pattern: str, *, no: bool = False) -> str:
+    return f'{label("kc.outcome")}{"!~" if no else "=~"}"{pattern}"'
+
+
+def _some(query: str) -> str:
+    return f"{query} or vector(0)"

@@ -1,4 +1,4 @@
-"""Panels as the overview uses them: one function per kind, with the choices that all of its panels share."""
+"""Panels as the dashboards use them: one function per kind, with the choices that all of its panels share."""
 
 from __future__ import annotations
 
@@ -16,25 +16,36 @@ from kc_otel.generate.grafana.sdk import (
     stat,
     statetimeline,
     table,
+    text,
+    text_models,
     timeseries,
 )
 
 __all__ = [
     "DATASOURCE",
+    "SAME_TIME",
     "STATUS_COLOURS",
     "Query",
+    "common_panel",
+    "data_link",
     "grafana_unit",
     "graph_panel",
+    "limit_line",
     "mapping",
     "property_of",
+    "reference",
     "stat_panel",
+    "state_panel",
     "status_mapping",
     "table_panel",
+    "text_panel",
     "thresholds",
     "timeline_panel",
 ]
 
 DATASOURCE: Final = "${datasource}"
+SAME_TIME: Final = "${__url_time_range}"
+"""Grafana's name for the time range that is looked at, in an address."""
 STATUS_COLOURS: Final = {
     Status.PASS: "green",
     Status.INCONCLUSIVE: "yellow",
@@ -51,10 +62,14 @@ class Query:
     Attributes:
         expression: PromQL.
         legend: Name of its series; labels in double braces.
+        exemplar: Whether its exemplars are shown too: single observations that link to their trace.
+        step: Smallest step, where data comes more seldom than the data source says.
     """
 
     expression: str
     legend: str = ""
+    exemplar: bool = False
+    step: str = ""
 
 
 def grafana_unit(unit: str) -> str:
@@ -91,21 +106,41 @@ def property_of(name: str, value: object) -> Any:
     return models.DynamicConfigValue(name, value)
 
 
+def data_link(title: str, url: str) -> dict[str, object]:
+    """A link behind a value; `url` may hold `${__data.fields.NAME}` and `${__value.raw}`."""
+    return {"title": title, "url": url, "targetBlank": False}
+
+
+def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Any:
+    """A data source that a variable picks."""
+    return common_models.DataSourceRef(kind, uid)
+
+
 def stat_panel(id: int, title: str, description: str, query: str, colour: str, base: str = "green") -> Any:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    panel = _common(stat.Panel(), id, title, description, (Query(query),), instant=True)
+    return state_panel(id, title, description, query).thresholds(thresholds(base, (1e-9, colour))).decimals(0)
+
+
+def state_panel(id: int, title: str, description: str, query: str) -> Any:
+    """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
+    panel = common_panel(stat.Panel(), id, title, description, (Query(query),), instant=True)
     return (
         panel.height(4)
-        .span(4)
+        .span(3)
         .unit("none")
-        .decimals(0)
-        .thresholds(thresholds(base, (1, colour)))
+        .thresholds(thresholds("text"))
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
         .color_mode(common_models.BigValueColorMode.BACKGROUND)
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .text_mode(common_models.BigValueTextMode.VALUE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     )
+
+
+def text_panel(id: int, title: str, content: str, height: int, span: int = 24) -> Any:
+    """Markdown."""
+    panel = text.Panel().id(id).title(title).description(title).mode(text_models.TextMode.MARKDOWN).content(content)
+    return panel.height(height).span(span)
 
 
 def table_panel(
@@ -115,8 +150,9 @@ def table_panel(
     columns: Mapping[str, str],
     labels: Mapping[str, str],
     overrides: Mapping[str, Sequence[Any]],
-    sort: str = "",
+    sort: Sequence[tuple[str, bool]] = (),
     hide: Sequence[str] = (),
+    order: Sequence[str] = (),
 ) -> Any:
     """A table with a row per set of labels.
 
@@ -127,18 +163,22 @@ def table_panel(
         columns: Title of a value column to its PromQL; they are joined on the labels.
         labels: Label to the title of its column.
         overrides: Properties by column title.
-        sort: Title of the column to sort by, largest first.
+        sort: Titles of the columns to sort by, and whether the largest come first.
         hide: Fields that are left out, beside the time.
+        order: Titles of the columns from the left; the first value column, labels, other value columns by default.
     """
     queries = tuple(Query(expression) for expression in columns.values())
     values = {f"Value #{_ref(index)}" if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
-    order = [*list(values)[:1], *labels, *list(values)[1:]]
+    titles = {**values, **labels}
+    places = [*list(values)[:1], *labels, *list(values)[1:]]
+    if order:
+        places.sort(key=lambda name: order.index(titles[name]))
     shown = {
         "excludeByName": dict.fromkeys(("Time", *hide), True),
-        "indexByName": {name: index for index, name in enumerate(order)},
-        "renameByName": {**values, **labels},
+        "indexByName": {name: index for index, name in enumerate(places)},
+        "renameByName": titles,
     }
-    panel = _common(table.Panel(), id, title, description, queries, instant=True, format=True)
+    panel = common_panel(table.Panel(), id, title, description, queries, instant=True, format=True)
     panel = (
         panel.height(10)
         .span(24)
@@ -148,13 +188,13 @@ def table_panel(
     )
     for name, properties in overrides.items():
         panel = panel.override_by_name(name, list(properties))
-    return panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(True)]) if sort else panel
+    return panel.sort_by([common.TableSortByFieldState().display_name(title).desc(down) for title, down in sort])
 
 
-def timeline_panel(id: int, title: str, description: str, query: Query, mappings: Any, base: str) -> Any:
+def timeline_panel(id: int, title: str, description: str, query: Query, mappings: Any, base: str, *more: Query) -> Any:
     """A band per series that changes colour with its state."""
     return (
-        _common(statetimeline.Panel(), id, title, description, (query,))
+        common_panel(statetimeline.Panel(), id, title, description, (query, *more))
         .height(9)
         .span(24)
         .mappings([mappings])
@@ -178,7 +218,7 @@ def timeline_panel(id: int, title: str, description: str, query: Query, mappings
 def graph_panel(id: int, title: str, description: str, queries: Iterable[Query], unit: str) -> Any:
     """Lines over time. A zero axis is not forced: drift is read against its limit."""
     return (
-        _common(timeseries.Panel(), id, title, description, queries)
+        common_panel(timeseries.Panel(), id, title, description, queries)
         .height(8)
         .span(8)
         .unit(unit)
@@ -202,7 +242,18 @@ def graph_panel(id: int, title: str, description: str, queries: Iterable[Query],
     )
 
 
-def _common(
+def limit_line(panel: Any, pattern: str = "/ limit$/") -> Any:
+    """A graph whose series of these names are drawn as limits: dashed and red."""
+    return panel.override_by_regexp(
+        pattern,
+        [
+            property_of("color", {"mode": "fixed", "fixedColor": "red"}),
+            property_of("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}),
+        ],
+    )
+
+
+def common_panel(
     panel: Any,
     id: int,
     title: str,
@@ -212,8 +263,9 @@ def _common(
     instant: bool = False,
     format: bool = False,
 ) -> Any:
+    """What panels of every kind share: identity, words, data source and queries."""
     panel = panel.id(id).title(title).description(description)
-    panel = panel.datasource(common_models.DataSourceRef("prometheus", DATASOURCE))
+    panel = panel.datasource(reference())
     for index, query in enumerate(queries):
         target = prometheus.Dataquery().ref_id(_ref(index)).expr(query.expression)
         target = target.instant() if instant else target.range()
@@ -221,6 +273,10 @@ def _common(
             target = target.format("table")
         if query.legend:
             target = target.legend_format(query.legend)
+        if query.exemplar:
+            target = target.exemplar(True)
+        if query.step:
+            target = target.interval(query.step)
         panel = panel.with_target(target)
     return panel
 

@@ -1,15 +1,25 @@
-"""PromQL of the dashboards. Names come from the registry; `$contract` and `$slice` are variables of the dashboard."""
+"""PromQL of the dashboards on what the evaluator and the recorders export as counters and gauges.
+
+Names come from the registry; `$contract`, `$slice`, `$kernel_train` and `$kernel_inference` are variables of the
+dashboards, and a selector uses those whose attribute its metric has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
+from kc_otel.contract.registry import METRICS
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.names import label, selector
 
 __all__ = [
+    "ACTION_BITS",
     "CELL",
+    "PAIR",
+    "SEVERITIES",
+    "action_bits",
+    "actions",
     "alerts",
     "bound",
     "by",
@@ -17,20 +27,56 @@ __all__ = [
     "count_alerts",
     "count_routed",
     "count_status",
+    "evidence",
     "health",
+    "increase",
     "info",
     "margin_share",
+    "not_holding",
     "of_contract",
+    "one_of",
+    "picked",
     "rate",
     "routes",
+    "severity",
     "since",
+    "to_train",
     "verdicts",
 ]
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
-_PICKED_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
-_PICKED: Final = (_PICKED_CONTRACT, f'{label("kc.slice")}=~"$slice"')
+PAIR: Final = ("kc.contract", "kc.kernel.train", "kc.kernel.inference")
+SEVERITIES: Final = ("info", "warning", "critical")
+"""From the least to the worst; the code of a severity is its place, from 1."""
+
+ACTION_BITS: Final = (
+    ("halt", "halt", "training halted"),
+    ("route", "route:.*", "sent to training kernel"),
+    ("quarantine", "quarantine-rollouts", "roll-outs quarantined"),
+    ("hold", "hold-promotion", "promotion held"),
+    ("sample", "sample-more", "measuring more"),
+    ("tell", "notify|webhook:.*", "people told"),
+)
+"""(name, regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
+
+_VARIABLES: Final = {
+    "kc.contract": "contract",
+    "kc.slice": "slice",
+    "kc.kernel.train": "kernel_train",
+    "kc.kernel.inference": "kernel_inference",
+}
+_OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
 _STEP: Final = "1m"
+
+
+def picked(attributes: Iterable[str]) -> tuple[str, ...]:
+    """Matchers of what a person picked, for those of the attributes that there is a variable for."""
+    return tuple(f'{label(name)}=~"${_VARIABLES[name]}"' for name in attributes if name in _VARIABLES)
+
+
+def one_of(attribute: str, values: Iterable[str]) -> str:
+    """A matcher: the attribute has one of these values, which may have dots in them."""
+    return f'{label(attribute)}=~"{"|".join(value.replace(".", "[.]") for value in values)}"'
 
 
 def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
@@ -38,14 +84,15 @@ def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
     return f"{how} by ({', '.join(label(name) for name in attributes)}) ({expression})"
 
 
-def cells(metric: str, *, offset: str = "", attributes: Iterable[str] = CELL) -> str:
-    """A metric of the picked cells."""
-    return by(attributes, selector(metric, None, *_PICKED) + (f" offset {offset}" if offset else ""))
+def cells(metric: str, *more: str, offset: str = "", attributes: Iterable[str] = CELL, how: str = "max") -> str:
+    """A metric of the picked cells; `more` are further matchers."""
+    selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
+    return by(attributes, selected + (f" offset {offset}" if offset else ""), how)
 
 
-def verdicts() -> str:
+def verdicts(*more: str) -> str:
     """Worst verdict of each clause and slice, over all pairs of kernel versions."""
-    return cells("kc.verdict", attributes=CELL[:3])
+    return cells("kc.verdict", *more, attributes=_OF_SLICE)
 
 
 def count_status(status: Status) -> str:
@@ -53,24 +100,28 @@ def count_status(status: Status) -> str:
     return f"count({cells('kc.verdict')} == {status.code}) or vector(0)"
 
 
-def since() -> str:
+def since(*more: str) -> str:
     """Unix time, milliseconds, at which each cell got its present verdict, to the minute; not before the range."""
-    changed = f"timestamp({cells('kc.verdict')} != {cells('kc.verdict', offset=_STEP)})"
-    seen = f"timestamp({cells('kc.verdict')})"
-    first = f"min_over_time({seen}[$__range:{_STEP}])"
-    return f"1000 * (max_over_time({changed}[$__range:{_STEP}]) or {first} or {seen})"
+    now, before = cells("kc.verdict", *more), cells("kc.verdict", *more, offset=_STEP)
+    first = f"min_over_time(timestamp({now})[$__range:{_STEP}])"
+    changed = f"max_over_time(timestamp({now} != {before})[$__range:{_STEP}])"
+    return f"1000 * ({changed} or {first} or timestamp({now}))"
 
 
-def margin_share() -> str:
+def margin_share(*more: str) -> str:
     """Margin as a share of the limit, where the limit is not zero."""
-    limit = cells("kc.bound.limit")
-    return f"{cells('kc.bound.margin')} / (abs({limit}) > 0)"
+    return f"{cells('kc.bound.margin', *more)} / (abs({cells('kc.bound.limit', *more)}) > 0)"
 
 
-def alerts() -> str:
+def not_holding(expression: str) -> str:
+    """What an expression by cells says of cells that are not PASS."""
+    on = ", ".join(label(name) for name in CELL)
+    return f"({expression}) and on ({on}) {cells('kc.verdict')} > {Status.PASS.code}"
+
+
+def alerts(*more: str) -> str:
     """1 for each step of the policy that fires."""
-    labels = ("kc.contract", "kc.clause", "kc.slice", "kc.severity")
-    return f"{cells('kc.alert.firing', attributes=labels)} == 1"
+    return f"{cells('kc.alert.firing', *more, attributes=METRICS['kc.alert.firing'].attributes)} >= 1"
 
 
 def count_alerts() -> str:
@@ -78,45 +129,103 @@ def count_alerts() -> str:
     return f"count({alerts()}) or vector(0)"
 
 
+def severity() -> str:
+    """Code of the worst severity that fires for each cell."""
+    worst = " or ".join(
+        f"{code} * ({cells('kc.alert.firing', matcher, attributes=(*_OF_SLICE, 'kc.severity'))} >= 1)"
+        for code, name in enumerate(SEVERITIES, start=1)
+        if (matcher := f'{label("kc.severity")}="{name}"')
+    )
+    return _spread(by(_OF_SLICE, worst))
+
+
+def actions(*more: str) -> str:
+    """1 for each action of the steps that fire."""
+    return f"{cells('kc.action.active', *more, attributes=METRICS['kc.action.active'].attributes)} >= 1"
+
+
+def action_bits() -> str:
+    """Everything that the firing steps do for each cell, one bit for each of ACTION_BITS."""
+    parts = []
+    for place, (_, pattern, _) in enumerate(reversed(ACTION_BITS)):
+        matcher = f'{label("kc.action")}=~"{pattern}"'
+        # A label of its own keeps the parts apart, or `or` would drop all but the first.
+        part = cells("kc.action.active", matcher, attributes=_OF_SLICE)
+        parts.append(f'label_replace({2**place} * ({part} >= bool 1), "{label("kc.action")}", "{place}", "", "")')
+    return _spread(by(_OF_SLICE, " or ".join(parts), "sum"))
+
+
 def routes() -> str:
     """1 for slices that the decision table sends to the training kernel, 0 for the others."""
-    labels = ("kc.contract", "kc.slice")
-    return f"({by(labels, _to_train())} == 1) or 0 * {cells('kc.route', attributes=labels)}"
+    return f"({to_train()} == 1) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
+
+
+def to_train() -> str:
+    """1 for slices that the decision table sends to the training kernel."""
+    matcher = f'{label("kc.route.kernel")}="train-kernel"'
+    return cells("kc.route", matcher, attributes=("kc.contract", "kc.slice"))
 
 
 def count_routed() -> str:
     """How many slices are routed to the training kernel."""
-    return f"count({by(('kc.contract', 'kc.slice'), _to_train())} == 1) or vector(0)"
+    return f"count({to_train()} == 1) or vector(0)"
 
 
 def bound(metric: str, contract: str, clause: str, how: str = "max") -> str:
     """A bound of one clause by slice; empty when another contract is picked."""
     matchers = {"kc.contract": contract, "kc.clause": clause}
-    return by(("kc.slice",), selector(metric, matchers, *_PICKED), how)
+    return by(("kc.slice",), selector(metric, matchers, *picked(METRICS[metric].attributes)), how)
 
 
-def rate(metric: str, attributes: Iterable[str], *, contract: bool = False) -> str:
+def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     """Increase per second of a counter."""
-    picked = (_PICKED_CONTRACT,) if contract else ()
-    return by(attributes, f"rate({selector(metric, None, *picked)}[$__rate_interval])", "sum")
+    known = tuple(attributes)
+    selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
+    expression = f"rate({selected}[$__rate_interval])"
+    return by(known, expression, "sum") if known else f"sum({expression})"
 
 
 def of_contract(metric: str, contract: str, attributes: Iterable[str]) -> str:
     """Increase of a counter of one contract over the panel's interval; empty when another contract is picked."""
-    selected = selector(metric, {"kc.contract": contract}, _PICKED_CONTRACT)
+    selected = selector(metric, {"kc.contract": contract}, *picked(("kc.contract",)))
     return by(attributes, f"increase({selected}[$__rate_interval])", "sum")
+
+
+def increase(metric: str) -> str:
+    """Increase of a counter over the dashboard's range, all of its series together; 0 where nobody counts."""
+    selected = selector(metric, None, *picked(METRICS[metric].attributes))
+    return f"sum(increase({selected}[$__range])) or vector(0)"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:
     """A gauge of the evaluator or the recorders."""
-    attributes = tuple(attributes)
-    return by(attributes, selector(metric), how) if attributes else f"{how}({selector(metric)})"
+    known = tuple(attributes)
+    selected = selector(metric, None, *picked(METRICS[metric].attributes))
+    return by(known, selected, how) if known else f"{how}({selected})"
 
 
 def info() -> str:
     """The kernel versions that have reported, with every field of their fingerprints as labels."""
-    return f"{selector('kc.kernel.info', None, _PICKED_CONTRACT)} == 1"
+    return f"{selector('kc.kernel.info', None, *picked(('kc.contract',)))} == 1"
 
 
-def _to_train() -> str:
-    return selector("kc.route", {"kc.route.kernel": "train-kernel"}, *_PICKED)
+def evidence() -> dict[str, str]:
+    """What a promotion gate asks of each pair of kernel versions, by title: all of its picked cells together."""
+    worst, pair, passes = by(PAIR, cells("kc.verdict")), ", ".join(map(label, PAIR)), Status.PASS.code
+    last = f"max_over_time(timestamp({worst} > {passes})[$__range:{_STEP}])"
+    first = f"min_over_time(timestamp({worst})[$__range:{_STEP}])"
+    return {
+        "Worst verdict": worst,
+        "PASS since": f"1000 * (({last} or {first} or timestamp({worst})) and on ({pair}) {worst} == {passes})",
+        "Share of the range in PASS": f"avg_over_time(({worst} == bool {passes})[$__range:{_STEP}]) "
+        f"or ({worst} == bool {passes})",
+        "Smallest margin": by(PAIR, margin_share(), "min"),
+        "Fewest samples": by(PAIR, cells("kc.bound.samples"), "min"),
+        "Cells": by(PAIR, cells("kc.verdict"), "count"),
+    }
+
+
+def _spread(of_slice: str) -> str:
+    """A value of a clause on a slice, for every cell of it."""
+    on = ", ".join(label(name) for name in _OF_SLICE)
+    return f"0 * {cells('kc.verdict')} + on ({on}) group_left () ({of_slice})"

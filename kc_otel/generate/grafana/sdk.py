@@ -14,15 +14,21 @@ try:
         from grafana_foundation_sdk.builders import (
             common,
             dashboard,
+            heatmap,
             prometheus,
             stat,
             statetimeline,
             table,
+            tempo,
+            text,
             timeseries,
         )
         from grafana_foundation_sdk.cog.encoder import JSONEncoder
         from grafana_foundation_sdk.models import common as common_models
         from grafana_foundation_sdk.models import dashboard as models
+        from grafana_foundation_sdk.models import heatmap as heatmap_models
+        from grafana_foundation_sdk.models import tempo as tempo_models
+        from grafana_foundation_sdk.models import text as text_models
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "dashboards need the Grafana SDK; install it with: pip install 'kc-otel[grafana]'", name=error.name
@@ -33,10 +39,16 @@ __all__ = [
     "common",
     "common_models",
     "dashboard",
+    "heatmap",
+    "heatmap_models",
     "models",
     "prometheus",
     "stat",
     "statetimeline",
     "table",
+    "tempo",
+    "tempo_models",
+    "text",
+    "text_models",
     "timeseries",
 ]

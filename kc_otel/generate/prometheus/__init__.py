@@ -1,4 +1,8 @@
-"""Prometheus rules made from contracts, and tests of them for `promtool test rules`."""
+"""Prometheus rules made from contracts, tests of them for `promtool test rules`, and Alertmanager's routes.
+
+There are two sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports, and
+`standalone/rules/` finds the verdicts itself, from the histograms that recorders send.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,30 @@ from collections.abc import Iterable
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.ladder import unique_names
+from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
+from kc_otel.generate.prometheus.routes import routes_file
 from kc_otel.generate.prometheus.rule_tests import rule_test_file
 from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.standalone_tests import standalone_test_file
 
 __all__ = ["prometheus_files"]
 
+_OF_A_CONTRACT = (
+    rule_file,
+    rule_test_file,
+    kubernetes_file,
+    standalone_file,
+    standalone_test_file,
+    kubernetes_standalone_file,
+)
+
 
 def prometheus_files(contracts: Iterable[Contract]) -> tuple[GeneratedFile, ...]:
-    """For each contract a file of alerting rules and a file that tests them, sorted by the contracts' names.
+    """For each contract, sorted by name, both sets of rules, their tests and resources; then the routes of all.
 
     Raises:
-        ValueError: If two contracts have the same name.
+        ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.
     """
     ordered = unique_names(contracts)
-    return tuple(make(contract) for contract in ordered for make in (rule_file, rule_test_file))
+    return (*(make(contract) for contract in ordered for make in _OF_A_CONTRACT), routes_file(ordered))

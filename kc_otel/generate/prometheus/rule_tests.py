@@ -21,9 +21,9 @@ from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import HELD_BY, Rung, rungs, static_labels
 from kc_otel.generate.names import selector
-from kc_otel.generate.prometheus.rules import BOUNDS, INTERVAL, Shown, annotation_texts, rules_path
+from kc_otel.generate.prometheus.rules import EVALUATOR, INTERVAL, Shown, annotation_texts, rules_path
 
-__all__ = ["rule_test_file"]
+__all__ = ["rule_test_file", "step_seconds"]
 
 _CALM: Final = 4
 _CELL: Final = {"kc.slice": "all", "kc.kernel.train": "0123456789ab", "kc.kernel.inference": "ba9876543210"}
@@ -74,7 +74,7 @@ def rule_test_file(contract: Contract) -> GeneratedFile:
     """The tests of a contract's rules; they name the rule file by its place beside them."""
     content = {
         "rule_files": [f"../rules/{rules_path(contract).name}"],
-        "evaluation_interval": format_duration(_step(contract)),
+        "evaluation_interval": format_duration(step_seconds(contract)),
         "tests": [_test(contract, scenario) for scenario in _scenarios(contract)],
     }
     path = PurePosixPath("prometheus", "tests", f"{contract.name}.yaml")
@@ -82,7 +82,7 @@ def rule_test_file(contract: Contract) -> GeneratedFile:
 
 
 def _scenarios(contract: Contract) -> Iterator[_Scenario]:
-    every, step = rungs(contract), _step(contract)
+    every, step = rungs(contract), step_seconds(contract)
     for clause in contract.clauses:
         for status in Status:
             climbing = tuple(rung for rung in every if rung.clause is clause and rung.status is status)
@@ -125,7 +125,7 @@ def _series(contract: Contract, scenario: _Scenario) -> Iterator[dict[str, str]]
             for name in contract.slices:
                 yield {"series": selector("kc.verdict", {**cell, "kc.slice": name}), "values": passing}
             for name, value in _bounds(clause).items():
-                yield {"series": selector(BOUNDS[name], cell), "values": f"{value!r}x{steps}"}
+                yield {"series": selector(EVALUATOR.bounds[name], cell), "values": f"{value!r}x{steps}"}
 
 
 def _values(scenario: _Scenario) -> str:
@@ -159,7 +159,7 @@ def _alert(scenario: _Scenario, rung: Rung) -> dict[str, Any]:
     }
 
 
-def _step(contract: Contract) -> int:
+def step_seconds(contract: Contract) -> int:
     """Seconds between evaluations: a minute where every duration is whole minutes, else as the rules themselves."""
     durations = (seconds for step in contract.escalation for seconds in (step.after, step.clear_for))
     return 60 if all(seconds % 60 == 0 for seconds in durations) else int(INTERVAL)

@@ -20,9 +20,10 @@ from kc_otel.generate.links import overview_link
 from kc_otel.generate.names import label, selector
 
 __all__ = [
-    "BOUNDS",
+    "EVALUATOR",
     "INTERVAL",
     "Shown",
+    "Source",
     "alert_rule",
     "annotation_texts",
     "expression",
@@ -34,13 +35,30 @@ __all__ = [
 INTERVAL: Final = 15.0
 """Seconds between evaluations of a group."""
 
-BOUNDS: Final = {
-    "estimate": "kc.bound.estimate",
-    "lower bound": "kc.bound.lower",
-    "upper bound": "kc.bound.upper",
-    "limit": "kc.bound.limit",
-}
-"""Numbers that an alert tells, and the metrics they come from."""
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who says what the verdicts are.
+
+    Attributes:
+        verdict: Metric of the verdicts, by the codes of `kc.verdict`.
+        bounds: Numbers that an alert tells, and the metrics that they come from.
+    """
+
+    verdict: str
+    bounds: Mapping[str, str]
+
+
+EVALUATOR: Final = Source(
+    "kc.verdict",
+    {
+        "estimate": "kc.bound.estimate",
+        "lower bound": "kc.bound.lower",
+        "upper bound": "kc.bound.upper",
+        "limit": "kc.bound.limit",
+    },
+)
+"""The evaluator's own metrics."""
 
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 _WHERE: Final = (
@@ -56,7 +74,7 @@ class Shown:
     Attributes:
         slice: Name of the slice, for a link.
         where: The slice in words.
-        bounds: Value by the keys of BOUNDS.
+        bounds: Value by the keys of a source's bounds.
     """
 
     slice: str
@@ -84,44 +102,47 @@ def rule_group(contract: Contract) -> dict[str, Any]:
     }
 
 
-def alert_rule(rung: Rung) -> dict[str, Any]:
+def alert_rule(rung: Rung, source: Source = EVALUATOR) -> dict[str, Any]:
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
-    rule: dict[str, Any] = {"alert": rung.alert, "expr": expression(rung)}
+    rule: dict[str, Any] = {"alert": rung.alert, "expr": expression(rung, source)}
     if rung.step.after > 0:
         rule["for"] = format_duration(rung.step.after)
     if rung.step.clear_for > 0:
         rule["keep_firing_for"] = format_duration(rung.step.clear_for)
-    return {**rule, "labels": _labels(rung), "annotations": annotation_texts(rung)}
+    return {**rule, "labels": _labels(rung), "annotations": annotation_texts(rung, source=source)}
 
 
-def expression(rung: Rung) -> str:
+def expression(rung: Rung, source: Source = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
     A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. Silence of the
-    evaluator itself counts as no data.
+    source itself counts as no data.
     """
     status = rung.status
     if status is None:
         return f"{rung.value} > 0"
-    matches = f"{rung.value} == {status.code}"
+    verdicts = selector(source.verdict, {"kc.contract": rung.contract.name, "kc.clause": rung.clause_id})
+    value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"
+    matches = f"{value} == {status.code}"
     if status is Status.NO_DATA:
-        return f"{matches}\nor\nabsent({rung.verdicts})"
+        return f"{matches}\nor\nabsent({verdicts})"
     own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": rung.alert, **static_labels(rung)}.items())
     firing = f'ALERTS{{alertstate="firing", {own}}}'
     held = HELD_BY[status]
-    still = f"{rung.value} >= {held[0].code}" if len(held) > 1 else f"{rung.value} == {held[0].code}"
+    still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
     return f"{matches}\nor\n{still} and on ({', '.join(CELL_LABELS)}) {firing}"
 
 
-def annotation_texts(rung: Rung, shown: Shown | None = None) -> dict[str, str]:
+def annotation_texts(rung: Rung, shown: Shown | None = None, source: Source = EVALUATOR) -> dict[str, str]:
     """What the person who is woken reads.
 
     Args:
         rung: What fires.
         shown: What is known of the cell; templates, filled in when the alert fires, by default.
+        source: Who says what the verdicts are.
     """
     text = literal if shown is None else str
-    shown = shown or _templates(rung)
+    shown = shown or _templates(rung, source)
     said = {
         "fail": f"{rung.clause_id} is broken on {shown.where}",
         "no-data": f"no data for {rung.clause_id} on {shown.where}",
@@ -153,11 +174,11 @@ def _labels(rung: Rung) -> dict[str, str]:
     return {**static_labels(rung), **of_cell}
 
 
-def _templates(rung: Rung) -> Shown:
+def _templates(rung: Rung, source: Source) -> Shown:
     return Shown(
         slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
         where=_WHERE,
-        bounds={name: _lookup(rung, source) for name, source in BOUNDS.items()},
+        bounds={name: _lookup(rung, metric) for name, metric in source.bounds.items()},
     )
 
 

@@ -1,0 +1,174 @@
+"""What all dashboards share: variables, links between them, marks where kernel versions change, their form as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.slices import ALL
+from kc_otel.generate.files import NOTICE, GeneratedFile
+from kc_otel.generate.grafana.panels import reference
+from kc_otel.generate.grafana.queries import by, picked
+from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
+from kc_otel.generate.links import HEALTH_UID, MEANING_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
+from kc_otel.generate.names import label, metric, selector
+
+__all__ = ["board", "board_file", "choice", "datasource", "kernel_changes", "scope"]
+
+_TITLES: Final = {
+    OVERVIEW_UID: "Overview",
+    SLICE_UID: "Slice",
+    RL_UID: "RL",
+    PROMOTION_UID: "Promotion and routing",
+    HEALTH_UID: "Health",
+    MEANING_UID: "What clauses mean",
+}
+_FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
+
+
+def board(uid: str, description: str, variables: Iterable[Any], *, changes: bool = True, since: str = "now-6h") -> Any:
+    """An empty dashboard that links to all others and, if `changes`, marks where kernel versions change."""
+    made = (
+        dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
+        .uid(uid)
+        .description(f"{description} {NOTICE}")
+        .tags(["kernel-contract"])
+        .timezone("browser")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .time(since, "now")
+        .refresh("30s")
+        .readonly()
+    )
+    for variable in (datasource(), *variables):
+        made = made.with_variable(variable)
+    for other, title in _TITLES.items():
+        if other != uid:
+            link = dashboard.DashboardLink(title).type(models.DashboardLinkType.LINK).url(f"/d/{other}")
+            made = made.link(link.icon("dashboard").include_vars(True).keep_time(True).as_dropdown(False))
+    for annotation in kernel_changes() if changes else ():
+        made = made.annotation(annotation)
+    return made
+
+
+def board_file(name: str, made: Any) -> GeneratedFile:
+    """The dashboard as a classic dashboard's JSON; equal dashboards give equal bytes.
+
+    The SDK puts every link and mark into the controls menu, where nobody looks for them; without a placement they stand
+    above the panels.
+    """
+    plain = json.loads(json.dumps(made.build(), cls=JSONEncoder))
+    for shown in (*plain.get("links", []), *plain["annotations"].get("list", [])):
+        shown.pop("placement", None)
+    text = json.dumps(plain, indent=2, ensure_ascii=False)
+    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{text}\n")
+
+
+def datasource() -> Any:
+    """The variable of the data source that every panel queries."""
+    return (
+        dashboard.DatasourceVariable("datasource")
+        .label("Data source")
+        .type("prometheus")
+        .description("The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector.")
+    )
+
+
+def choice(name: str, title: str, description: str, query: str, *, regex: str = "", first: str = "") -> Any:
+    """A variable whose values a query finds.
+
+    Args:
+        name: Name of the variable.
+        title: What a person reads in front of it.
+        description: What it picks.
+        query: `label_values(...)` or `query_result(...)`.
+        regex: What of each result is the value.
+        first: The one value that is picked at first; empty for a variable of many values that starts with all.
+    """
+    variable = (
+        dashboard.QueryVariable(name)
+        .label(title)
+        .description(description)
+        .datasource(reference())
+        .query({"query": query, "refId": f"{name}-values"})
+        .definition(query)
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+    )
+    if regex:
+        variable = variable.regex(regex)
+    if first:
+        return variable.multi(False).include_all(False).current(models.VariableOption(True, first, first))
+    every = models.VariableOption(selected=True, text=["All"], value=["$__all"])
+    # Some clauses are about no pair of kernel versions, so "all" has to match the missing label too.
+    return variable.multi(True).include_all(True).all_value(".*").current(every)
+
+
+def scope(*, slices: bool = True, one: Sequence[str] = ()) -> list[Any]:
+    """The variables that pick contracts, slices and kernel versions.
+
+    Args:
+        slices: Whether there is a variable for slices.
+        one: Names of the variables that hold one value instead of many.
+    """
+    of_contract = f'{label("kc.contract")}=~"$contract"'
+    verdict = metric("kc.verdict")
+    wanted = [("contract", "Contract", "Kernel contracts that the evaluator judges.", verdict, "kc.contract", ".+")]
+    if slices:
+        about = f"Parts of the traffic that are judged on their own; `{ALL}` is the whole of it."
+        wanted.append(("slice", "Slice", about, f"{verdict}{{{of_contract}}}", "kc.slice", ALL))
+    for side, title in (("train", "Training"), ("inference", "Inference")):
+        about = f"Versions of the {title.lower()} kernel, as fingerprints; the Health dashboard spells them out."
+        of = f"{verdict}{{{of_contract}}}"
+        wanted.append((f"kernel_{side}", f"{title} kernel version", about, of, f"kc.kernel.{side}", ""))
+    return [
+        choice(name, title, about, f"label_values({of}, {label(attribute)})", first=first if name in one else "")
+        for name, title, about, of, attribute, first in wanted
+    ]
+
+
+def kernel_changes() -> list[Any]:
+    """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
+
+    The former comes from the evaluator's verdicts, the latter from the recorders by way of the Collector, so that one
+    of them is there when the other is not.
+    """
+    pair = ("kc.contract", "kc.kernel.train", "kc.kernel.inference")
+    kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
+    judged, reported = selector("kc.verdict", None, *picked(pair)), selector("kc.kernel.info", None, *picked(pair[:1]))
+    spelled = " ".join(f"{{{{{label(f'kc.kernel.{field}')}}}}}" for field in _FIELDS)
+    return [
+        _appearance(
+            "Kernel versions judged",
+            by(pair, judged, "group"),
+            by(pair, f"{judged} offset 5m", "group"),
+            f"{{{{{label('kc.contract')}}}}}: first verdict on training kernel {{{{{label('kc.kernel.train')}}}}} "
+            f"against inference kernel {{{{{label('kc.kernel.inference')}}}}}",
+            "purple",
+        ),
+        _appearance(
+            "Kernel versions reported",
+            by(kernel, reported, "group"),
+            by(kernel, f"{reported} offset 5m", "group"),
+            f"{{{{{label('kc.contract')}}}}}: {{{{{label('kc.kernel.role')}}}}} kernel "
+            f"{{{{{label('kc.kernel.version')}}}}}: {spelled}",
+            "blue",
+        ),
+    ]
+
+
+def _appearance(name: str, now: str, before: str, text: str, colour: str) -> Any:
+    query = prometheus.Dataquery().ref_id("Anno").expr(f"{now} unless {before}").range()
+    return (
+        dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(reference())
+        .enable(True)
+        .icon_color(colour)
+        .expr(f"{now} unless {before}")
+        .step("60s")
+        .title_format(name)
+        .text_format(text)
+        .target(query)
+    )

@@ -1,0 +1,176 @@
+"""How people are told of Grafana's alerts: contact points, notification policies, mute timings, message templates.
+
+They are kept apart from the rules, because a policy tree in a provisioned file replaces the organisation's own. Secrets
+are never written: Grafana puts environment variables in when it reads the file, and refuses to start without them.
+Interpolation takes what follows a `$` for a variable, so that templates use `.Labels` and not `$labels`.
+
+Source: Grafana documentation, alerting file provisioning and webhook notifier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.links import FOLDER
+
+__all__ = ["notifications_file"]
+
+_PREFIX: Final = "kernel-contracts"
+_QUIET: Final = f"{_PREFIX}-off-hours"
+_ORG: Final = 1
+_GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "clause", "slice"]
+_NOTES: Final = (
+    "Contact points, notification policies, mute timings and message templates for the alerts of kernel contracts.",
+    "Copy it into provisioning/alerting beside the rules. Its policy tree REPLACES that of the organisation: where",
+    "there is one already, move the route below into it instead.",
+    "Grafana needs these environment variables:",
+)
+_TEMPLATE: Final = """\
+{{ define "kernel_contracts.title" -}}
+[{{ .Status | toUpper }}{{ if .Alerts.Firing }}: {{ len .Alerts.Firing }}{{ end }}] \
+{{ .CommonLabels.contract }}{{ with .CommonLabels.clause }} / {{ . }}{{ end }}\
+{{ with .CommonLabels.slice }} / {{ . }}{{ end }}
+{{- end }}
+{{ define "kernel_contracts.message" -}}
+{{ range .Alerts }}
+{{ .Status | toUpper }}, {{ .Labels.severity }}: {{ .Annotations.summary }}
+{{ .Annotations.description }}
+{{ if eq .Status "firing" }}
+What to do:
+{{ .Annotations.runbook }}
+{{ end }}
+{{ with .PanelURL }}Panel: {{ . }}
+{{ end -}}
+{{ with .Annotations.meaning }}Meaning: {{ . }}
+{{ end -}}
+{{ with .Annotations.runbook_url }}Runbook: {{ . }}
+{{ end -}}
+{{ end }}
+{{- end }}
+"""
+
+
+def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
+    """One file for all contracts: a contact point for people, and one for each webhook that a step names."""
+    known = tuple(contracts)
+    endpoints = sorted({str(action.target) for _, _, action in _actions(known) if action.kind == "webhook"})
+    points = [_contact_point(None), *(_contact_point(name) for name in endpoints)]
+    variables = (f"  {_variable(name, what)}" for name in (None, *endpoints) for what in ("URL", "SECRET"))
+    content: dict[str, Any] = {
+        "apiVersion": 1,
+        "contactPoints": points,
+        "policies": [_policy(known, endpoints)],
+        "muteTimes": [
+            {
+                "orgId": _ORG,
+                "name": _QUIET,
+                "time_intervals": [
+                    {"weekdays": ["saturday", "sunday"], "location": "UTC"},
+                    {
+                        "times": [
+                            {"start_time": "00:00", "end_time": "08:00"},
+                            {"start_time": "18:00", "end_time": "24:00"},
+                        ],
+                        "location": "UTC",
+                    },
+                ],
+            }
+        ],
+        "templates": [{"orgId": _ORG, "name": "kernel_contracts", "template": _TEMPLATE}],
+    }
+    path = PurePosixPath("grafana", "notifications", "kernel-contracts.yaml")
+    return GeneratedFile(path, as_yaml(content, *_NOTES, *variables))
+
+
+def _contact_point(endpoint: str | None) -> dict[str, Any]:
+    """A webhook whose body Grafana signs: hex HMAC-SHA256 of `timestamp:body`, so that it cannot be sent again."""
+    settings = {
+        "url": f"${_variable(endpoint, 'URL')}",
+        "httpMethod": "POST",
+        "title": '{{ template "kernel_contracts.title" . }}',
+        "message": '{{ template "kernel_contracts.message" . }}',
+        "hmacConfig": {
+            "secret": f"${_variable(endpoint, 'SECRET')}",
+            "header": "X-Grafana-Alerting-Signature",
+            "timestampHeader": "X-Grafana-Alerting-Timestamp",
+        },
+    }
+    name = _receiver(endpoint)
+    uid = f"kc-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    receiver = {"uid": uid, "type": "webhook", "settings": settings}
+    return {"orgId": _ORG, "name": name, "receivers": [{**receiver, "disableResolveMessage": False}]}
+
+
+def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, Any]:
+    """A branch of Grafana's tree for the folder of the alerts; in it a route for each webhook of each contract.
+
+    Routes go on to the next, so that a step with a webhook and `notify` reaches both, and one with a webhook alone
+    reaches nobody else. A step with neither reaches people too. Severity info waits for working hours, the others do
+    not.
+    """
+    routes = [
+        {
+            "receiver": _receiver(endpoint),
+            "object_matchers": [["contract", "=", contract.name], ["step", "=~", "|".join(steps)]],
+            "continue": True,
+        }
+        for endpoint in endpoints
+        for contract in contracts
+        if (steps := _steps(contract, endpoint))
+    ]
+    told = [
+        [["contract", "=", contract.name], ["step", "=~", "|".join(steps)]]
+        for contract in contracts
+        if (steps := _steps(contract, None))
+    ]
+    for matchers in told:
+        quiet = {
+            "receiver": _receiver(None),
+            "object_matchers": [["severity", "=", "info"]],
+            "mute_time_intervals": [_QUIET],
+        }
+        routes.append({"receiver": _receiver(None), "object_matchers": matchers, "routes": [quiet]})
+    branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
+    return {
+        "orgId": _ORG,
+        "receiver": _receiver(None),
+        "group_by": _GROUP_BY,
+        "group_wait": "10s",
+        "group_interval": "1m",
+        "repeat_interval": "4h",
+        "routes": [{**branch, "routes": routes}] if routes else [],
+    }
+
+
+def _steps(contract: Contract, endpoint: str | None) -> list[str]:
+    """Numbers of the steps that send to a webhook, or that tell people."""
+    kind = "notify" if endpoint is None else "webhook"
+    return [
+        str(number)
+        for name, number, action in dict.fromkeys(_actions((contract,)))
+        if action.kind == kind and action.target == endpoint
+    ]
+
+
+def _actions(contracts: Iterable[Contract]) -> list[tuple[str, int, Any]]:
+    return [
+        (contract.name, number, action)
+        for contract in contracts
+        for number, step in enumerate(contract.escalation, start=1)
+        for action in step.do
+    ]
+
+
+def _receiver(endpoint: str | None) -> str:
+    return _PREFIX if endpoint is None else f"{_PREFIX}-{endpoint}"
+
+
+def _variable(endpoint: str | None, what: str) -> str:
+    middle = "" if endpoint is None else f"_{re.sub(r'[^A-Z0-9]', '_', endpoint.upper())}"
+    return f"KC_OTEL_GRAFANA_WEBHOOK{middle}_{what}"

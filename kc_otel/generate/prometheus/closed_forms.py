@@ -1,0 +1,234 @@
+"""A clause's statistic with its interval in PromQL, from native histograms: closed forms where the evaluator inverts.
+
+Each form is a tail bound that the evaluator's interval is sharper than, or an interval of its own around the sample's
+statistic, and reads buckets on the conservative side. n is the number of observations, L = ln(1/alpha).
+
+- Mean of a quantity in [a, b]: `m +- (s sqrt(2 L / (n - 1)) + 7 (b - a) L / (3 (n - 1)))` with L = ln(2/alpha); Maurer
+  and Pontil 2009, Theorem 4.
+- Quantile of rank q: the quantiles of ranks `q + t(1 - q)` and `q - t(q)`, with
+  `t(r) = r L / (3 n) + sqrt((r L / (3 n))^2 + 2 q (1 - q) L / n)`; Bernstein's inequality for the number of
+  observations at or below the quantile. PromQL takes only constants for ranks, so n is rounded down to a power of two
+  times the fewest that will do.
+- Share p above a threshold: `p + L/n + sqrt((L/n)^2 + 2 p L/n)` above and
+  `p + 2L/(3n) - sqrt((2L/(3n))^2 + 2 p L/n)` below; Chernoff's and Bernstein's inequality, solved for the true share.
+- Largest: the edges of the highest bucket in use.
+
+The deviation s is bounded from above. Prometheus takes every observation at the geometric middle of its bucket, which
+is off by at most sqrt(g) - 1 of itself, g = 2^(2^-scale) being the ratio of a bucket's edges; by the triangle
+inequality for root mean squares the true deviation is at most `sqrt(g) deviation + (sqrt(g) - 1) |mean|`. Cutting
+values to a range makes no deviation larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import DERIVED, Quantity
+from kc_otel.evaluator.statistics import factors, samples_needed
+from kc_otel.telemetry.buckets import ZERO_THRESHOLD
+
+__all__ = ["PAIRS", "SCALE", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
+
+SCALE: Final = 4
+"""Scale of the histograms that recorders send."""
+PAIRS: Final = 4
+"""Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
+
+_GROWTH: Final = 2.0 ** (2.0**-SCALE)
+_ROOT: Final = math.sqrt(_GROWTH)
+_DOUBLINGS: Final = 10
+"""Sizes of a sample that a quantile's rank is shifted for."""
+_ONE: Final = 1e-6
+"""Less than one observation, and more than rounding makes of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alphas:
+    """Error probabilities of the two sides of every cell's interval, on one window."""
+
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """PromQL of a statistic, in the unit of the clause's limit."""
+
+    estimate: str
+    lower: str
+    upper: str
+
+
+def alphas(contract: Contract) -> Alphas:
+    """As the evaluator's in its worst case: half of alpha per window, below split evenly over every possible cell.
+
+    Holm's procedure would give a failing cell more; Bonferroni's share needs no order of the cells.
+    """
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    cells = len(contract.clauses) * (1 + len(contract.slices)) * PAIRS
+    return Alphas(alpha / cells, alpha)
+
+
+def forms(clause: Clause, contract: Contract, histogram: str, samples: str) -> Forms:
+    """The statistic and its interval.
+
+    Args:
+        clause: A clause on a recorded quantity.
+        contract: Its contract.
+        histogram: Selector of the histograms of every cell and window.
+        samples: Selector of their numbers of observations, with the same labels.
+
+    Raises:
+        ValueError: If the clause is on a metric that recorders do not send, or an assumption is missing.
+    """
+    if clause.quantity is None:
+        msg = f"{clause.id}: {clause.metric} is not a quantity of recorders; rules from raw histograms cannot judge it"
+        raise ValueError(msg)
+    levels, statistic, signed = alphas(contract), clause.parsed_statistic, clause.quantity.low < 0
+    match statistic.kind:
+        case "max":
+            return _maximum(histogram, signed=signed)
+        case "quantile":
+            needed = samples_needed(clause, contract.observability)
+            return _quantile(statistic.argument, needed, levels, histogram, samples, signed=signed)
+        case "fraction":
+            return _fraction(statistic.argument, levels, histogram, samples)
+    if clause.metric not in DERIVED:
+        return _mean(clause.quantity, clause.cap, levels, histogram, samples)
+    scale, offset = factors(clause.metric, contract.assumptions)
+    if scale < 0:  # the sides change places, and their error probabilities with them
+        levels = Alphas(levels.upper, levels.lower)
+    base = _mean(clause.quantity, clause.cap, levels, histogram, samples)
+    first, second = (base.lower, base.upper) if scale > 0 else (base.upper, base.lower)
+    return Forms(*(f"{_text(scale)} * ({side}) + {_text(offset)}" for side in (base.estimate, first, second)))
+
+
+def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
+    """Share of n observations by which the number at or below a quantile exceeds its mean with probability <= alpha.
+
+    >>> 0.0009 < rank_shift(1 - 0.999, 0.999, 13_000, 0.005) < 0.001
+    True
+
+    Args:
+        toward: What one observation can add at most: 1 - rank above, rank below.
+        rank: Rank of the quantile, in (0, 1).
+        n: Observations.
+        alpha: Error probability.
+    """
+    log = -math.log(alpha)
+    linear = toward * log / (3.0 * n)
+    return linear + math.sqrt(linear * linear + 2.0 * rank * (1.0 - rank) * log / n)
+
+
+def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: str, samples: str) -> Forms:
+    bound = cap or quantity.cap
+    floor, ceiling = max(quantity.low, -bound), min(quantity.high, bound)
+    mean = f"histogram_sum({histogram}) / histogram_count({histogram})"
+    least, most = mean, mean
+    above = below = ""
+    if ceiling < quantity.high:
+        above = f"(1 - histogram_fraction(-Inf, {_edge_below(ceiling)!r}, {histogram}))"
+        beyond = f"clamp_min(histogram_quantile(1, {histogram}) * {_text(1 + 1e-9)} - {_text(ceiling)}, 0)"
+        least = f"{mean} - {above} * {beyond}"
+    if floor > quantity.low:
+        below = f"(1 - histogram_fraction({-_edge_below(-floor)!r}, +Inf, {histogram}))"
+        beyond = f"clamp_min({_text(floor)} - histogram_quantile(0, {histogram}) * {_text(1 + 1e-9)}, 0)"
+        most = f"{mean} + {below} * {beyond}"
+    deviation = (
+        f"({_text(_ROOT)} * histogram_stddev({histogram}) + {_text(_ROOT - 1.0)} * abs({mean})"
+        f" + {_text(ZERO_THRESHOLD)})"
+    )
+    left = f"clamp_min({samples} - 1, 0)"
+
+    def half(alpha: float) -> str:
+        log = math.log(2.0 / alpha)
+        linear = _text(7.0 * (ceiling - floor) * log / 3.0)
+        return f"({deviation} * sqrt({_text(2.0 * log)} / {left}) + {linear} / {left})"
+
+    lower = f"clamp_min({least} - {half(levels.lower)}, {_text(floor)})"
+    upper = f"clamp_max({most} + {half(levels.upper)}, {_text(ceiling)})"
+    if above:
+        upper = _unless_beyond(upper, above, samples, "+Inf")
+    if below:
+        lower = _unless_beyond(lower, below, samples, "-Inf")
+    return Forms(mean, lower, upper)
+
+
+def _unless_beyond(side: str, share: str, samples: str, instead: str) -> str:
+    """The side, where no observation may lie beyond the cap."""
+    beyond = f"{share} * {samples}"
+    return f"({side} and {beyond} <= {_text(_ONE)} or {beyond} * 0 + {instead})"
+
+
+def _quantile(rank: float, needed: int, levels: Alphas, histogram: str, samples: str, *, signed: bool) -> Forms:
+    estimate = f"histogram_quantile({_text(rank)}, {histogram})"
+    first = max(needed, 2)
+    lower = _by_size(
+        lambda n: rank - rank_shift(rank, rank, n, levels.lower) - 1.0 / n, first, histogram, samples, "-Inf"
+    )
+    while rank + rank_shift(1.0 - rank, rank, first, levels.upper) + 1.0 / first >= 1.0:
+        first = math.ceil(first * 1.05)
+    upper = _by_size(
+        lambda n: rank + rank_shift(1.0 - rank, rank, n, levels.upper) + 1.0 / n, first, histogram, samples, "+Inf"
+    )
+    return Forms(estimate, _outwards(lower, -1, signed=signed), _outwards(upper, 1, signed=signed))
+
+
+def _by_size(rank_at: Callable[[int], float], first: int, histogram: str, samples: str, fewer: str) -> str:
+    """The quantile of the largest listed sample size that a window reaches."""
+    tiers = [
+        f"histogram_quantile({_text(rank_at(size))}, {histogram} and {samples} >= {size})"
+        for size in (first * 2**power for power in reversed(range(_DOUBLINGS)))
+        if 0.0 < rank_at(size) < 1.0
+    ]
+    return "({})".format("\nor ".join([*tiers, f"{samples} * 0 + {fewer}"]))
+
+
+def _outwards(value: str, sign: int, *, signed: bool) -> str:
+    """What the edge of the bucket that a quantile was interpolated in cannot be beyond."""
+    away = _GROWTH - 1.0
+    if signed:
+        return f"{value} {'+' if sign > 0 else '-'} ({_text(away)} * abs({value}) + {_text(ZERO_THRESHOLD)})"
+    return f"{_text(1.0 + sign * away)} * {value} {'+' if sign > 0 else '-'} {_text(ZERO_THRESHOLD)}"
+
+
+def _fraction(threshold: float, levels: Alphas, histogram: str, samples: str) -> Forms:
+    maybe = f"histogram_fraction({_edge_toward(threshold, down=True)!r}, +Inf, {histogram})"
+    surely = f"histogram_fraction({_edge_toward(threshold, down=False)!r}, +Inf, {histogram})"
+    up, down = -math.log(levels.upper), -math.log(levels.lower)
+    once = f"{_text(up)} / {samples}"
+    upper = f"{maybe} + {once} + sqrt(({once}) ^ 2 + {_text(2 * up)} * {maybe} / {samples})"
+    third = f"{_text(2 * down / 3)} / {samples}"
+    lower = f"{surely} + {third} - sqrt(({third}) ^ 2 + {_text(2 * down)} * {surely} / {samples})"
+    return Forms(f"({maybe} + {surely}) / 2", f"clamp_min({lower}, 0)", f"clamp_max({upper}, 1)")
+
+
+def _maximum(histogram: str, *, signed: bool) -> Forms:
+    largest = f"histogram_quantile(1, {histogram})"
+    return Forms(largest, _outwards(largest, -1, signed=signed), f"{largest} + {_text(ZERO_THRESHOLD)}")
+
+
+def _text(number: float) -> str:
+    """A constant of a formula; edges of buckets are written in full instead, so that they are edges."""
+    return f"{number:.12g}"
+
+
+def _edge_below(magnitude: float) -> float:
+    """The largest edge of a bucket that is at most this positive number."""
+    edge: float = 2.0 ** (math.floor(round(math.log2(magnitude) * 2**SCALE, 9)) / 2**SCALE)
+    return edge
+
+
+def _edge_toward(threshold: float, *, down: bool) -> float:
+    """The nearest edge of a bucket at or below, or at or above, a threshold."""
+    if abs(threshold) < ZERO_THRESHOLD:
+        return -ZERO_THRESHOLD if down else ZERO_THRESHOLD
+    inward = down == (threshold > 0)
+    steps = round(math.log2(abs(threshold)) * 2**SCALE, 9)
+    edge: float = 2.0 ** ((math.floor(steps) if inward else math.ceil(steps)) / 2**SCALE)
+    return math.copysign(edge, threshold)

@@ -1,0 +1,68 @@
+"""Alertmanager's configuration, made from the ladders of all contracts: each step's webhooks get that step's alerts.
+
+Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint that a contract
+names. Alerts of steps that name no endpoint are shown on Alertmanager's own page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.generate.files import GeneratedFile, as_yaml
+
+__all__ = ["SECRETS", "routes_file"]
+
+SECRETS: Final = "/etc/alertmanager/secrets"
+"""Folder of the files `NAME.url` and `NAME.token`."""
+
+_PAGE: Final = "page-only"
+_CELL: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
+
+
+def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
+    """The configuration for all contracts together."""
+    routes: list[dict[str, Any]] = []
+    endpoints: set[str] = set()
+    for contract in contracts:
+        for number, step in enumerate(contract.escalation, start=1):
+            for endpoint in sorted({action.target for action in step.do if action.kind == "webhook" and action.target}):
+                endpoints.add(endpoint)
+                matchers = [f'contract="{contract.name}"', f'step="{number}"']
+                routes.append({"receiver": endpoint, "matchers": matchers, "continue": True})
+    content = {
+        "route": {
+            "receiver": _PAGE,
+            "group_by": ["contract", "clause", "slice"],
+            "group_wait": "10s",
+            "group_interval": "1m",
+            "repeat_interval": "4h",
+            "routes": routes,
+        },
+        # A critical step says all that the warning before it says.
+        "inhibit_rules": [
+            {
+                "source_matchers": ['severity="critical"'],
+                "target_matchers": ['severity=~"warning|info"'],
+                "equal": _CELL,
+            }
+        ],
+        "receivers": [{"name": _PAGE}, *map(_receiver, sorted(endpoints))],
+    }
+    notes = (
+        f"Routes from the contracts' ladders. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
+        f"bearer token that it expects into {SECRETS}/NAME.token; `kc_otel.webhooks.receiver(bearer=...)` checks it.",
+    )
+    return GeneratedFile(PurePosixPath("prometheus", "alertmanager", "alertmanager.yaml"), as_yaml(content, *notes))
+
+
+def _receiver(name: str) -> dict[str, Any]:
+    credentials = {"type": "Bearer", "credentials_file": f"{SECRETS}/{name}.token"}
+    webhook = {
+        "url_file": f"{SECRETS}/{name}.url",
+        "send_resolved": True,
+        "http_config": {"authorization": credentials},
+    }
+    return {"name": name, "webhook_configs": [webhook]}

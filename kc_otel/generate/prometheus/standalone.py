@@ -1,0 +1,86 @@
+"""Rules with which Prometheus, or what speaks its language, judges a contract and alerts, without the evaluator."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.units import format_duration
+from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.ladder import Rung, rungs
+from kc_otel.generate.prometheus.closed_forms import PAIRS, alphas
+from kc_otel.generate.prometheus.recording import clause_rules, expressible, left_out
+from kc_otel.generate.prometheus.rules import INTERVAL, Source, alert_rule
+
+__all__ = ["RULES", "notes", "standalone_file", "standalone_groups", "standalone_path", "standalone_rungs"]
+
+RULES: Final = Source(
+    "kc.rule.status",
+    {
+        "estimate": "kc.rule.estimate",
+        "lower bound": "kc.rule.lower",
+        "upper bound": "kc.rule.upper",
+        "limit": "kc.rule.limit",
+    },
+)
+"""What the recording rules say."""
+
+
+def standalone_path(contract: Contract) -> PurePosixPath:
+    """Place of a contract's standalone rules below the output folder."""
+    return PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
+
+
+def standalone_file(contract: Contract) -> GeneratedFile:
+    """The rule file of a contract for a Prometheus that judges by itself."""
+    return GeneratedFile(standalone_path(contract), as_yaml({"groups": standalone_groups(contract)}, *notes(contract)))
+
+
+def standalone_groups(contract: Contract) -> list[dict[str, Any]]:
+    """One group: the rules read each other's results, and a group runs them in order."""
+    recording = [rule for clause in expressible(contract) for rule in clause_rules(clause, contract)]
+    alerting = [alert_rule(rung, RULES) for rung in standalone_rungs(contract)]
+    if not recording and not alerting:
+        return []
+    return [
+        {
+            "name": f"kernel-contract-{contract.name}-standalone",
+            "interval": format_duration(INTERVAL),
+            "rules": [*recording, *alerting],
+        }
+    ]
+
+
+def standalone_rungs(contract: Contract) -> tuple[Rung, ...]:
+    """The rungs whose verdicts rules can find."""
+    judged = {clause.id for clause in expressible(contract)}
+    return tuple(rung for rung in rungs(contract) if rung.clause is None or rung.clause_id in judged)
+
+
+def notes(contract: Contract) -> tuple[str, ...]:
+    """What a reader has to know of the rules' statistics, and what they leave to the evaluator; lines of a comment."""
+    levels = alphas(contract)
+    split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PAIRS} kernel pairs"
+    return (
+        f"Verdicts on {contract.name} from the recorders' histograms, without the evaluator. Load these rules or those",
+        "that alert on the evaluator's verdicts, not both: they raise the same alerts.",
+        "",
+        f"Error probabilities, per window and cell: {levels.upper:.4g} of a PASS that is none; of a FAIL that is none",
+        f"{levels.lower:.4g}, which is alpha split evenly over {split}.",
+        "The evaluator's intervals are narrower (it inverts the tests that these bound), and Holm's procedure gives it",
+        "more alpha where several cells fail. It may decide what is INCONCLUSIVE here; on the same observations it",
+        "never says the contrary, for both intervals hold the sample's own statistic. While drift changes the two may",
+        "differ: their windows end up to a pane (a tenth of the window) and an export apart.",
+        "",
+        "Left to the evaluator:",
+        *(
+            f"- {clause.id}: {clause.metric} carries no contract, slice or kernels as labels;"
+            for clause in left_out(contract)
+        ),
+        "- a slice that was never seen: it has no series that could be NO_DATA; one that went silent has;",
+        "- the first export of a new series: increase() needs a second one to compare it with;",
+        "- extremes finer than a bucket (4.4%): for `max` the edges of the highest bucket stand for it;",
+        "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
+        "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
+    )

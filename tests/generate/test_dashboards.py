@@ -1,0 +1,238 @@
+"""All dashboards: valid, complete, explained, linked, and only about what the registry knows."""
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import jsonschema
+import pytest
+
+from kc_otel.contract import Contract, load_all
+from kc_otel.contract.registry import ATTRIBUTES, METRICS, RECORDED
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.names import label_name, prometheus_name
+
+NAMES = ("overview", "slice", "rl", "promotion", "health", "meaning")
+METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
+HISTOGRAM_NAMES = {prometheus_name(quantity) for quantity in RECORDED.values()}
+LABELS = {label_name(name) for name in ATTRIBUTES}
+DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}
+
+
+def panels(board: dict) -> Iterator[dict]:
+    """Every panel, those in collapsed rows too."""
+    for panel in board["panels"]:
+        yield panel
+        yield from panel.get("panels", [])
+
+
+def expressions(board: dict) -> Iterator[str]:
+    """Every query of the dashboard, of its variables and of its annotations."""
+    for panel in panels(board):
+        yield from (target["expr"] for target in panel.get("targets", []) if "expr" in target)
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+    for annotation in board["annotations"].get("list", []):
+        yield annotation["expr"]
+
+
+def links(board: dict) -> Iterator[str]:
+    """Every address that the dashboard leads to: links of its own, of panels, of values, and in text."""
+    yield from (link["url"] for link in board.get("links", []))
+    for panel in panels(board):
+        yield from (link["url"] for link in panel.get("links", []))
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        yield from (link["url"] for link in defaults.get("links", []))
+        for override in panel.get("fieldConfig", {}).get("overrides", []):
+            for one in override["properties"]:
+                yield from (link["url"] for link in one["value"]) if one["id"] == "links" else ()
+        yield from re.findall(r"\]\((/d/[^)]+)\)", panel.get("options", {}).get("content", ""))
+
+
+def read_schema(folder: Path, kind: str) -> dict:
+    """A JSON Schema of Grafana's. It writes "any value" as an object of anything, which is put right here."""
+
+    def any_value(node: object) -> object:
+        if isinstance(node, list):
+            return [any_value(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if {key: node[key] for key in node if key != "description"} == {"type": "object", "additionalProperties": {}}:
+            return {}
+        return {key: any_value(value) for key, value in node.items()}
+
+    return any_value(json.loads((folder / "grafana-jsonschema" / f"{kind}.jsonschema.json").read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_a_valid_classic_dashboard(boards: dict, name: str, schemas: Path) -> None:
+    """It satisfies Grafana's JSON Schema, which notices an error planted in it."""
+    validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
+    assert [error.message for error in validator.iter_errors(boards[name])] == []
+    broken = copy.deepcopy(boards[name])
+    broken["panels"][0]["gridPos"]["w"] = "wide"
+    assert list(validator.iter_errors(broken))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_panel_satisfies_the_schema_of_its_kind(boards: dict, name: str, schemas: Path) -> None:
+    """Options, field configuration and queries are checked too, which the dashboard's own schema leaves open."""
+
+    def errors(kind: str, definition: str, value: object) -> list[str]:
+        validator = jsonschema.Draft7Validator({**read_schema(schemas, kind), "$ref": f"#/definitions/{definition}"})
+        return [f"{kind} {definition}: {error.message}" for error in validator.iter_errors(value)]
+
+    for panel in panels(boards[name]):
+        if panel["type"] == "row":
+            continue
+        kind = panel["type"].replace("-", "")
+        found = errors(kind, "Options", panel["options"])
+        if custom := panel.get("fieldConfig", {}).get("defaults", {}).get("custom"):
+            found += errors(kind, "FieldConfig", custom)
+        for target in panel.get("targets", []):
+            found += errors("tempo" if "expr" not in target else "prometheus", "Dataquery", target)
+        assert found == [], panel["title"]
+    assert errors("timeseries", "Options", {"legend": 1})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: str) -> None:
+    """Ids are set and unique; each panel has a description, a data source of a variable, and a unit for its numbers."""
+    ids = [panel["id"] for panel in panels(boards[name])]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+    for panel in panels(boards[name]):
+        if panel["type"] == "row":
+            continue
+        if panel["type"] == "text":
+            assert len(panel["options"]["content"]) > 100, panel["title"]
+            continue
+        assert len(panel["description"]) > 20, panel["title"]
+        assert (panel["datasource"]["type"], panel["datasource"]["uid"]) in DATASOURCES
+        if panel["type"] in {"timeseries", "stat"}:
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_do_not_overlap(boards: dict, name: str) -> None:
+    """No two panels of a level share a place on the grid of 24 columns."""
+    board = boards[name]
+    for level in (board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))):
+        taken: set[tuple[int, int]] = set()
+        for place in (panel["gridPos"] for panel in level):
+            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+            assert not cells & taken
+            assert place["x"] + place["w"] <= 24
+            taken |= cells
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> None:
+    """Metrics, labels and the labels of legends and marks: nothing is queried that nobody sends."""
+    board = boards[name]
+    legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]
+    marks = [annotation["textFormat"] for annotation in board["annotations"].get("list", [])]
+    for text in (*expressions(board), *legends, *marks):
+        names = set(re.findall(r"\bkc_[a-z0-9_]+", text))
+        assert names <= METRIC_NAMES | HISTOGRAM_NAMES | LABELS, text
+    selected = {name for text in expressions(board) for name in re.findall(r"\bkc_\w+(?=\{)", text)}
+    assert selected <= METRIC_NAMES | HISTOGRAM_NAMES
+
+
+def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> None:
+    """TraceQL names attributes of spans by their OpenTelemetry names."""
+    (query,) = (t["query"] for panel in panels(boards["slice"]) for t in panel.get("targets", []) if "query" in t)
+    named = set(re.findall(r"span\.(kc\.[a-z_.]+)", query))
+    assert named
+    assert {name for name in named if "span" not in ATTRIBUTES[name].on} == set()
+
+
+def test_every_metric_beside_the_drift_quantities_is_shown(boards: dict) -> None:
+    """What the registry lists can be seen somewhere, but for the steps of the recording rules."""
+    texts = [text for board in boards.values() for text in expressions(board)]
+    shown = {name for text in texts for name in re.findall(r"\bkc_[a-z0-9_]+", text)}
+    assert shown >= {name for name in METRIC_NAMES if not name.startswith("kc_rule_window")}
+
+
+def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
+    """Every `$name` is a variable of its own dashboard, or Grafana's."""
+    for name, board in boards.items():
+        known = {variable["name"] for variable in board["templating"]["list"]}
+        titles = [panel["title"] for panel in panels(board)]
+        traces = [t["query"] for panel in panels(board) for t in panel.get("targets", []) if "query" in t]
+        for text in (*expressions(board), *titles, *traces):
+            assert set(re.findall(r"\$\{?([a-z][a-z_]*)", text)) <= known, (name, text)
+
+
+def test_links_lead_to_dashboards_panels_and_variables_that_exist(boards: dict) -> None:
+    """Every path names a dashboard's uid; `viewPanel` one of its panels; `var-` one of its variables."""
+    by_uid = {board["uid"]: board for board in boards.values()}
+    assert len(by_uid) == len(NAMES)
+    for board in boards.values():
+        others = {link["url"].removeprefix("/d/") for link in board["links"]}
+        assert others == set(by_uid) - {board["uid"]}
+        for url in links(board):
+            if not url.startswith("/d/"):
+                assert url == "https://example.com/runbook"
+                continue
+            target = by_uid[urlsplit(url).path.removeprefix("/d/")]
+            for key, (value, *_) in parse_qs(urlsplit(url).query).items():
+                if key == "viewPanel":
+                    assert value == "${__value.raw}" or int(value) in {panel["id"] for panel in panels(target)}
+                else:
+                    variables = {variable["name"] for variable in target["templating"]["list"]}
+                    assert key.removeprefix("var-") in variables
+
+
+def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
+    """They keep variables and time, and are not put away in a menu."""
+    for board in boards.values():
+        for link in board["links"]:
+            assert link["includeVars"]
+            assert link["keepTime"]
+            assert "placement" not in link
+
+
+def test_verdicts_have_names_and_colours(boards: dict) -> None:
+    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, in every panel that shows verdicts alone."""
+    expected = {str(status.code): str(status) for status in Status}
+    for board in boards.values():
+        for panel in panels(board):
+            if panel["type"] == "state-timeline" and "kc_verdict" in panel["targets"][0]["expr"]:
+                (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+                assert {value: result["text"] for value, result in mapping["options"].items()} == expected
+
+
+def test_every_clause_has_a_meaning_of_its_own(boards: dict, policy: Contract) -> None:
+    """A panel per clause says what is promised, what follows, and what each step of the policy does."""
+    texts = {panel["title"]: panel["options"]["content"] for panel in panels(boards["meaning"]) if "options" in panel}
+    for clause in policy.clauses:
+        text = texts[f"policy-7b: {clause.id}"]
+        assert clause.metric in text
+        for section in ("What it guarantees", "Before it can pass", "When it does not hold", "Slice | At most"):
+            assert section in text, (clause.id, section)
+        assert "route:train-kernel" in text
+    assert "BACKWARDS" in texts["policy-7b as a whole"]
+
+
+def test_a_contract_without_assumptions_has_no_panels_of_them(repository: Path) -> None:
+    """Reward and gradient bounds are shown where some contract states what they are made of."""
+    contracts = load_all([repository / "contracts" / "serving-int8.yaml"])
+    board = next(json.loads(file.text) for file in grafana_files(contracts) if file.path.stem == "rl")
+    titles = [panel["title"] for panel in panels(board)]
+    assert "Most that the reward can differ" in titles
+    assert "Most that the gradient can be biased" not in titles
+    assert "Share of the clip range that the kernels spend" not in titles
+
+
+def test_no_contracts_give_dashboards_all_the_same(schemas: Path) -> None:
+    """An empty folder of contracts is a start, not an error."""
+    validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
+    for file in grafana_files([]):
+        if file.path.suffix == ".json":
+            assert list(validator.iter_errors(json.loads(file.text))) == []

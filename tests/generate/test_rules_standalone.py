@@ -1,0 +1,142 @@
+"""Rules that judge without the evaluator, the Kubernetes resources, and Alertmanager's routes, as data."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from kc_otel.contract import Contract
+from kc_otel.contract.registry import METRICS, RECORDED
+from kc_otel.generate.names import prometheus_name
+from kc_otel.generate.prometheus.closed_forms import SCALE, alphas, forms, rank_shift
+from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
+from kc_otel.generate.prometheus.recording import expressible, left_out
+from kc_otel.generate.prometheus.routes import SECRETS, routes_file
+from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.telemetry.accumulate import Accumulator
+
+
+def _rules(contract: Contract) -> list[dict]:
+    (group,) = yaml.safe_load(standalone_file(contract).text)["groups"]
+    return group["rules"]
+
+
+def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
+    """Same alerts, `for`, `keep_firing_for` and labels; only the verdicts come from elsewhere."""
+    (group,) = yaml.safe_load(rule_file(policy).text)["groups"]
+    theirs = [rule for rule in group["rules"] if rule["labels"]["clause"] != "ttft"]
+    ours = [rule for rule in _rules(policy) if "alert" in rule]
+    assert len(ours) == len(theirs) > 10
+    for one, other in zip(ours, theirs, strict=True):
+        assert {key: one[key] for key in one if key not in {"expr", "annotations"}} == {
+            key: other[key] for key in other if key not in {"expr", "annotations"}
+        }
+        assert one["expr"] == other["expr"].replace("kc_verdict", "kc_rule_status")
+        assert one["annotations"]["summary"] == other["annotations"]["summary"]
+
+
+def test_every_name_is_in_the_registry(policy: Contract) -> None:
+    """What rules record and read are metrics of the registry."""
+    known = {prometheus_name(one) for one in (*METRICS.values(), *RECORDED.values())}
+    used = set()
+    for rule in _rules(policy):
+        used |= {rule["record"]} if "record" in rule else set()
+        used |= set(re.findall(r"\b(kc_\w+)\{", rule["expr"]))
+    assert used <= known
+    assert {"kc_rule_lower", "kc_rule_upper", "kc_rule_estimate", "kc_rule_limit", "kc_rule_status"} <= used
+
+
+def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
+    """A clause on somebody else's histogram has no rule, and a comment names it."""
+    assert [clause.id for clause in left_out(policy)] == ["ttft"]
+    text = standalone_file(policy).text
+    assert "# - ttft: gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels;" in text
+    assert "kc_clause: ttft" not in text
+    assert "5 clauses x 3 slices x 4 kernel pairs" in text
+    with pytest.raises(ValueError, match="ttft: gen_ai"):
+        forms(left_out(policy)[0], policy, "h", "n")
+
+
+def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) -> None:
+    """Half of alpha per window; below, the evaluator's strictest level and less."""
+    assert alphas(policy).upper == pytest.approx(0.005)
+    assert alphas(policy).lower == pytest.approx(0.005 / (5 * 3 * 4))
+
+
+def test_the_scale_is_that_of_recorders() -> None:
+    """Edges of buckets in the rules are edges of what accumulators make."""
+    accumulator = Accumulator(["all"])
+    accumulator.add_values("weights_lag", [1.0])
+    assert {value.scale for value in accumulator.snapshot().values()} == {SCALE}
+
+
+@given(
+    rank=st.floats(0.001, 0.9999),
+    n=st.integers(10, 10**6),
+    alpha=st.floats(1e-6, 0.2),
+)
+def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, alpha: float) -> None:
+    """Bernstein's shift leaves at most alpha on either side, whatever the rank and the number of observations."""
+    above = n * (rank + rank_shift(1 - rank, rank, n, alpha))
+    below = n * (rank - rank_shift(rank, rank, n, alpha))
+    assert binom.sf(above - 1e-9 * n, n, rank) <= alpha * (1 + 1e-6) or above >= n
+    assert below < 0 or binom.cdf(below - 1e-9 * n, n, rank) <= alpha * (1 + 1e-6)
+
+
+def test_resources_hold_the_same_groups(policy: Contract) -> None:
+    """A PrometheusRule is the rule file in an envelope, with a name that Kubernetes takes."""
+    underscored = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a_b"})})
+    for contract in (policy, underscored):
+        for plain, wrapped in (
+            (rule_file(contract), kubernetes_file(contract)),
+            (standalone_file(contract), kubernetes_standalone_file(contract)),
+        ):
+            resource = yaml.safe_load(wrapped.text)
+            assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+            assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", resource["metadata"]["name"])
+            assert resource["spec"]["groups"] == yaml.safe_load(plain.text)["groups"]
+
+
+def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
+    """One route per step and endpoint, one receiver per endpoint, secrets in files only."""
+    content = yaml.safe_load(routes_file([policy]).text)
+    assert content["route"]["routes"] == [
+        {"receiver": "pager", "matchers": ['contract="policy-7b"', 'step="2"'], "continue": True}
+    ]
+    (page, pager) = content["receivers"]
+    assert page == {"name": "page-only"}
+    (webhook,) = pager["webhook_configs"]
+    assert webhook["url_file"] == f"{SECRETS}/pager.url"
+    assert webhook["http_config"]["authorization"]["credentials_file"] == f"{SECRETS}/pager.token"
+
+
+@pytest.mark.slow
+def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp_path: Path) -> None:
+    """The critical step reaches the pager, other steps and other contracts the page alone."""
+    path = tmp_path / "alertmanager.yaml"
+    path.write_text(routes_file([policy]).text)
+    amtool = program("amtool")
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run([amtool, *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert "SUCCESS" in ask("check-config", str(path))
+    routed = ("config", "routes", "test", f"--config.file={path}")
+    assert ask(*routed, "contract=policy-7b", "step=2").strip() == "pager"
+    assert ask(*routed, "contract=policy-7b", "step=1").strip() == "page-only"
+    assert ask(*routed, "contract=other", "step=2").strip() == "page-only"
+
+
+def test_a_contract_that_rules_cannot_judge_has_no_group(policy: Contract) -> None:
+    """Nothing on recorded quantities and no policy: no group, as Prometheus refuses empty ones."""
+    foreign = policy.model_copy(
+        update={"numerical": (), "statistical": (), "runtime": left_out(policy), "escalation": ()}
+    )
+    assert expressible(foreign) == ()
+    assert yaml.safe_load(standalone_file(foreign).text) == {"groups": []}

@@ -1,0 +1,134 @@
+"""Prometheus remote write 1.0: what an exporter of this repository sends over OTLP, written into a Prometheus.
+
+Debian's Prometheus has no OTLP receiver. This does what that receiver does: an exponential histogram becomes a native
+one, its bucket i the bucket i + 1, for Prometheus counts buckets by their upper edge. Source of the message:
+prometheus/prompb/types.proto; of the framing: the snappy block format, of which only literals are needed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ZERO_THRESHOLD = 1e-128
+HEADERS = {
+    "Content-Encoding": "snappy",
+    "Content-Type": "application/x-protobuf",
+    "X-Prometheus-Remote-Write-Version": "0.1.0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series: its labels, and (milliseconds, value) of samples, or of the SDK's exponential histogram points."""
+
+    labels: Mapping[str, str]
+    samples: Sequence[tuple[int, float]] = ()
+    histograms: Sequence[tuple[int, Any]] = ()
+
+
+def body(series: Iterable[Series]) -> bytes:
+    """The body of a request to `/api/v1/write`."""
+    return snappy(b"".join(_message(1, part) for one in series for part in _series(one)))
+
+
+def of_exports(exports: Iterable[tuple[int, Any]]) -> list[Series]:
+    """Every drift histogram of some exports, (milliseconds, MetricsData) each, one series per stream."""
+    streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
+    for at, data in exports:
+        for resource in data.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        if hasattr(point, "zero_count"):
+                            labels = {_name(key): str(value) for key, value in point.attributes.items()}
+                            labels["__name__"] = _name(metric.name)
+                            streams.setdefault(tuple(sorted(labels.items())), []).append((at, point))
+    return [Series(dict(labels), histograms=points) for labels, points in streams.items()]
+
+
+def snappy(content: bytes) -> bytes:
+    """The block format, nothing compressed."""
+    chunks = [content[start : start + 65536] for start in range(0, len(content), 65536)]
+    return _varint(len(content)) + b"".join(b"\xf4" + struct.pack("<H", len(one) - 1) + one for one in chunks)
+
+
+def _series(one: Series) -> tuple[bytes, ...]:
+    """The series, and then its exemplars: Prometheus takes exemplars of series only that it knows already."""
+    labels = b"".join(
+        _message(1, _message(1, name.encode()) + _message(2, value.encode()))
+        for name, value in sorted(one.labels.items())
+    )
+    samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in one.samples)
+    exemplars = b"".join(
+        _message(3, _exemplar(exemplar, at)) for at, point in one.histograms for exemplar in point.exemplars
+    )
+    histograms = b"".join(_message(4, _histogram(point, at)) for at, point in one.histograms)
+    return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
+
+
+def _histogram(point: Any, at: int) -> bytes:
+    return b"".join(
+        (
+            _integer(1, point.count),
+            _double(3, point.sum),
+            _integer(4, _zigzag(point.scale)),
+            _double(5, ZERO_THRESHOLD),
+            _integer(6, point.zero_count),
+            *_buckets(8, 9, point.negative),
+            *_buckets(11, 12, point.positive),
+            _integer(15, at),
+        )
+    )
+
+
+def _buckets(span: int, deltas: int, buckets: Any) -> tuple[bytes, ...]:
+    counts = list(buckets.bucket_counts)
+    if not counts:
+        return ()
+    steps = (count - before for count, before in zip(counts, [0, *counts], strict=False))
+    packed = b"".join(_varint(_zigzag(step)) for step in steps)
+    return (
+        _message(span, _integer(1, _zigzag(buckets.offset + 1)) + _integer(2, len(counts))),
+        _message(deltas, packed),
+    )
+
+
+def _exemplar(exemplar: Any, at: int) -> bytes:
+    labels = {"trace_id": f"{exemplar.trace_id:032x}", "span_id": f"{exemplar.span_id:016x}"}
+    written = b"".join(
+        _message(1, _message(1, key.encode()) + _message(2, value.encode())) for key, value in labels.items()
+    )
+    return written + _double(2, exemplar.value) + _integer(3, at)
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", value)
+
+
+def _zigzag(value: int) -> int:
+    return (value << 1) ^ (value >> 63)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
