@@ -1,4 +1,4 @@
-"""Serve, send traffic of two slices, and look at what was recorded."""
+"""Serve, send traffic of two slices, look at what was recorded, and have it judged."""
 
 from __future__ import annotations
 
@@ -18,35 +18,39 @@ REQUESTS = 40
 
 
 def main() -> int:
-    """Run the example; the exit status says whether anything was recorded."""
+    """Run the example; the exit status says whether there are verdicts."""
     if find_spec("vllm") is None:
         print("this needs vLLM: `make engines`, then .venv-engines/bin/python -m examples.vllm_server")
         return 2
     with tempfile.TemporaryDirectory(prefix="kc-otel-") as folder:
         spool = Path(folder) / "requests.sqlite"
-        serve_and_send(spool, Path(folder) / "vllm.log")
-        return 0 if show(spool) else 1
+        model = tiny_model(ROOT / ".cache")
+        serve_and_send(model, spool, Path(folder) / "vllm.log")
+        show(spool)
+        from examples.demo.terminal import Terminal  # noqa: PLC0415
+        from examples.rescore.judge import judge  # noqa: PLC0415 - not without vLLM
+
+        print("\nscored by the same checkpoint in float32:")
+        return 0 if judge(Terminal(), spool, CONTRACT, model, Path(folder)) else 1
 
 
-def serve_and_send(spool: Path, log: Path) -> None:
+def serve_and_send(model: Path, spool: Path, log: Path) -> None:
     """The server as it is always started, but for two variables, and its clients."""
     from examples.vllm_server.server import serving  # noqa: PLC0415
     from examples.vllm_server.traffic import send  # noqa: PLC0415
 
-    print("making the model, unless it is there ...")
-    model = tiny_model(ROOT / ".cache")
     variables = {"KC_OTEL_CONTRACT": str(CONTRACT), "KC_OTEL_SPOOL": str(spool)}
     print("starting python -m vllm.entrypoints.openai.api_server as ever, with these in its environment:")
     print("\n".join(f"  {name}={value}" for name, value in variables.items()))
-    with serving(model, variables, log=log) as address:
-        print(f"serving at {address}; {2 * REQUESTS} requests ...")
+    with serving(model, variables, log=log) as server:
+        print(f"serving at {server.address}; {2 * REQUESTS} requests ...")
         start = time.monotonic()
-        tokens = asyncio.run(send(address, REQUESTS))
+        tokens = asyncio.run(send(server.address, REQUESTS))
         print(f"{tokens} tokens came back in {time.monotonic() - start:.1f} s; stopping the server ...")
 
 
-def show(spool: Path) -> int:
-    """Print what was recorded, by slice; returns how many requests."""
+def show(spool: Path) -> None:
+    """Print what was recorded, by slice."""
     from kc_otel import load  # noqa: PLC0415
     from kc_otel.instrument.spool import SpoolReader  # noqa: PLC0415
 
@@ -76,7 +80,6 @@ def show(spool: Path) -> int:
         print(f"  attributes   {dict(request.attributes)}")
         print(f"  processing   {dict(request.processing) or 'none'}, log-probabilities are {request.logprobs_mode}")
         print(f"  first tokens {request.token_ids[:6].tolist()}, log Q {request.logprobs[:6].round(2).tolist()}")
-    return len(requests)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -33,6 +34,24 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that runs.
+
+    Attributes:
+        address: Base URL.
+        process: Its first process, which leads the group of all of them.
+    """
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """As the machine's memory killer would, all of its processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
 @contextmanager
 def serving(
     model: Path,
@@ -41,8 +60,8 @@ def serving(
     log: Path,
     launcher: Sequence[str] = (),
     options: Sequence[str] = (),
-) -> Iterator[str]:
-    """A server until the block ends; yields its address.
+) -> Iterator[Server]:
+    """A server until the block ends, at which it is asked to stop as an operator would.
 
     Args:
         model: The checkpoint.
@@ -70,18 +89,18 @@ def serving(
             start_new_session=True,
         )
         try:
-            address = f"http://127.0.0.1:{port}"
-            _wait(process, address, log)
-            yield address
+            server = Server(f"http://127.0.0.1:{port}", process)
+            _wait(server, log)
+            yield server
         finally:
-            _stop(process)
+            _stop(server)
 
 
-def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def _wait(server: Server, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while server.process.poll() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(f"{address}/health", timeout=5.0).status_code == httpx.codes.OK:
+            if httpx.get(f"{server.address}/health", timeout=5.0).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass
@@ -90,11 +109,10 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     raise RuntimeError(f"vLLM did not start; the end of {log}:\n{end}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """As an operator would: SIGTERM, upon which it writes what is still in its queues."""
-    process.terminate()
+def _stop(server: Server) -> None:
+    """SIGTERM, upon which it writes what is still in its queues."""
+    server.process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        server.process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.kill()

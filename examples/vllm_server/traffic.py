@@ -1,8 +1,10 @@
-"""Clients of the server: completions of code and of prose, which say which of them they are."""
+"""Clients of the server: completions of several kinds of text, which say which of them they are."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx
 
@@ -12,23 +14,37 @@ from examples.vllm_server.server import NAME
 SLICES = ("code", "prose")
 
 
-async def send(address: str, requests: int, *, tokens: int = 48) -> int:
-    """Send so many requests of each slice, some at a time; returns how many tokens came back."""
+async def send(
+    address: str,
+    requests: int,
+    *,
+    slices: Sequence[str] = SLICES,
+    characters: int = 120,
+    options: Mapping[str, Any] | None = None,
+) -> int:
+    """Send so many requests of each slice, some at a time; returns how many tokens came back.
+
+    Args:
+        address: Base URL of the server.
+        requests: How many of each slice.
+        slices: Kinds of text.
+        characters: Length of the prompts.
+        options: Further parameters of each, such as temperature.
+    """
+    body = {"model": NAME, "max_tokens": 48, **(options or {})}
     limits = httpx.Limits(max_connections=8)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120.0) as client:
-        answers = await asyncio.gather(
-            *(_complete(client, slice_, prompt, tokens) for slice_ in SLICES for prompt in prompts(slice_, requests))
-        )
+        texts = [(slice, prompt) for slice in slices for prompt in prompts(slice, requests, characters=characters)]
+        answers = await asyncio.gather(*(_complete(client, slice, {**body, "prompt": each}) for slice, each in texts))
     return sum(answers)
 
 
-async def _complete(client: httpx.AsyncClient, slice_: str, prompt: str, tokens: int) -> int:
-    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens}
-    if slice_ == "code":
+async def _complete(client: httpx.AsyncClient, slice: str, body: Mapping[str, Any]) -> int:
+    if slice == "code":
         # In the body, as `extra_body` of OpenAI's own client; vLLM hands it on to whoever knows it.
-        answer = await client.post("/v1/completions", json={**body, "vllm_xargs": {"task": slice_}})
+        answer = await client.post("/v1/completions", json={**body, "vllm_xargs": {"task": slice}})
     else:
         # Or in a header, where a gateway can put it without touching the body.
-        answer = await client.post("/v1/completions", json=body, headers={"baggage": f"task={slice_}"})
+        answer = await client.post("/v1/completions", json=body, headers={"baggage": f"task={slice}"})
     answer.raise_for_status()
     return int(answer.json()["usage"]["completion_tokens"])

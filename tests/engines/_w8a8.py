@@ -1,0 +1,45 @@
+"""A checkpoint in int8, weights and activations, as compressed-tensors writes it and vLLM reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+_SCHEME: Final[dict[str, Any]] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def quantised(model: Path, into: Path) -> Path:
+    """The checkpoint with every linear layer but the head in int8, one scale per output channel; returns `into`.
+
+    Activations are quantised by the engine, one scale per token.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, into)
+    tensors = load_file(model / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].float()
+        scale = weight.abs().amax(1, keepdim=True) / 127.0
+        tensors[name] = (weight / scale).round().clamp(-127, 127).to(torch.int8)
+        tensors[f"{name}_scale"] = scale
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((into / "config.json").read_text())
+    (into / "config.json").write_text(json.dumps(config | {"quantization_config": _SCHEME}))
+    return into

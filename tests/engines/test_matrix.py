@@ -1,0 +1,176 @@
+"""One contract, five real engines: each breaks it exactly where its arithmetic really is worse, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+from kc_otel import Kernel, Recorder, load
+from kc_otel.evaluator.evaluator import Evaluator
+from kc_otel.instrument.rescore import Rescorer
+from kc_otel.instrument.scoring import hf_scorer
+from kc_otel.instrument.spool import SpoolReader
+from tests.engines._matrix import CASES, CONTRACT, TASKS, TOKENS, distribution, exact, requests, run, statistic
+from tests.engines._w8a8 import quantised
+
+pytestmark = pytest.mark.slow
+
+CLEAR = 1.35
+"""A factor from the limit at which the samples that there are have to be enough."""
+
+
+class ToEvaluator(MetricExporter):
+    """Hands exports to an evaluator of this process, as OTLP."""
+
+    def __init__(self, evaluator):
+        super().__init__()
+        self.evaluator = evaluator
+
+    def export(self, metrics_data, **_):
+        assert not self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time()).rejected
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, **_):
+        return True
+
+    def shutdown(self, **_):
+        pass
+
+
+class Matrix:
+    """Every engine's requests and drift, made once."""
+
+    def __init__(self, folder, checkpoint):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path = folder / "contract.yaml"
+        path.write_text(CONTRACT)
+        int8 = quantised(checkpoint, folder / "int8")
+        with ThreadPoolExecutor(2) as pool:
+            models = [int8 if case.int8 else checkpoint for case in CASES.values()]
+            ran = list(pool.map(lambda name, model: run(name, model, folder, path), CASES, models))
+        self.contract = load(path)
+        self.spools = {name: spool for name, (spool, _) in zip(CASES, ran, strict=True)}
+        self.kept = {name: kept for name, (_, kept) in zip(CASES, ran, strict=True)}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.exact = {name: exact(self.model, tokenizer, self.kept[name]) for name in CASES}
+        self.verdicts = {name: self.rescored(name) for name in CASES}
+        torch.set_num_threads(threads)
+
+    def rescored(self, name):
+        """Verdicts by clause and slice, from the spool by way of the rescorer."""
+
+        def record(recorder):
+            with SpoolReader(self.spools[name]) as reader:
+                totals = Rescorer(reader, recorder, hf_scorer(self.model)).run(threading.Event())
+            assert totals.requests == len(requests()[0])
+            assert totals.tokens == len(requests()[0]) * TOKENS
+
+        return self.judged(Kernel("torch", dtype="float32"), record)
+
+    def judged(self, train, record):
+        """Verdicts on what a function gives to a recorder."""
+        evaluator = Evaluator([self.contract])
+        evaluator.evaluate(time.time())
+        with Recorder(self.contract, train=train, metric_exporter=ToEvaluator(evaluator), sampling=1.0) as recorder:
+            record(recorder)
+            assert recorder.force_flush()
+        verdicts = evaluator.evaluate(time.time())
+        return {(v.cell.clause, v.cell.slice): v for v in verdicts if v.samples}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory, tiny_model):
+    return Matrix(tmp_path_factory.mktemp("matrix"), tiny_model)
+
+
+def failed(verdicts, clause):
+    return {cell[1] for cell, verdict in verdicts.items() if cell[0] == clause and verdict.status == "FAIL"}
+
+
+def passed(verdicts, clause):
+    return {cell[1] for cell, verdict in verdicts.items() if cell[0] == clause and verdict.status == "PASS"}
+
+
+def test_float32_keeps_every_clause_on_every_slice(matrix):
+    """The same arithmetic in another program: every cell of the contract passes."""
+    assert {verdict.status for verdict in matrix.verdicts["fp32"].values()} == {"PASS"}
+    assert len(matrix.verdicts["fp32"]) == 4 * 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_verdict_contradicts_the_exact_drift(matrix, name):
+    """What fails is over its limit, what passes is not, and what is clearly on one side has been decided."""
+    for clause in matrix.contract.clauses:
+        for slice_, drift in matrix.exact[name].items():
+            true, verdict = statistic(clause, *drift), matrix.verdicts[name][clause.id, slice_]
+            allowed = {"INCONCLUSIVE", "FAIL" if true > clause.limit else "PASS"}
+            if true == 0.0 or abs(math.log(true / clause.limit)) > math.log(CLEAR):
+                allowed.discard("INCONCLUSIVE")
+            assert verdict.status in allowed, (name, true, verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "clause"), [("bf16", "rounding"), ("int8 W8A8", "weights-and-activations"), ("fp8 KV cache", "cache")]
+)
+def test_each_engine_is_caught_on_the_slice_where_it_is_worst(matrix, name, clause):
+    """Of the kinds of text, its clause fails on the one with the largest exact drift and passes on the others."""
+    limit = next(each for each in matrix.contract.clauses if each.id == clause)
+    drift = {task: statistic(limit, *matrix.exact[name][task]) for task in TASKS}
+    worst = max(drift, key=drift.get)
+    assert failed(matrix.verdicts[name], clause) & set(TASKS) == {worst}, drift
+    assert passed(matrix.verdicts[name], clause) & set(TASKS) == set(TASKS) - {worst}, drift
+
+
+def test_a_quantised_cache_is_worse_on_long_prompts(matrix):
+    """Beside the kind of text, the length of the prompt decides: more keys and values are read from the cache."""
+    clause = next(each for each in matrix.contract.clauses if each.id == "cache")
+    true = {name: statistic(clause, *matrix.exact["fp8 KV cache"][name]) for name in ("short", "long")}
+    assert true["long"] > true["short"]
+    verdicts = matrix.verdicts["fp8 KV cache"]
+    assert verdicts["cache", "long"].estimate > verdicts["cache", "short"].estimate
+
+
+@pytest.mark.parametrize(("name", "broken"), [("bf16", {"long"}), ("bf16, one KV split", set())])
+def test_splitting_keys_and_values_makes_a_kernel_depend_on_its_batch(matrix, name, broken):
+    """A request alone against the same in a batch, one kernel: the numbers differ where attention splits a long one."""
+    kept = matrix.kept[name]
+    sides = defaultdict(list)
+    for number in (int(key.rpartition("-")[2]) for key in kept if key.startswith("alone-tokens-")):
+        alone, batch = kept[f"alone-tokens-{number}"], kept[f"tokens-{number}"]
+        same = np.cumprod(alone == batch).astype(bool)
+        sides["alone"].append(kept[f"alone-logprobs-{number}"][same])
+        sides["batch"].append(kept[f"sampled-{number}"][same])
+        request = requests()[0][number]
+        sides["attributes"].append({**request["attributes"], "prompt_tokens": 999 if request["long"] else 1})
+
+    def record(recorder):
+        recorder.rollout(inference=Kernel("vllm", dtype="bfloat16", extra={"batch": "many"}))
+        recorder.compare(sides["alone"], sides["batch"], attributes=sides["attributes"])
+
+    verdicts = matrix.judged(Kernel("vllm", dtype="bfloat16", extra={"batch": "one"}), record)
+    clause = next(each for each in matrix.contract.clauses if each.id == "same-numbers")
+    for size, is_long in (("short", False), ("long", True)):
+        drift = np.concatenate(
+            [
+                np.abs(a - b)
+                for a, b, about in zip(*sides.values(), strict=True)
+                if (about["prompt_tokens"] > 1) == is_long
+            ]
+        )
+        true = statistic(clause, *distribution(drift, np.ones_like(drift)))
+        assert (true > clause.limit) == (size in broken), true
+    assert failed(verdicts, "same-numbers") & {"short", "long"} == broken
+    assert passed(verdicts, "same-numbers") & {"short", "long"} == {"short", "long"} - broken

@@ -1,0 +1,78 @@
+"""What became of sampled requests, as the program's own meter provider sees it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from kc_otel.contract.registry import ATTRIBUTES, METRICS
+from kc_otel.instrument.request import SampledRequest
+from kc_otel.instrument.spool import Spool
+from kc_otel.instrument.vllm.counts import RECORDED, Counts, outcomes
+from kc_otel.instrument.vllm.handover import Recorded
+from kc_otel.telemetry.kernel import Kernel
+
+
+@pytest.fixture
+def reader():
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    reader.provider = provider
+    yield reader
+    provider.shutdown()
+
+
+def observed(reader):
+    """Value by metric, contract and reason."""
+    found = {}
+    data = reader.get_metrics_data()
+    for resource in [] if data is None else data.resource_metrics:
+        for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+            known = METRICS[metric.name]
+            assert (metric.unit, metric.description) == (known.unit, known.meaning)
+            assert metric.data.is_monotonic
+            for point in metric.data.data_points:
+                assert set(point.attributes) == set(known.attributes) <= set(ATTRIBUTES)
+                found[metric.name, *point.attributes.values()] = point.value
+    return found
+
+
+def test_counts_are_observed_by_reason(reader):
+    """What was kept and what was not, by reason, under the registry's names, units and attributes."""
+    counts = Counts()
+    counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
+    assert observed(reader) == {
+        ("kc.capture.recorded", "policy"): 7,
+        ("kc.capture.dropped", "policy", "queue-full"): 2,
+    }
+
+
+def test_counters_never_go_down(reader):
+    """Instrumenting again, for the same contract or another one, goes on from what was counted before."""
+    counts = Counts()
+    counts.start("policy", lambda: Counter({RECORDED: 7}), reader.provider)
+    counts.end()
+    assert observed(reader) == {("kc.capture.recorded", "policy"): 7}
+    counts.start("policy", lambda: Counter({RECORDED: 1}), reader.provider)
+    assert observed(reader) == {("kc.capture.recorded", "policy"): 8}
+    counts.end()
+    counts.start("other", lambda: Counter({RECORDED: 3}), reader.provider)
+    assert observed(reader) == {("kc.capture.recorded", "policy"): 8, ("kc.capture.recorded", "other"): 3}
+
+
+def test_what_a_spool_refuses_counts_as_dropped(tmp_path):
+    """Requests that were handed over and did not reach the file are not recorded: the spool says why."""
+    spool = Spool(tmp_path / "spool.sqlite")
+    good = SampledRequest("r", np.arange(2), np.arange(3), np.zeros(3, np.float32), Kernel("vllm"))
+    spool.put(good)
+    spool.put(SampledRequest("odd", np.arange(2), np.arange(3), np.zeros(2, np.float32), Kernel("vllm")))
+    assert spool.flush()
+    spool.close()
+    spool.put(good)
+    handover = SimpleNamespace(sink=spool, stats=lambda: Recorded(recorded=3, dropped={"aborted": 4}))
+    assert outcomes(handover) == {RECORDED: 1, "unwritable": 1, "closed": 1, "aborted": 4}
