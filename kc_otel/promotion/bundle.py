@@ -85,16 +85,10 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     judged: list[list[Verdict]] = [[] for _ in offline["recordings"]]
     at = datetime.fromisoformat(record["time"]).timestamp()
     for row in record["verdicts"]:
-        where = f"{row['clause']} on {row['slice']}"
-        verdict = _verdict(row, contract, at)
         if row["recording"] not in range(len(judged)):
-            raise IndexError(f"{where}: there is no recording {row['recording']!r}")
-        judged[row["recording"]].append(verdict)
-        clause = next((each for each in contract.clauses if each.id == row["clause"]), None)
-        if clause is None or clause.limit_for(row["slice"]) != row["limit"]:
-            problems.append(f"{where}: the contract sets no such limit")
-        if (verdict.cell.kernel_train, verdict.cell.kernel_inference) != (train.fingerprint, inference.fingerprint):
-            problems.append(f"{where} is about other kernels")
+            raise IndexError(f"there is no recording {row['recording']!r}")
+        judged[row["recording"]].append(_verdict(row, contract, at))
+        problems += _row_problems(row, contract, (train.fingerprint, inference.fingerprint))
     parts = [
         Judged(tuple(verdicts), tuple(Unjudged(**each) for each in about["left_out"]), about["unreadable"])
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
@@ -104,6 +98,18 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"the verdicts lead to {decided['outcome']!r}, and the decision is another or says other things"
         )
+    return problems
+
+
+def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, str]) -> list[str]:
+    """What one verdict's row says that the contract and the kernels do not."""
+    where = f"{row['clause']} on {row['slice']}"
+    problems = []
+    clause = next((each for each in contract.clauses if each.id == row["clause"]), None)
+    if clause is None or clause.limit_for(row["slice"]) != row["limit"]:
+        problems.append(f"{where}: the contract sets no such limit")
+    if (row["kernels"]["train"], row["kernels"]["inference"]) != pair:
+        problems.append(f"{where} is about other kernels")
     return problems
 
 
