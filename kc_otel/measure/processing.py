@@ -44,6 +44,10 @@ honest drift at most 0.72 over 160 tokens and 0.77 over 64."""
 _SPREAD: Final = 1e-3
 """Deviation of l in shares of mean |l|: the mass that a truncation keeps changes from token to token. An l that never
 changes is no truncation but a constant that somebody added, and is measured as what it is."""
+_STEEPEST: Final = 10.0
+"""Slope, or one over it, beyond which nobody has set a temperature: a side that says the same of every token has 0."""
+_FLAT: Final = 1e-4
+"""Deviation of log Q in shares of its mean, below which there is no line to fit, only rounding."""
 _MOST: Final = 0.75
 """|l| that a truncation stays below: it keeps half of the mass at least. A broken kernel does not stay below it."""
 _FAR: Final = 0.02
@@ -95,7 +99,8 @@ def patterns(block: Block) -> Pattern:
         far = np.add.reduceat(np.abs(capped) == _MOST, starts, dtype=np.float64) / n
         both = np.add.reduceat(q_off * l_off, starts)
         of_q, of_l = np.add.reduceat(q_off * q_off, starts), np.add.reduceat(l_off * l_off, starts)
-        fit = np.where(n >= _TOKENS, both * both / (of_q * of_l), np.nan)
+        varies = of_q > n * np.square(_FLAT * mean_q)
+        fit = np.where((n >= _TOKENS) & varies, both * both / (of_q * of_l), np.nan)
         spread = np.where(n >= _TOKENS, np.sqrt(of_l * n) / size, np.nan)
         return Pattern(1.0 + both / of_q, fit, upward, far, spread)
 
@@ -103,7 +108,8 @@ def patterns(block: Block) -> Pattern:
 def temperature_like(found: Pattern) -> NDArray[np.bool_]:
     """Rows in which one side is the other at another temperature."""
     with np.errstate(invalid="ignore"):
-        bent = np.abs(found.slope - 1.0) > _SLOPE
+        bent = (np.abs(found.slope - 1.0) > _SLOPE) & (found.spread > _SPREAD)
+        bent &= (found.slope > 1.0 / _STEEPEST) & (found.slope < _STEEPEST)
         clear = bent & (found.fit > _FIT)
         if 2 * np.count_nonzero(clear) > np.count_nonzero(np.isfinite(found.fit)):
             return bent & (found.fit > _FIT_IN_COMPANY)

@@ -121,6 +121,10 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "A row of logits holds NaN or +inf, or nothing but -inf.",
             "Look for an overflow in that kernel; compare logits before they are masked.",
         ),
+        "operator_not_finite": Explained(
+            "Rows of an operator's output hold NaN or infinity on one side.",
+            "Look for an overflow in that kernel; rows that both sides mask alike are no fault.",
+        ),
         "raw_logprobs": Explained(
             "A request was sampled with temperature or truncation, and its log-probabilities are from before it.",
             "Start vLLM with --logprobs-mode processed_logprobs.",

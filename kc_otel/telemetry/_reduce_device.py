@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from kc_otel.measure.arrays import as_host
-from kc_otel.measure.checks import Reason, RowStats, judged, looks_shifted
+from kc_otel.measure.checks import Reason, RowStats, check_patterns, judged, looks_shifted
+from kc_otel.measure.packing import Block
+from kc_otel.measure.processing import looks_processed
 from kc_otel.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
 from kc_otel.telemetry._cells import Cells
 from kc_otel.telemetry._groups import Groups, count_groups
@@ -139,7 +141,12 @@ def _checked(
     if suspicious.any():
         part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
         shifted[suspicious] = _shifted(p[part], q[part], kept[part])
-    found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted))
+    patterns = np.zeros(index.size, dtype=np.int8)
+    suspicious = looks_processed(host[4], lengths[index])
+    if suspicious.any():
+        part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
+        patterns[suspicious] = check_patterns(_on_host(p[part], q[part], kept[part], lengths[index[suspicious]]))
+    found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted, patterns))
     found[(found == Reason.VALID) & (host[5] == 0)] = Reason.NAN_ADVANTAGE
     codes[index] = found
     if found.any():
@@ -148,6 +155,11 @@ def _checked(
         advantage = None if advantage is None else advantage[part]
         return _Rows(index[valid], kept[part], log_w[part], advantage)
     return _Rows(index, kept, log_w, advantage)
+
+
+def _on_host(p: Any, q: Any, kept: Any, lengths: NDArray[np.intp]) -> Block:
+    """Rows that are suspicious, in host memory: patterns are looked for there, and few batches have any."""
+    return Block(np.arange(lengths.size), np.cumsum(lengths) - lengths, lengths, as_host(p[kept]), as_host(q[kept]))
 
 
 def _shifted(p: Any, q: Any, kept: Any) -> NDArray[np.float64]:

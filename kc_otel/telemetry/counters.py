@@ -10,6 +10,7 @@ from typing import Final
 
 from opentelemetry.sdk.metrics.export import Metric
 
+from kc_otel.measure.reasons import remedy
 from kc_otel.telemetry.points import counter
 
 __all__ = ["Counted", "Counters"]
@@ -79,17 +80,12 @@ class Counters:
                 self._dropped[reason] += count
             self._say_once("dropped", reason, why)
 
-    def invalid(
-        self,
-        reason: str,
-        count: int,
-        why: object = "sequences that fail an input check are counted and not measured",
-    ) -> None:
-        """`count` sequences failed an input check; `why` is logged the first time."""
+    def invalid(self, reason: str, count: int, why: object | None = None) -> None:
+        """`count` sequences failed an input check; the first time `why` is logged, else the reason's own words."""
         if count:
             with self._lock:
                 self._invalid[reason] += count
-            self._say_once("input invalid", reason, why)
+            self._say_once("input invalid", reason, remedy(reason) if why is None else why)
 
     def exported(self) -> None:
         """Every endpoint accepted an export."""

@@ -290,6 +290,15 @@ def test_prompts_have_to_agree() -> None:
         check(train, inference, prompt_ids=(prompts[:5], prompts))
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_kernel_that_says_the_same_of_every_token_has_no_temperature(noise: float) -> None:
+    """There is no line in a log Q that does not change: what a fit would find there is rounding."""
+    inference = np.full((4, 100), -1.1)
+    train = inference + 0.1 + noise * np.random.default_rng(0).standard_normal((4, 100)).clip(-2, 1)
+    assert not check(train, inference).any()
+    assert not check(inference, train).any()
+
+
 def test_every_reason_says_what_it_means_and_what_to_do() -> None:
     """The table that `kc-otel checks` prints has each of them, and a line for a log."""
     assert {each.name.lower() for each in Reason} - {"valid"} <= set(REASONS)

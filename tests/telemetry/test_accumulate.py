@@ -103,7 +103,7 @@ def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequ
 @settings(max_examples=15, deadline=None)
 def test_torch_counts_what_numpy_counts(seed, faults) -> None:
     """On tensors, what is counted, found invalid and called worst is bit for bit what it is on arrays."""
-    arrays = batch(seed, (20, 60), noise=0.3)
+    arrays = batch(seed, (20, 160), noise=0.3)
     rng = np.random.default_rng(seed)
     advantages = rng.standard_normal(arrays["train"].shape)
     if faults:
@@ -111,6 +111,12 @@ def test_torch_counts_what_numpy_counts(seed, faults) -> None:
         arrays["inference"][7] = 0
         arrays["train"][9] = np.roll(arrays["train"][9], 1)
         advantages[11] = np.inf
+        arrays["mask"][[13, 15]] = True
+        arrays["inference"][[13, 15]] = np.log(rng.uniform(0.02, 1, (2, 160)))
+        arrays["train"][15] = arrays["inference"][15] + 0.3 * rng.standard_normal(160)
+        arrays["train"][13] = 1.4 * arrays["inference"][13]
+        arrays["train"][15] = np.minimum(arrays["train"][15], 0)
+        arrays["train"][15, -20:] = 0
     numpy, tensors = Accumulator(SLICES), Accumulator(SLICES)
     first = numpy.add_sampled(**arrays, advantages=advantages)
     other = {key: torch.from_numpy(value) for key, value in arrays.items()}
@@ -118,6 +124,7 @@ def test_torch_counts_what_numpy_counts(seed, faults) -> None:
     assert (first.sequences, first.tokens, first.worst, first.slices, first.invalid) == (
         (second.sequences, second.tokens, second.worst, second.slices, second.invalid)
     )
+    assert not faults or {"temperature_mismatch", "padding_counted"} <= set(first.invalid)
     assert first.tv_token == pytest.approx(second.tv_token, rel=1e-12, nan_ok=True)
     one, two = numpy.snapshot(), tensors.snapshot()
     assert set(one) == set(two)

@@ -9,7 +9,6 @@ import numpy as np
 
 from kc_otel.instrument.importers.model import Imported, ImportFileError
 from kc_otel.instrument.recordings import RecordingError, load_recording
-from kc_otel.measure.reasons import Reason, remedy
 
 __all__ = ["read"]
 
@@ -26,12 +25,6 @@ def read(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Impor
         log = load_recording(path, columns=columns)
     except RecordingError as error:
         raise ImportFileError("\n".join(error.problems)) from None
-    except KeyError as error:
-        # A check that recordings have no words of their own for.
-        reason = error.args[0]
-        if not isinstance(reason, Reason):
-            raise
-        raise ImportFileError(f"{path}: {reason.name.lower()}: {remedy(reason.name.lower())}") from None
     ends = np.cumsum(log.lengths)
     for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
         here = slice(int(begin), int(end))

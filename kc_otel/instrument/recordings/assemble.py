@@ -12,6 +12,7 @@ from kc_otel.instrument.recordings.model import Recording, RecordingError
 from kc_otel.instrument.recordings.table import Problems, Ragged, Table
 from kc_otel.measure.checks import Reason, check_block, difference
 from kc_otel.measure.packing import Block
+from kc_otel.measure.reasons import remedy
 
 __all__ = ["assembled"]
 
@@ -24,6 +25,7 @@ _REMEDY: Final = {
     Reason.ZERO_FILLED: "one side is 0 throughout, as an unwritten buffer is; record it, or leave the row out",
     Reason.ONE_TOKEN_SHIFT: "one side is a token ahead of the other; align both to the tokens they score",
 }
+"""Where a recording's reader needs other words than a program's log."""
 
 
 def assembled(table: Table) -> Recording:
@@ -164,6 +166,10 @@ def _check(
     wrong = np.flatnonzero(codes)
     sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
     for row in wrong[: problems.cap]:
-        problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_REMEDY[Reason(codes[row])]}")
+        problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(Reason(codes[row]))}")
     if wrong.size > problems.cap:
         problems.add(f"{sides}: other rows", times=wrong.size - problems.cap)
+
+
+def _words(reason: Reason) -> str:
+    return _REMEDY.get(reason) or remedy(reason.name.lower())
