@@ -25,17 +25,17 @@ from kc_otel.instrument.operators import CaseReport, Comparison
 __all__ = ["COLUMNS", "as_json", "cells_of", "comparisons_in", "judge"]
 
 COLUMNS: Final = {
-    "rows": "rows",
-    "not finite": "not_finite",
-    "max abs": "max_abs",
-    "relative p99.9": "relative_p99.9",
-    "ULP p50": "ulp_p50",
-    "ULP p99.9": "ulp_p99.9",
-    "ULP max": "ulp_max",
-    "1 - cosine": "cosine_max",
-    "batch dependence": "batch_dependence_max",
+    ("", "rows"): "rows",
+    ("not", "finite"): "not_finite",
+    ("max", "abs"): "max_abs",
+    ("relat.", "p99.9"): "relative_p99.9",
+    ("ULP", "p50"): "ulp_p50",
+    ("ULP", "p99.9"): "ulp_p99.9",
+    ("ULP", "max"): "ulp_max",
+    ("1 - cos", "max"): "cosine_max",
+    ("batch", "depend."): "batch_dependence_max",
 }
-"""Heading of a column -> key in a case's summary."""
+"""Heading of a column, in two lines -> key in a case's summary."""
 
 
 def comparisons_in(target: str) -> list[Comparison]:
@@ -101,9 +101,9 @@ def judge(contract: Contract, reports: Sequence[CaseReport]) -> tuple[tuple[Verd
 
 
 def cells_of(report: CaseReport) -> list[str]:
-    """A case's row of the table."""
+    """A case's numbers, as text."""
     summary = report.summary()
-    return [report.operator, report.case, report.dtype, *(_shown(summary[key]) for key in COLUMNS.values())]
+    return [_shown(summary[key]) for key in COLUMNS.values()]
 
 
 def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> dict[str, Any]:
@@ -152,4 +152,4 @@ def _finite(value: float) -> float | None:
 def _shown(value: float) -> str:
     if math.isnan(value):
         return "-"
-    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.3g}"
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.2g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kc_otel.instrument.operators import CaseReport
 
 __all__ = ["register"]
+
+_WIDTH: Final = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -78,14 +80,14 @@ def _print_tables(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], le
     from kc_otel.cli._operators import COLUMNS, cells_of  # noqa: PLC0415
 
     console = Console()
-    table = Table(box=SIMPLE_HEAD, title="Training kernel against inference kernel, by row of the output")
-    for heading in ("operator", "case", "dtype"):
-        table.add_column(heading)
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right")
+    console.print("Training kernel against inference kernel, by row of the output\n")
+    # What a case is takes a line of its own above its numbers, so that both fit into a terminal of 80 columns.
+    lines = ("".join(heading.rjust(_WIDTH) for heading in headings) for headings in zip(*COLUMNS, strict=True))
+    console.print(Text("\n".join(lines), "bold"), soft_wrap=True)
     for report in reports:
-        table.add_row(*map(Text, cells_of(report)))
-    console.print(table)
+        output = "" if report.dtype in report.case else f" -> {report.dtype}"
+        console.print(Text(f"{report.operator}  {report.case}{output}"), soft_wrap=True)
+        console.print(Text("".join(cell.rjust(_WIDTH) for cell in cells_of(report)), "cyan"), soft_wrap=True)
     if verdicts or left_out:
         judged = Table(box=SIMPLE_HEAD, title="Verdicts")
         for heading in ("verdict", "clause", "slice", "why"):

@@ -73,8 +73,8 @@ def run(tmp_path, monkeypatch):
     return invoke
 
 
-def test_the_table_has_a_line_per_case(run):
-    """With the operator, the case, the output's dtype and the numbers; no contract, no verdicts."""
+def test_the_table_has_two_lines_per_case(run):
+    """The operator, the case with its dtype, and below them the numbers; no contract, no verdicts."""
     code, out, _ = run("spec.py:comparisons")
     assert code == 0
     lines = [line.split() for line in out.splitlines() if "800x8" in line]
@@ -82,7 +82,10 @@ def test_the_table_has_a_line_per_case(run):
         (name, "800x8", dtype) for name in ("good", "bad") for dtype in ("float32", "float16")
     ]
     assert "Verdicts" not in out
-    assert "batch dependence" in out
+    rows = [lines.split() for lines in out.splitlines() if lines.strip()[:1].isdigit()]
+    assert [row[0] for row in rows] == ["800"] * 4
+    assert {len(row) for row in rows} == {9}
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_bad_operator_fails_its_clause_and_the_command(run):
