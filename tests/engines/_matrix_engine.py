@@ -18,6 +18,8 @@ def main(job):
     import numpy as np
     from vllm import LLM, SamplingParams
 
+    from kc_otel.instrument.vllm import KernelContractInstrumentor
+
     llm = LLM(
         job["model"],
         max_model_len=1024,
@@ -59,6 +61,10 @@ def main(job):
         np.put_along_axis(whole, ids, values, 1)
         found[f"tokens-{number}"], found[f"sampled-{number}"] = tokens, values[:, 0]
         found[f"logprobs-{number}"] = whole[:: job["kept_every"]]
+    # The requests by themselves are compared with the batch by the test, and are no traffic to rescore.
+    instrumentor = KernelContractInstrumentor()
+    assert instrumentor.flush()
+    instrumentor.uninstrument()
     for number in job["alone"]:
         (completion,) = run([job["requests"][number]], 0)
         found[f"alone-tokens-{number}"] = np.asarray(completion.token_ids)
