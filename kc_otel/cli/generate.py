@@ -48,7 +48,10 @@ def grafana(
 
 
 def prometheus(contracts: _Contracts, out: _Out, check: _Check = False) -> None:
-    """Alerting rules on the evaluator's metrics or without it, tests of them for promtool, and Alertmanager routes."""
+    """Alerting rules on the evaluator's verdicts, or from raw histograms in Prometheus, Mimir or VictoriaMetrics.
+
+    With them come tests for promtool, resources for Kubernetes, and Alertmanager's routes.
+    """
     from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
 
     _generate(contracts, out, prometheus_files, check=check)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 
-__all__ = ["literal", "meaning", "number", "promise", "statistic"]
+__all__ = ["limitation", "literal", "meaning", "number", "promise", "statistic"]
 
 
 def literal(text: str) -> str:
@@ -37,8 +37,8 @@ def meaning(clause: Clause) -> str:
     return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."
 
 
-def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
-    """The clause as sentences: what must stay at or below which limit, where it differs, what the metric is, and why.
+def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
+    """What must stay at or below which limit, without the full stop: `Mean of tv_token must not be above 0.004`.
 
     Args:
         clause: The clause.
@@ -47,8 +47,18 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
     limit = number(clause.limit_for("all"), clause.limit_unit)
     own = [f"{number(clause.limit_for(name), clause.limit_unit)} on {name}" for name in slices if name in clause.slices]
     except_on = f" ({', '.join(own)})" if own else ""
+    return f"{statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}"
+
+
+def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
+    """The clause as sentences: what must stay at or below which limit, where it differs, what the metric is, and why.
+
+    Args:
+        clause: The clause.
+        slices: Slices of the contract, in their order; those with a limit of their own are named.
+    """
     sentences = [
-        f"{statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}.",
+        f"{limitation(clause, slices)}.",
         meaning(clause),
         "Each sequence counts once, with the mean over its tokens." if clause.by_sequence else "",
         clause.description.strip(),

@@ -37,6 +37,7 @@ _DONE: Final = {
     "sample-more": "more batches are measured, so that the verdict firms up",
     "hold-promotion": "promotions of this kernel version wait",
     "quarantine-rollouts": "roll-outs of the slice are kept out of training",
+    "resync-weights": "the inference kernel is asked to take the trainer's weights again",
     "halt": "training is halted until a person resumes it",
     "route": "the slice is served by the training kernel until a person resumes it (`kc-otel resume`)",
     "webhook": "a webhook was sent",

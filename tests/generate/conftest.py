@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -50,14 +51,42 @@ def boards(policy: Contract) -> dict[str, dict]:
     return {file.path.stem: json.loads(file.text) for file in files}
 
 
-@pytest.fixture(scope="session")
-def remote_write():
-    """The module that writes what an exporter sends into a Prometheus."""
-    spec = importlib.util.spec_from_file_location("kc_otel_tests_remote_write", HERE.parent / "tools/remote_write.py")
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"kc_otel_tests_{name}", HERE.parent / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def remote_write() -> ModuleType:
+    """The module that writes what an exporter sends into a Prometheus."""
+    return _tool("remote_write")
+
+
+@pytest.fixture(scope="session")
+def exports() -> ModuleType:
+    """The module that plays a recorder."""
+    return _tool("exports")
+
+
+@pytest.fixture(scope="session")
+def streams() -> ModuleType:
+    """The module that plays streams of drift."""
+    return _tool("streams")
+
+
+@pytest.fixture(scope="session")
+def metrics_page() -> ModuleType:
+    """The module that serves a page like the evaluator's."""
+    return _tool("metrics_page")
+
+
+@pytest.fixture(scope="session")
+def servers() -> ModuleType:
+    """The module that starts servers."""
+    return _tool("servers")
 
 
 @pytest.fixture

@@ -53,14 +53,22 @@ def test_silence_and_errors_mean_what_the_step_says(policy: Contract, rules: lis
     assert alert_rule(rungs(uncovered)[0], "prometheus")["noDataState"] == "NoData"
 
 
-@pytest.mark.parametrize(("on", "fires_at"), [("fail", 3), ("no-data", 2), ("inconclusive", 1)])
-def test_the_threshold_holds_for_one_verdict_alone(policy: Contract, on: str, fires_at: int) -> None:
-    """Of the codes 0 to 3 exactly the step's own satisfies the condition."""
+@pytest.mark.parametrize(
+    ("on", "fires_at", "goes_on_at"), [("fail", 3, [1, 2, 3]), ("no-data", 2, [2]), ("inconclusive", 1, [1, 2])]
+)
+def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
+    policy: Contract, on: str, fires_at: int, goes_on_at: list[int]
+) -> None:
+    """Of the codes 0 to 3 exactly the step's own sets the alert off; it recovers only at one that proves it over."""
     rung = next(rung for rung in rungs(policy) if rung.step.on == on)
     (condition,) = alert_rule(rung, "prometheus")["data"][1]["model"]["conditions"]
-    kind, params = condition["evaluator"]["type"], condition["evaluator"]["params"]
-    holds = {"gt": lambda code: code > params[0], "within_range": lambda code: params[0] < code < params[1]}[kind]
-    assert [code for code in range(4) if holds(code)] == [fires_at]
+    assert condition["evaluator"]["type"] == "within_range"
+    low, high = condition["evaluator"]["params"]
+    assert [code for code in range(4) if low < code < high] == [fires_at]
+    recovery = condition.get("unloadEvaluator", {"type": "outside_range", "params": [low, high]})
+    assert recovery["type"] == "outside_range"
+    low, high = recovery["params"]
+    assert [code for code in range(4) if not (code < low or code > high)] == goes_on_at
 
 
 def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict], schemas: Path) -> None:

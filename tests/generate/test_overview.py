@@ -1,10 +1,13 @@
 """The Overview dashboard: what is broken, since when, for whom, and what was done about it."""
 
+import re
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from kc_otel.contract import Contract
+from kc_otel.contract.policy import Action
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import grafana_unit
@@ -47,12 +50,12 @@ def test_the_answer_is_on_the_first_screen(board: dict) -> None:
 
 
 def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -> None:
-    """State, contract, clause, slice, since when, what was done; the worst state first, the worst margin first."""
+    """What, for whom, what was promised, since when and what was done; the worst state and margin first."""
     worst = table(board, WORST)
     (organize,) = (one["options"] for one in worst["transformations"] if one["id"] == "organize")
     names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
     titles = [organize["renameByName"][name] for name in names]
-    assert titles[:7] == ["State", "Contract", "Clause", "Slice", "Since", "Done about it", "Alert"]
+    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Done about it", "Alert"]
     assert [(one["displayName"], one["desc"]) for one in worst["options"]["sortBy"]] == [
         ("State", True),
         ("Margin", False),
@@ -69,23 +72,38 @@ def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
 
 
 def test_every_combination_of_actions_has_words(board: dict) -> None:
-    """A bit per action, the gravest highest; a cell for which nothing was done says so."""
+    """A bit for every kind of action, the gravest highest; a cell for which nothing was done says so."""
     (mapping,) = column(table(board, WORST), "Done about it")["mappings"]
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
+    kinds = get_args(Action.model_fields["kind"].annotation)
+    assert all(
+        any(re.fullmatch(pattern, f"{kind}:x") or re.fullmatch(pattern, kind) for _, pattern, _ in ACTION_BITS)
+        for kind in kinds
+    )
     assert mapping["options"]["0"]["text"] == "nothing yet"
-    assert mapping["options"]["17"]["text"] == "sent to training kernel, people told"
-    assert mapping["options"]["36"]["text"] == "training halted, promotion held"
+    assert mapping["options"]["33"]["text"] == "sent to training kernel, people told"
+    assert mapping["options"]["72"]["text"] == "training halted, promotion held"
 
 
 def test_cells_lead_to_their_slice_and_their_meaning(board: dict) -> None:
-    """A state, clause or slice opens the Slice dashboard with its variables; the last column the clause's meaning."""
+    """A state, clause or slice opens the Slice dashboard with its variables; a promise its meaning."""
     worst = table(board, WORST)
     for title in ("State", "Clause", "Slice"):
         (link,) = column(worst, title)["links"]
         for variable in ("contract", "clause", "slice"):
             assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]
-    (link,) = column(worst, "Meaning")["links"]
+    (link,) = column(worst, "Promise")["links"]
     assert link["url"] == "/d/kc-meaning?viewPanel=${__value.raw}"
+
+
+def test_a_promise_can_be_read_without_knowing_the_contract(board: dict, policy: Contract) -> None:
+    """The id of each clause's panel is shown as statistic, metric and limits."""
+    (mapping,) = column(table(board, WORST), "Promise")["mappings"]
+    texts = {int(value): result["text"] for value, result in mapping["options"].items()}
+    assert texts.keys() == {panel_id(policy.name, clause.id) for clause in policy.clauses}
+    assert (
+        texts[panel_id(policy.name, "token-tv")] == "Mean of tv_token must not be above 0.004 (0.008 on long-context)"
+    )
 
 
 def test_each_clause_has_a_panel_with_its_band_and_limit(board: dict, policy: Contract) -> None:

@@ -1,207 +1,86 @@
 """A real Prometheus with a page like the evaluator's and a recorder's exports runs every rule and dashboard query."""
 
-import itertools
-import json
 import re
-import socket
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import numpy as np
 import pytest
 import yaml
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
-from opentelemetry.sdk.trace import TracerProvider
 
 from kc_otel.contract import Contract
-from kc_otel.contract.registry import METRICS, Instrument, Metric
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.generate.links import panel_id
-from kc_otel.generate.names import label_name, prometheus_name
 from kc_otel.generate.prometheus.rules import rule_file
-from kc_otel.instrument.recorder import Recorder
-from kc_otel.telemetry.kernel import Kernel
 
 pytestmark = pytest.mark.slow
 
 BROKEN = ("token-tv", "code")
-PAIRS = (("x", "x"), ("x", "y"))
-"""Training and inference kernel versions; what is broken is broken with the first inference kernel alone."""
-ACTIONS = ("halt", "route:train-kernel", "hold-promotion", "notify", "webhook:pager")
-SEQUENCES, TOKENS, EXPORTS = 200, 16, 7
-VALUES = {"kc.bound.estimate": 0.006, "kc.bound.lower": 0.005, "kc.bound.upper": 0.007, "kc.bound.limit": 0.004}
-
-
-def page(policy: Contract, scrapes: int) -> str:
-    """Every metric of the registry in the text format, one cell broken; counters grow with each scrape."""
-    lines = []
-    for metric in METRICS.values():
-        if metric.instrument is Instrument.EXPONENTIAL_HISTOGRAM:
-            continue
-        name = prometheus_name(metric)
-        kind = "counter" if metric.instrument is Instrument.COUNTER else "gauge"
-        lines += [f"# HELP {name} {metric.meaning}", f"# TYPE {name} {kind}"]
-        for labels in label_sets(policy, metric):
-            value = VALUES.get(metric.name, 1.0)
-            if metric.name in {"kc.verdict", "kc.rule.status"}:
-                broken = (labels["kc_clause"], labels["kc_slice"]) == BROKEN and labels["kc_kernel_inference"] == "x"
-                value = (Status.FAIL if broken else Status.PASS).code
-            if kind == "counter":
-                value = 10 * scrapes
-            written = ",".join(f'{key}="{value}"' for key, value in labels.items())
-            lines.append(f"{name}{{{written}}} {value}")
-    return "\n".join(lines) + "\n"
-
-
-def label_sets(policy: Contract, metric: Metric) -> Iterator[dict[str, str]]:
-    """The series of a metric, by their labels."""
-    known = {
-        "kc.contract": [policy.name],
-        "kc.clause": [clause.id for clause in policy.clauses],
-        "kc.slice": ["all", *policy.slices, "other"],
-        "kc.action": list(ACTIONS),
-        "kc.severity": ["warning", "critical"],
-        "kc.outcome": ["accepted"],
-        "kc.route.kernel": ["train-kernel"],
-    }
-    pairs = PAIRS if "kc.kernel.train" in metric.attributes else (("x", "x"),)
-    for train, inference in pairs:
-        own = {**known, "kc.kernel.train": [train], "kc.kernel.inference": [inference]}
-        values = [own.get(attribute, ["x"]) for attribute in metric.attributes]
-        for chosen in itertools.product(*values):
-            yield dict(zip(map(label_name, metric.attributes), chosen, strict=True))
+"""Clause and slice that the page says are broken, with the first inference kernel alone."""
+PAIRS = 2
+"""Pairs of kernel versions on the page."""
 
 
 @pytest.fixture(scope="module")
-def metrics_page(policy: Contract) -> Iterator[str]:
-    """Address of a server whose `/metrics` is like the evaluator's."""
-    scrapes = 0
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            nonlocal scrapes
-            scrapes += 1
-            body = page(policy, scrapes).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            """Stay quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def address(metrics_page: ModuleType, policy: Contract) -> Iterator[str]:
+    """Of a server whose `/metrics` is like the evaluator's."""
+    with metrics_page.serve(policy) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def prometheus(program, policy: Contract, metrics_page: str, tmp_path_factory) -> Iterator[httpx.Client]:
+def prometheus(
+    program, servers: ModuleType, policy: Contract, address: str, tmp_path_factory
+) -> Iterator[httpx.Client]:
     """A client of a Prometheus that scrapes the page and evaluates the contract's rules every second."""
-    binary, folder = program("prometheus"), tmp_path_factory.mktemp("prometheus")
-    rules = rule_file(policy).text.replace("interval: 15s", "interval: 1s")
-    (folder / "rules.yaml").write_text(rules)
+    folder, own = tmp_path_factory.mktemp("prometheus"), servers.free_address()
+    (folder / "rules.yaml").write_text(rule_file(policy).text.replace("interval: 15s", "interval: 1s"))
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"],
-        "scrape_configs": [{"job_name": "kc-otel", "static_configs": [{"targets": [metrics_page]}]}],
+        "scrape_configs": [{"job_name": "kc-otel", "static_configs": [{"targets": [address]}]}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [
-        binary,
+        program("prometheus"),
         f"--config.file={folder / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
+        f"--web.listen-address={own}",
         "--web.enable-remote-write-receiver",
         "--enable-feature=native-histograms,exemplar-storage",
     ]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            with httpx.Client(base_url=f"http://{address}/api/v1", timeout=10, trust_env=False) as client:
-                _wait_for(client, process, folder / "log")
-                yield client
-        finally:
-            process.terminate()
+    with (
+        servers.running(command, folder / "log", f"http://{own}/-/ready"),
+        httpx.Client(base_url=f"http://{own}/api/v1", timeout=10, trust_env=False) as client,
+    ):
+        _until_it_fires(client, folder / "log")
+        yield client
 
 
-def _wait_for(client: httpx.Client, process: subprocess.Popen, log: Path) -> None:
+def _until_it_fires(client: httpx.Client, log: Path) -> None:
     """Until counters have been scraped a few times and the first alert fires."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            grown = client.get("/query", params={"query": "kc_evaluator_points_total > 50"}).json()
-            firing = client.get("/query", params={"query": 'ALERTS{alertstate="firing"}'}).json()
-        except (httpx.TransportError, json.JSONDecodeError):
-            grown = firing = {}
-        if grown.get("data", {}).get("result") and firing.get("data", {}).get("result"):
-            return
+    deadline, wanted = time.monotonic() + 60, ("kc_evaluator_points_total > 50", 'ALERTS{alertstate="firing"}')
+    while not all(client.get("/query", params={"query": one}).json()["data"]["result"] for one in wanted):
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.2)
-    pytest.fail(f"Prometheus did not get there:\n{log.read_text()[-3000:]}")
-
-
-class Memory(MetricExporter):
-    """Keeps what a recorder exports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[MetricsData] = []
-
-    def export(self, data: MetricsData, *_: object, **__: object) -> MetricExportResult:
-        self.kept.append(data)
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, *_: object, **__: object) -> bool:
-        return True
-
-    def shutdown(self, *_: object, **__: object) -> None:
-        """Nothing to close."""
 
 
 @pytest.fixture(scope="module")
-def recorded(policy: Contract, prometheus: httpx.Client, remote_write) -> dict[str, np.ndarray]:
-    """What the recorder measured on slice `code`, and exported into the Prometheus over the last minute."""
-    draw, memory = np.random.default_rng(7), Memory()
-    recorder = Recorder(
-        policy,
-        train=Kernel("torch", dtype="bfloat16"),
-        inference=Kernel("vllm", dtype="fp8"),
-        sampling=1.0,
-        metric_exporter=memory,
-        tracer_provider=TracerProvider(),
-        export_interval=3600.0,
-    )
-    kept: dict[str, list[np.ndarray]] = {"log_ratio": [], "advantages": []}
-    for _ in range(EXPORTS):
-        inference = -draw.gamma(2.0, 0.5, (SEQUENCES, TOKENS))
-        train = np.minimum(inference + draw.normal(0.0, 0.05, inference.shape), -1e-6)
-        advantages = draw.normal(size=SEQUENCES)
-        attributes = [{"task": "code"}] * SEQUENCES
-        recorder.compare(train, inference, attributes=attributes, advantages=advantages, weights=(5, 4))
-        assert recorder.force_flush()
-        kept["log_ratio"].append((train - inference).astype(np.float32).astype(float))
-        kept["advantages"].append(advantages)
-    recorder.shutdown()
+def recorded(
+    policy: Contract, prometheus: httpx.Client, exports: ModuleType, remote_write: ModuleType
+) -> dict[str, np.ndarray]:
+    """What a recorder measured on slice `code`, and exported into the Prometheus over the last minute."""
+    found, values = exports.record(policy)
     now = int(time.time() * 1000)
-    exports = [(now - 8000 * (EXPORTS - place), data) for place, data in enumerate(memory.kept[:EXPORTS], start=1)]
-    written = prometheus.post(
-        "/write", content=remote_write.body(remote_write.of_exports(exports)), headers=remote_write.HEADERS
-    )
+    timed = [(now - 8000 * (len(found) - place), data) for place, data in enumerate(found, start=1)]
+    content = remote_write.body(remote_write.of_exports(timed))
+    written = prometheus.post("/write", content=content, headers=remote_write.HEADERS)
     assert written.status_code == 204, written.text
-    # A rate begins with the first export: what that one holds is not part of it.
-    return {name: np.concatenate(values[1:]) for name, values in kept.items()}
+    return values
 
 
 def _variables(board: dict, policy: Contract) -> dict[str, str]:
@@ -274,18 +153,19 @@ def test_the_top_of_the_board_says_what_is_broken(prometheus: httpx.Client, boar
     stats = {panel["title"]: panel["targets"][0]["expr"] for panel in board["panels"] if panel["type"] == "stat"}
     variables = _variables(board, policy)
     counts = {title: float(_ask(prometheus, query, variables)[0]["value"][1]) for title, query in stats.items()}
-    cells = len(policy.clauses) * (2 + len(policy.slices)) * len(PAIRS)
+    cells = len(policy.clauses) * (2 + len(policy.slices)) * PAIRS
     assert counts["Broken"] == 1
     assert counts["Holding"] == cells - 1
     assert counts["No data"] == counts["Undecided"] == 0
     assert counts["Points received"] > 0
-    titles = {"A": "state", "D": "done", "E": "alert", "F": "meaning"}
+    titles = {"A": "state", "B": "since", "D": "done", "E": "alert", "F": "meaning"}
     broken = (*BROKEN, "x")
     columns = _column(prometheus, board, policy, 7, titles)
     bits = [name for name, *_ in ACTION_BITS]
     done = sum(2 ** (len(bits) - 1 - bits.index(name)) for name in ("halt", "route", "hold", "tell"))
     assert columns == {
         "state": {broken: Status.FAIL.code},
+        "since": {broken: 1.7e12},
         "done": {broken: done},
         "alert": {broken: 3.0},
         "meaning": {broken: panel_id(policy.name, BROKEN[0])},
@@ -307,8 +187,7 @@ def test_the_evidence_of_a_gate_tells_kernel_versions_apart(
     ]
     worst, since, share, margin, samples, cells = rows
     assert worst == {"x": Status.FAIL.code, "y": Status.PASS.code}
-    assert set(since) == {"y"}
-    assert abs(since["y"] / 1000 - time.time()) < 600
+    assert since == {"y": 1.7e12}
     assert share == {"x": 0.0, "y": 1.0}
     assert margin.keys() == samples.keys() == {"x", "y"}
     assert cells["x"] == cells["y"] == len(policy.clauses) * (2 + len(policy.slices))
@@ -364,6 +243,24 @@ def test_worst_tokens_lead_to_their_traces(
     found = [exemplar for series in answer["data"] for exemplar in series["exemplars"]]
     assert all(re.fullmatch(r"[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found)
     assert max(float(exemplar["value"]) for exemplar in found) >= np.abs(recorded["log_ratio"]).max() - 1e-6
+
+
+def test_the_slice_board_shows_the_quantiles_of_the_tokens(
+    prometheus: httpx.Client, boards: dict, policy: Contract, recorded: dict[str, np.ndarray]
+) -> None:
+    """The mean of the clause's quantity exactly, and the fan of log ratios to the width of a bucket."""
+    panels = {panel["id"]: panel for panel in _panels(boards["slice"])}
+
+    def shown(id: int) -> list[float]:
+        rows = (
+            _ask(prometheus, target["expr"], _variables(boards["slice"], policy)) for target in panels[id]["targets"]
+        )
+        return [float(row["value"][1]) for (row,) in rows]
+
+    log_ratio = recorded["log_ratio"].ravel()
+    assert shown(21)[0] == pytest.approx(np.maximum(1 - np.exp(log_ratio), 0).mean(), rel=1e-4)
+    for found, rank in zip(shown(22), (0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999), strict=True):
+        assert found == pytest.approx(np.quantile(log_ratio, rank), rel=0.05, abs=2e-3)
 
 
 def test_a_heatmap_is_the_distribution_of_the_tokens(

@@ -94,20 +94,18 @@ def test_the_standalone_tests_notice_a_changed_rule(promtool, policy: Contract, 
 
 
 CASES = {
-    "a cell that broke at minute 20 says so": (
+    "a cell says since when": (
         queries.since(),
-        [(cell("kc_verdict"), "0x19 3x20")],
-        [(cell(""), 20 * 60_000)],
+        [(cell("kc_verdict_since_seconds"), "1200x40")],
+        [(cell(""), 1_200_000)],
     ),
-    "a cell that never changed counts from when it was first seen": (
+    "of evaluators side by side the one that has known it longest counts": (
         queries.since(),
-        [(cell("kc_verdict"), "_x9 0x30")],
-        [(cell(""), 9 * 60_000)],
-    ),
-    "of several changes the last one counts": (
-        queries.since(),
-        [(cell("kc_verdict"), "0x4 3x4 0x9 1x20")],
-        [(cell(""), 20 * 60_000)],
+        [
+            (cell("kc_verdict_since_seconds", more=', instance="a"'), "1200x40"),
+            (cell("kc_verdict_since_seconds", more=', instance="b"'), "1500x40"),
+        ],
+        [(cell(""), 1_200_000)],
     ),
     "margin is a share of the limit": (
         queries.margin_share(),

@@ -13,8 +13,9 @@ from scipy.stats import binom
 from kc_otel.contract import Contract
 from kc_otel.contract.registry import METRICS, RECORDED
 from kc_otel.generate.names import prometheus_name
-from kc_otel.generate.prometheus.closed_forms import SCALE, alphas, forms, rank_shift
+from kc_otel.generate.prometheus.closed_forms import alphas, forms, rank_shift
 from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
+from kc_otel.generate.prometheus.readings import SCALE, Native
 from kc_otel.generate.prometheus.recording import expressible, left_out
 from kc_otel.generate.prometheus.routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.rules import rule_file
@@ -60,7 +61,7 @@ def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
     assert "kc_clause: ttft" not in text
     assert "5 clauses x 3 slices x 4 kernel pairs" in text
     with pytest.raises(ValueError, match="ttft: gen_ai"):
-        forms(left_out(policy)[0], policy, "h", "n")
+        forms(left_out(policy)[0], policy, Native("h"), "n")
 
 
 def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) -> None:

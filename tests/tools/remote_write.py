@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics.export import MetricsData
 
 ZERO_THRESHOLD = 1e-128
 HEADERS = {
@@ -23,11 +27,10 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series: its labels, and (milliseconds, value) of samples, or of the SDK's exponential histogram points."""
+    """One series: its labels, and (milliseconds, point) of exponential histograms as they are in OTLP."""
 
     labels: Mapping[str, str]
-    samples: Sequence[tuple[int, float]] = ()
-    histograms: Sequence[tuple[int, Any]] = ()
+    histograms: Sequence[tuple[int, Any]]
 
 
 def body(series: Iterable[Series]) -> bytes:
@@ -35,19 +38,33 @@ def body(series: Iterable[Series]) -> bytes:
     return snappy(b"".join(_message(1, part) for one in series for part in _series(one)))
 
 
-def of_exports(exports: Iterable[tuple[int, Any]]) -> list[Series]:
-    """Every drift histogram of some exports, (milliseconds, MetricsData) each, one series per stream."""
+def of_exports(exports: Iterable[tuple[int, MetricsData]]) -> list[Series]:
+    """Every drift histogram of some exports of the SDK, each at a time of its own in milliseconds."""
+    return _merged((at, metric, point) for at, data in exports for metric, point in points(encode_metrics(data)))
+
+
+def of_request(request: ExportMetricsServiceRequest) -> list[Series]:
+    """Every drift histogram of an OTLP request."""
+    return _merged((point.time_unix_nano // 10**6, metric, point) for metric, point in points(request))
+
+
+def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
+    """(metric, point) of each exponential histogram in an OTLP request."""
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.exponential_histogram.data_points:
+                    yield metric, point
+
+
+def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
+    """One series per stream."""
     streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
-    for at, data in exports:
-        for resource in data.resource_metrics:
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    for point in metric.data.data_points:
-                        if hasattr(point, "zero_count"):
-                            labels = {_name(key): str(value) for key, value in point.attributes.items()}
-                            labels["__name__"] = _name(metric.name)
-                            streams.setdefault(tuple(sorted(labels.items())), []).append((at, point))
-    return [Series(dict(labels), histograms=points) for labels, points in streams.items()]
+    for at, metric, point in found:
+        labels = {_name(item.key): item.value.string_value for item in point.attributes}
+        labels["__name__"] = _name(metric.name)
+        streams.setdefault(tuple(sorted(labels.items())), []).append((at, point))
+    return [Series(dict(labels), histograms) for labels, histograms in streams.items()]
 
 
 def snappy(content: bytes) -> bytes:
@@ -62,12 +79,11 @@ def _series(one: Series) -> tuple[bytes, ...]:
         _message(1, _message(1, name.encode()) + _message(2, value.encode()))
         for name, value in sorted(one.labels.items())
     )
-    samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in one.samples)
     exemplars = b"".join(
         _message(3, _exemplar(exemplar, at)) for at, point in one.histograms for exemplar in point.exemplars
     )
     histograms = b"".join(_message(4, _histogram(point, at)) for at, point in one.histograms)
-    return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
+    return (labels + histograms, *((labels + exemplars,) if exemplars else ()))
 
 
 def _histogram(point: Any, at: int) -> bytes:
@@ -98,11 +114,11 @@ def _buckets(span: int, deltas: int, buckets: Any) -> tuple[bytes, ...]:
 
 
 def _exemplar(exemplar: Any, at: int) -> bytes:
-    labels = {"trace_id": f"{exemplar.trace_id:032x}", "span_id": f"{exemplar.span_id:016x}"}
+    labels = {"trace_id": exemplar.trace_id.hex(), "span_id": exemplar.span_id.hex()}
     written = b"".join(
         _message(1, _message(1, key.encode()) + _message(2, value.encode())) for key, value in labels.items()
     )
-    return written + _double(2, exemplar.value) + _integer(3, at)
+    return written + _double(2, exemplar.as_double) + _integer(3, at)
 
 
 def _name(name: str) -> str:

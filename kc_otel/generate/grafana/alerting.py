@@ -8,6 +8,9 @@ What happens without data or with an error is chosen, not left to defaults:
 | anything else  | OK where a no-data step covers it | keeps its state: no page, no all-clear |
 |                | else NoData, an alert of its own  |                                       |
 
+An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA), as in the evaluator;
+but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all the same.
+
 Why: a breach must not be cleared by a query that failed, and nobody should be woken for a breach because a server
 restarted; silence is the no-data steps' business, and wakes people on its own where a contract has no such step.
 
@@ -28,7 +31,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.describe import literal
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs, static_labels
+from kc_otel.generate.ladder import CELL_LABELS, HELD_BY, Rung, rungs, static_labels
 from kc_otel.generate.links import FOLDER, OVERVIEW_UID, meaning_link, panel_id, slice_link
 from kc_otel.generate.runbook import runbook
 
@@ -96,17 +99,26 @@ def _query(rung: Rung, datasource_uid: str) -> dict[str, Any]:
 
 
 def _condition(rung: Rung) -> dict[str, Any]:
-    """A threshold between the codes of the verdicts: only the one that the step waits for lies inside."""
-    code = 0.5 if rung.status is None else float(rung.status.code)
-    if rung.status in {None, Status.FAIL}:
-        evaluator = {"type": "gt", "params": [0 if rung.status is None else code - 0.5]}
+    """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
+
+    What is inside stays so while the verdict is one that does not clear an alert: those codes lie between that of the
+    step's verdict and that of PASS, or above it, so that a second threshold, of recovery, tells them apart.
+    """
+    condition: dict[str, Any]
+    if rung.status is None:
+        condition = {"evaluator": {"type": "gt", "params": [0]}}
     else:
-        evaluator = {"type": "within_range", "params": [code - 0.5, code + 0.5]}
+        code = float(rung.status.code)
+        condition = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
+        if HELD_BY[rung.status]:
+            codes = [rung.status.code, *(status.code for status in HELD_BY[rung.status])]
+            around = [min(codes) - 0.5, max(codes) + 0.5]
+            condition["unloadEvaluator"] = {"type": "outside_range", "params": around}
     return {
         "refId": "B",
         "relativeTimeRange": {"from": 0, "to": 0},
         "datasourceUid": "__expr__",
-        "model": {"refId": "B", "type": "threshold", "expression": "A", "conditions": [{"evaluator": evaluator}]},
+        "model": {"refId": "B", "type": "threshold", "expression": "A", "conditions": [condition]},
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.describe import limitation
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.panels import (
     DATASOURCE,
@@ -36,13 +37,14 @@ _SEVERITY_COLOURS: Final = ("blue", "orange", "red")
 
 def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
     """The cells that are not PASS: what, for whom, since when, how far, and what was done."""
+    known = tuple(contracts)
     columns = {
         "State": queries.cells("kc.verdict"),
         "Since": queries.since(),
         "Margin": queries.margin_share(),
         "Done about it": queries.action_bits(),
         "Alert": queries.severity(),
-        "Meaning": meanings(contracts),
+        "Promise": meanings(known),
     }
     panel = table_panel(
         id,
@@ -51,7 +53,7 @@ def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
         "exceeded, with the contract's confidence. NO_DATA: nobody reports, which is not the same as holding. "
         "INCONCLUSIVE: the samples do not decide it yet. Margin is the distance from the bound that decides to the "
         "limit, as a share of the limit: negative is beyond it. Done about it: the actions of the policy's steps that "
-        "fire now. Click a state, clause or slice to look into it; click `read` for what the clause promises.",
+        "fire now. Click a state, clause or slice to look into it, and a promise for what it means.",
         {title: queries.not_holding(query) for title, query in columns.items()},
         _TITLES,
         {
@@ -62,7 +64,7 @@ def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
                 property_of("custom.cellOptions", {"type": "color-text"}),
                 property_of("custom.width", 90),
             ),
-            "Meaning": _meaning_column(),
+            "Promise": _promise_column(known),
         },
         sort=(("State", True), ("Margin", False)),
         order=(
@@ -70,11 +72,11 @@ def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
             "Contract",
             "Clause",
             "Slice",
+            "Promise",
             "Since",
             "Done about it",
             "Alert",
             "Margin",
-            "Meaning",
             "Training kernel",
             "Inference kernel",
         ),
@@ -97,8 +99,7 @@ def every_cell(id: int) -> Any:
     return table_panel(
         id,
         "Every cell: state, since when, margin",
-        "The worst come first. Estimate, bounds and limit are in the unit of the clause. Since is exact to the minute "
-        "and reaches back to the start of the dashboard's range.",
+        "The worst come first. Estimate, bounds and limit are in the unit of the clause.",
         columns,
         _TITLES,
         {**_columns(), "Samples": (property_of("unit", "short"),)},
@@ -143,12 +144,18 @@ def _columns() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _meaning_column() -> tuple[Any, ...]:
-    shown = {"type": "range", "options": {"from": 0, "to": None, "result": {"text": "read", "index": 0}}}
+def _promise_column(contracts: Iterable[Contract]) -> tuple[Any, ...]:
+    """The value is the id of the panel that explains the clause, and is shown as what the clause says."""
+    texts = {
+        str(panel_id(contract.name, clause.id)): (limitation(clause, tuple(contract.slices)), "text")
+        for contract in contracts
+        for clause in contract.clauses
+    }
     return (
-        property_of("mappings", [shown]),
+        property_of("mappings", [mapping(texts)] if texts else []),
         property_of("links", [data_link("What this clause means", meaning_link("${__value.raw}"))]),
-        property_of("custom.width", 90),
+        property_of("custom.cellOptions", {"type": "auto", "wrapText": True}),
+        property_of("custom.width", 330),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kc_otel.contract.registry import METRICS
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
@@ -32,8 +33,15 @@ A kernel version goes through four stages: **offline CI → shadow → canary �
 when every cell has been `PASS` over a number of consecutive windows that share no data; a `FAIL` rolls back to the
 start; `INCONCLUSIVE` and `NO_DATA` wait. The table shows for each pair of kernel versions what a gate looks at:
 the worst verdict of its cells, since when all of them pass, the smallest margin and the fewest samples.
-`kc-otel gate` decides and writes the evidence to a file, which `kc-otel verify` checks; neither is a metric.
+The evidence of each step is kept as a document of its own, which `kc-otel verify` checks.
 """
+_PLACES: Final = {
+    "-1": ("rolled back", "red"),
+    "0": ("offline CI", "text"),
+    "1": ("shadow", "purple"),
+    "2": ("canary", "yellow"),
+    "3": ("full", "green"),
+}
 _HELD: Final = (
     (3, "Promotions held", "hold-promotion", "Cells for which a firing step holds promotions back."),
     (4, "Roll-outs quarantined", "quarantine-rollouts", "Cells whose roll-outs a firing step keeps out of training."),
@@ -84,6 +92,7 @@ def _panels() -> Iterator[Any]:
         .span(12)
         .no_value("Nothing is held back in this range")
     )
+    yield from _stages()
     pairs = {
         label(name): title
         for name, title in zip(queries.PAIR, ("Contract", "Training kernel", "Inference kernel"), strict=True)
@@ -91,9 +100,8 @@ def _panels() -> Iterator[Any]:
     yield table_panel(
         12,
         "Evidence by kernel version",
-        "What a promotion gate looks at, over all picked clauses and slices. PASS since: the last minute in which "
-        "something was not PASS, or the start of the range; empty while something is not. The share of the range in "
-        "PASS counts minutes in which every cell passed.",
+        "What a promotion gate looks at, over all picked clauses and slices. PASS since: when the last of them became "
+        "PASS; empty while one is not. The share of the range in PASS counts minutes in which every cell passed.",
         queries.evidence(),
         pairs,
         {
@@ -136,6 +144,30 @@ def _panels() -> Iterator[Any]:
         .span(14)
     )
     yield text_panel(15, "The stages and their gates", _STAGES, 8, 10)
+
+
+def _stages() -> Iterator[Any]:
+    attributes = ("kc.contract", "kc.kernel.inference")
+    version = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+    yield (
+        timeline_panel(
+            16,
+            "Stage of each kernel version",
+            "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
+            "rolled back. Empty where the evaluator keeps no promotion.",
+            Query(queries.cells("kc.promotion.stage", attributes=attributes), version),
+            mapping(_PLACES),
+            "text",
+        )
+        .height(8)
+        .span(8)
+    )
+    for id, title, name, unit, about in (
+        (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),
+        (18, "Windows of PASS in a row", "kc.promotion.windows", "none", "Towards what the next gate asks for."),
+    ):
+        shown = Query(queries.cells(name, attributes=attributes), version)
+        yield graph_panel(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)
 
 
 def _is(actions: str) -> str:

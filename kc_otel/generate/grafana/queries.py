@@ -54,6 +54,7 @@ ACTION_BITS: Final = (
     ("route", "route:.*", "sent to training kernel"),
     ("quarantine", "quarantine-rollouts", "roll-outs quarantined"),
     ("hold", "hold-promotion", "promotion held"),
+    ("resync", "resync-weights", "weights asked for again"),
     ("sample", "sample-more", "measuring more"),
     ("tell", "notify|webhook:.*", "people told"),
 )
@@ -84,10 +85,9 @@ def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
     return f"{how} by ({', '.join(label(name) for name in attributes)}) ({expression})"
 
 
-def cells(metric: str, *more: str, offset: str = "", attributes: Iterable[str] = CELL, how: str = "max") -> str:
+def cells(metric: str, *more: str, attributes: Iterable[str] = CELL, how: str = "max") -> str:
     """A metric of the picked cells; `more` are further matchers."""
-    selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
-    return by(attributes, selected + (f" offset {offset}" if offset else ""), how)
+    return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes), *more), how)
 
 
 def verdicts(*more: str) -> str:
@@ -101,11 +101,11 @@ def count_status(status: Status) -> str:
 
 
 def since(*more: str) -> str:
-    """Unix time, milliseconds, at which each cell got its present verdict, to the minute; not before the range."""
-    now, before = cells("kc.verdict", *more), cells("kc.verdict", *more, offset=_STEP)
-    first = f"min_over_time(timestamp({now})[$__range:{_STEP}])"
-    changed = f"max_over_time(timestamp({now} != {before})[$__range:{_STEP}])"
-    return f"1000 * ({changed} or {first} or timestamp({now}))"
+    """Unix time, milliseconds, at which each cell got its present verdict.
+
+    Of evaluators side by side the one that has known it longest counts.
+    """
+    return f"1000 * {cells('kc.verdict.since', *more, how='min')}"
 
 
 def margin_share(*more: str) -> str:
@@ -212,11 +212,9 @@ def info() -> str:
 def evidence() -> dict[str, str]:
     """What a promotion gate asks of each pair of kernel versions, by title: all of its picked cells together."""
     worst, pair, passes = by(PAIR, cells("kc.verdict")), ", ".join(map(label, PAIR)), Status.PASS.code
-    last = f"max_over_time(timestamp({worst} > {passes})[$__range:{_STEP}])"
-    first = f"min_over_time(timestamp({worst})[$__range:{_STEP}])"
     return {
         "Worst verdict": worst,
-        "PASS since": f"1000 * (({last} or {first} or timestamp({worst})) and on ({pair}) {worst} == {passes})",
+        "PASS since": f"{by(PAIR, since())} and on ({pair}) {worst} == {passes}",
         "Share of the range in PASS": f"avg_over_time(({worst} == bool {passes})[$__range:{_STEP}]) "
         f"or ({worst} == bool {passes})",
         "Smallest margin": by(PAIR, margin_share(), "min"),

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.registry import DERIVED, METRICS, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile
@@ -168,6 +168,7 @@ def _panels(contracts: tuple[Contract, ...], step: str) -> Iterator[Any]:
         raw.limits(contracts, lambda clause: clause.metric == "weights_lag"),
         step,
     )
+    yield from _quarantine()
     yield _graph(
         12,
         "Tokens measured",
@@ -175,6 +176,31 @@ def _panels(contracts: tuple[Contract, ...], step: str) -> Iterator[Any]:
         [(f"histogram_count({raw.histogram('tv_token')})", _CELL)],
         "",
         step,
+        "cps",
+    )
+
+
+def _quarantine() -> Iterator[Any]:
+    """What is kept out of training. Without slices, as the trainer counts it."""
+    attributes = ("kc.contract", "kc.outcome")
+    legend = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+    tv, tokens, sequences = (
+        queries.rate(f"kc.quarantine.{name}", attributes) for name in ("tv", "tokens", "sequences")
+    )
+    source = "From the trainer, by way of the Collector; empty where it does not quarantine roll-outs."
+    yield graph_panel(
+        14,
+        "Drift of what is trained on, and of what is quarantined",
+        "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
+        f"the update. {source}",
+        (Query(f"{tv} / {tokens}", legend),),
+        "short",
+    )
+    yield graph_panel(
+        15,
+        "Sequences kept and quarantined",
+        f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
+        (Query(sequences, legend),),
         "cps",
     )
 

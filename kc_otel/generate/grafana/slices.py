@@ -16,7 +16,6 @@ from kc_otel.generate.grafana.panels import (
     STATUS_COLOURS,
     Query,
     data_link,
-    grafana_unit,
     graph_panel,
     limit_line,
     mapping,
@@ -26,8 +25,8 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
     timeline_panel,
 )
-from kc_otel.generate.grafana.raw_panels import heatmap_panel, traces_panel
 from kc_otel.generate.grafana.sdk import common_models, dashboard
+from kc_otel.generate.grafana.slice_data import distribution_panels, example_panels
 from kc_otel.generate.links import SLICE_UID, meaning_link
 from kc_otel.generate.names import label, metric, selector
 
@@ -36,11 +35,6 @@ __all__ = ["slice_file"]
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
 _PLAIN: Final = common_models.BigValueColorMode.NONE
-_FAN: Final = (0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999)
-_SOURCE: Final = (
-    "From the drift histograms that the recorders send by way of the Collector; Prometheus and Mimir keep them as "
-    "native histograms."
-)
 
 
 def slice_file(contracts: Iterable[Contract]) -> GeneratedFile:
@@ -87,7 +81,7 @@ def slice_file(contracts: Iterable[Contract]) -> GeneratedFile:
     made = board(
         SLICE_UID, "One clause on one slice: verdict, band, distribution, and the tokens behind it.", variables
     )
-    for panel in (*_now(known), *_bands(), *_distribution(known), *_examples(), *_around(), *_by_rules()):
+    for panel in (*_now(known), *_bands(), *distribution_panels(known), *example_panels(), *_around(), *_by_rules()):
         made = made.with_panel(panel)
     return board_file("slice", made)
 
@@ -100,7 +94,7 @@ def _now(contracts: tuple[Contract, ...]) -> Iterator[Any]:
         state_panel(
             2,
             "Since",
-            "When it got this verdict, to the minute; not before the range.",
+            "When it got this verdict; the latest of the picked kernel versions.",
             f"max({queries.since(_CLAUSE)})",
         )
         .unit("dateTimeFromNow")
@@ -168,70 +162,6 @@ def _bands() -> Iterator[Any]:
         "short",
     )
     yield limit_line(versions, "/^limit$/").height(10).span(8)
-
-
-def _distribution(contracts: tuple[Contract, ...]) -> Iterator[Any]:
-    step = raw.minimum_step(contracts)
-    chosen = raw.any_histogram("$quantity", (), f'{label("kc.operator")}=~"$operator"')
-    yield heatmap_panel(
-        20,
-        "Distribution of $quantity",
-        "How many observations fell into each bucket, over time: a shift moves the bright band, a new failure mode "
-        f"draws a second one, outliers show at the edge. Dots are single tokens; click one for its trace. Grafana "
-        f"draws the buckets on a logarithmic axis: of a signed quantity look at the quantiles beside it. {_SOURCE}",
-        Query(chosen, exemplar=True, step=step),
-    )
-    ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
-    yield (
-        graph_panel(
-            21,
-            "$quantity: mean and quantiles",
-            f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
-            (
-                Query(f"histogram_avg({chosen})", "mean", exemplar=True, step=step),
-                *(Query(raw.quantile(rank, chosen), name, step=step) for rank, name in ranks),
-            ),
-            "short",
-        )
-        .height(9)
-        .span(12)
-    )
-    signed = raw.histogram("log_ratio", ())
-    yield (
-        graph_panel(
-            22,
-            "Signed log ratio: where the tokens lie",
-            "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
-            "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
-            f"too often. {_SOURCE}",
-            [Query(raw.quantile(rank, signed), f"p{rank * 100:g}", step=step) for rank in _FAN],
-            grafana_unit("{nat}"),
-        )
-        .height(9)
-        .span(12)
-    )
-    yield heatmap_panel(
-        23,
-        "Absolute log ratio, with the worst tokens",
-        "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
-        f"open the span of its batch. {_SOURCE}",
-        Query(raw.histogram("abs_log_ratio", ()), exemplar=True, step=step),
-    )
-
-
-def _examples() -> Iterator[Any]:
-    shown = ("abs_log_ratio", "sequence", "position", "token_id")
-    fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
-    yield traces_panel(
-        30,
-        "Worst examples",
-        "Measured batches that touched the slice, the one with the largest |l| first, with the token's position and "
-        "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
-        "to Tempo by way of the Collector.",
-        '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" } '
-        f"| select({fields})",
-        "kc.compare.worst.abs_log_ratio",
-    )
 
 
 def _around() -> Iterator[Any]:

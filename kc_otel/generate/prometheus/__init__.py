@@ -1,7 +1,8 @@
 """Prometheus rules made from contracts, tests of them for `promtool test rules`, and Alertmanager's routes.
 
-There are two sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports, and
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send.
+There are three sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
+`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus and Mimir; and
+`victoriametrics/rules/` does the same in VictoriaMetrics.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kc_otel.generate.prometheus.rule_tests import rule_test_file
 from kc_otel.generate.prometheus.rules import rule_file
 from kc_otel.generate.prometheus.standalone import standalone_file
 from kc_otel.generate.prometheus.standalone_tests import standalone_test_file
+from kc_otel.generate.prometheus.victoria import victoria_file
 
 __all__ = ["prometheus_files"]
 
@@ -27,11 +29,12 @@ _OF_A_CONTRACT = (
     standalone_file,
     standalone_test_file,
     kubernetes_standalone_file,
+    victoria_file,
 )
 
 
 def prometheus_files(contracts: Iterable[Contract]) -> tuple[GeneratedFile, ...]:
-    """For each contract, sorted by name, both sets of rules, their tests and resources; then the routes of all.
+    """For each contract, sorted by name, the sets of rules, their tests and resources; then the routes of all.
 
     Raises:
         ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.

@@ -1,4 +1,4 @@
-"""A clause's statistic with its interval in PromQL, from native histograms: closed forms where the evaluator inverts.
+"""A clause's statistic with its interval as a query of histograms: closed forms where the evaluator inverts.
 
 Each form is a tail bound that the evaluator's interval is sharper than, or an interval of its own around the sample's
 statistic, and reads buckets on the conservative side. n is the number of observations, L = ln(1/alpha).
@@ -13,10 +13,7 @@ statistic, and reads buckets on the conservative side. n is the number of observ
   `p + 2L/(3n) - sqrt((2L/(3n))^2 + 2 p L/n)` below; Chernoff's and Bernstein's inequality, solved for the true share.
 - Largest: the edges of the highest bucket in use.
 
-The deviation s is bounded from above. Prometheus takes every observation at the geometric middle of its bucket, which
-is off by at most sqrt(g) - 1 of itself, g = 2^(2^-scale) being the ratio of a bucket's edges; by the triangle
-inequality for root mean squares the true deviation is at most `sqrt(g) deviation + (sqrt(g) - 1) |mean|`. Cutting
-values to a range makes no deviation larger.
+The deviation s is a bound from above (`readings`). Cutting values to a range makes no deviation larger.
 """
 
 from __future__ import annotations
@@ -30,17 +27,14 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED, Quantity
 from kc_otel.evaluator.statistics import factors, samples_needed
+from kc_otel.generate.prometheus.readings import GROWTH, SCALE, Reading, text
 from kc_otel.telemetry.buckets import ZERO_THRESHOLD
 
-__all__ = ["PAIRS", "SCALE", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
+__all__ = ["PAIRS", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
 
-SCALE: Final = 4
-"""Scale of the histograms that recorders send."""
 PAIRS: Final = 4
 """Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
 
-_GROWTH: Final = 2.0 ** (2.0**-SCALE)
-_ROOT: Final = math.sqrt(_GROWTH)
 _DOUBLINGS: Final = 10
 """Sizes of a sample that a quantile's rank is shifted for."""
 _ONE: Final = 1e-6
@@ -57,7 +51,7 @@ class Alphas:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """PromQL of a statistic, in the unit of the clause's limit."""
+    """Expressions of a statistic, in the unit of the clause's limit."""
 
     estimate: str
     lower: str
@@ -74,14 +68,14 @@ def alphas(contract: Contract) -> Alphas:
     return Alphas(alpha / cells, alpha)
 
 
-def forms(clause: Clause, contract: Contract, histogram: str, samples: str) -> Forms:
+def forms(clause: Clause, contract: Contract, histogram: Reading, samples: str) -> Forms:
     """The statistic and its interval.
 
     Args:
         clause: A clause on a recorded quantity.
         contract: Its contract.
-        histogram: Selector of the histograms of every cell and window.
-        samples: Selector of their numbers of observations, with the same labels.
+        histogram: The histograms of every cell and window.
+        samples: Their numbers of observations, with the same labels.
 
     Raises:
         ValueError: If the clause is on a metric that recorders do not send, or an assumption is missing.
@@ -105,7 +99,7 @@ def forms(clause: Clause, contract: Contract, histogram: str, samples: str) -> F
         levels = Alphas(levels.upper, levels.lower)
     base = _mean(clause.quantity, clause.cap, levels, histogram, samples)
     first, second = (base.lower, base.upper) if scale > 0 else (base.upper, base.lower)
-    return Forms(*(f"{_text(scale)} * ({side}) + {_text(offset)}" for side in (base.estimate, first, second)))
+    return Forms(*(f"{text(scale)} * ({side}) + {text(offset)}" for side in (base.estimate, first, second)))
 
 
 def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
@@ -125,33 +119,30 @@ def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
     return linear + math.sqrt(linear * linear + 2.0 * rank * (1.0 - rank) * log / n)
 
 
-def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: str, samples: str) -> Forms:
+def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Reading, samples: str) -> Forms:
     bound = cap or quantity.cap
     floor, ceiling = max(quantity.low, -bound), min(quantity.high, bound)
-    mean = f"histogram_sum({histogram}) / histogram_count({histogram})"
+    mean = histogram.mean
     least, most = mean, mean
     above = below = ""
+    wider = text(1 + max(histogram.blur, 1e-9))
     if ceiling < quantity.high:
-        above = f"(1 - histogram_fraction(-Inf, {_edge_below(ceiling)!r}, {histogram}))"
-        beyond = f"clamp_min(histogram_quantile(1, {histogram}) * {_text(1 + 1e-9)} - {_text(ceiling)}, 0)"
+        above = histogram.above(_edge_below(ceiling))
+        beyond = f"clamp_min({histogram.largest} * {wider} - {text(ceiling)}, 0)"
         least = f"{mean} - {above} * {beyond}"
     if floor > quantity.low:
-        below = f"(1 - histogram_fraction({-_edge_below(-floor)!r}, +Inf, {histogram}))"
-        beyond = f"clamp_min({_text(floor)} - histogram_quantile(0, {histogram}) * {_text(1 + 1e-9)}, 0)"
+        below = histogram.below(-_edge_below(-floor))
+        beyond = f"clamp_min({text(floor)} - {histogram.smallest} * {wider}, 0)"
         most = f"{mean} + {below} * {beyond}"
-    deviation = (
-        f"({_text(_ROOT)} * histogram_stddev({histogram}) + {_text(_ROOT - 1.0)} * abs({mean})"
-        f" + {_text(ZERO_THRESHOLD)})"
-    )
     left = f"clamp_min({samples} - 1, 0)"
 
     def half(alpha: float) -> str:
         log = math.log(2.0 / alpha)
-        linear = _text(7.0 * (ceiling - floor) * log / 3.0)
-        return f"({deviation} * sqrt({_text(2.0 * log)} / {left}) + {linear} / {left})"
+        linear = text(7.0 * (ceiling - floor) * log / 3.0)
+        return f"({histogram.deviation} * sqrt({text(2.0 * log)} / {left}) + {linear} / {left})"
 
-    lower = f"clamp_min({least} - {half(levels.lower)}, {_text(floor)})"
-    upper = f"clamp_max({most} + {half(levels.upper)}, {_text(ceiling)})"
+    lower = f"clamp_min({least} - {half(levels.lower)}, {text(floor)})"
+    upper = f"clamp_max({most} + {half(levels.upper)}, {text(ceiling)})"
     if above:
         upper = _unless_beyond(upper, above, samples, "+Inf")
     if below:
@@ -162,11 +153,11 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: str,
 def _unless_beyond(side: str, share: str, samples: str, instead: str) -> str:
     """The side, where no observation may lie beyond the cap."""
     beyond = f"{share} * {samples}"
-    return f"({side} and {beyond} <= {_text(_ONE)} or {beyond} * 0 + {instead})"
+    return f"({side} and {beyond} <= {text(_ONE)} or {beyond} * 0 + {instead})"
 
 
-def _quantile(rank: float, needed: int, levels: Alphas, histogram: str, samples: str, *, signed: bool) -> Forms:
-    estimate = f"histogram_quantile({_text(rank)}, {histogram})"
+def _quantile(rank: float, needed: int, levels: Alphas, histogram: Reading, samples: str, *, signed: bool) -> Forms:
+    estimate = histogram.quantile(rank)
     first = max(needed, 2)
     lower = _by_size(
         lambda n: rank - rank_shift(rank, rank, n, levels.lower) - 1.0 / n, first, histogram, samples, "-Inf"
@@ -176,46 +167,44 @@ def _quantile(rank: float, needed: int, levels: Alphas, histogram: str, samples:
     upper = _by_size(
         lambda n: rank + rank_shift(1.0 - rank, rank, n, levels.upper) + 1.0 / n, first, histogram, samples, "+Inf"
     )
-    return Forms(estimate, _outwards(lower, -1, signed=signed), _outwards(upper, 1, signed=signed))
+    sides = (_outwards(side, sign, histogram.blur, signed=signed) for side, sign in ((lower, -1), (upper, 1)))
+    return Forms(estimate, *sides)
 
 
-def _by_size(rank_at: Callable[[int], float], first: int, histogram: str, samples: str, fewer: str) -> str:
+def _by_size(rank_at: Callable[[int], float], first: int, histogram: Reading, samples: str, fewer: str) -> str:
     """The quantile of the largest listed sample size that a window reaches."""
     tiers = [
-        f"histogram_quantile({_text(rank_at(size))}, {histogram} and {samples} >= {size})"
+        histogram.quantile(rank_at(size), f"{samples} >= {size}")
         for size in (first * 2**power for power in reversed(range(_DOUBLINGS)))
         if 0.0 < rank_at(size) < 1.0
     ]
     return "({})".format("\nor ".join([*tiers, f"{samples} * 0 + {fewer}"]))
 
 
-def _outwards(value: str, sign: int, *, signed: bool) -> str:
+def _outwards(value: str, sign: int, blur: float, *, signed: bool) -> str:
     """What the edge of the bucket that a quantile was interpolated in cannot be beyond."""
-    away = _GROWTH - 1.0
+    away = GROWTH * (1.0 + blur) - 1.0
     if signed:
-        return f"{value} {'+' if sign > 0 else '-'} ({_text(away)} * abs({value}) + {_text(ZERO_THRESHOLD)})"
-    return f"{_text(1.0 + sign * away)} * {value} {'+' if sign > 0 else '-'} {_text(ZERO_THRESHOLD)}"
+        return f"{value} {'+' if sign > 0 else '-'} ({text(away)} * abs({value}) + {text(ZERO_THRESHOLD)})"
+    return f"{text(1.0 + sign * away)} * {value} {'+' if sign > 0 else '-'} {text(ZERO_THRESHOLD)}"
 
 
-def _fraction(threshold: float, levels: Alphas, histogram: str, samples: str) -> Forms:
-    maybe = f"histogram_fraction({_edge_toward(threshold, down=True)!r}, +Inf, {histogram})"
-    surely = f"histogram_fraction({_edge_toward(threshold, down=False)!r}, +Inf, {histogram})"
+def _fraction(threshold: float, levels: Alphas, histogram: Reading, samples: str) -> Forms:
+    maybe = histogram.above(_edge_toward(threshold, down=True))
+    surely = histogram.above(_edge_toward(threshold, down=False))
     up, down = -math.log(levels.upper), -math.log(levels.lower)
-    once = f"{_text(up)} / {samples}"
-    upper = f"{maybe} + {once} + sqrt(({once}) ^ 2 + {_text(2 * up)} * {maybe} / {samples})"
-    third = f"{_text(2 * down / 3)} / {samples}"
-    lower = f"{surely} + {third} - sqrt(({third}) ^ 2 + {_text(2 * down)} * {surely} / {samples})"
+    once = f"{text(up)} / {samples}"
+    upper = f"{maybe} + {once} + sqrt(({once}) ^ 2 + {text(2 * up)} * {maybe} / {samples})"
+    third = f"{text(2 * down / 3)} / {samples}"
+    lower = f"{surely} + {third} - sqrt(({third}) ^ 2 + {text(2 * down)} * {surely} / {samples})"
     return Forms(f"({maybe} + {surely}) / 2", f"clamp_min({lower}, 0)", f"clamp_max({upper}, 1)")
 
 
-def _maximum(histogram: str, *, signed: bool) -> Forms:
-    largest = f"histogram_quantile(1, {histogram})"
-    return Forms(largest, _outwards(largest, -1, signed=signed), f"{largest} + {_text(ZERO_THRESHOLD)}")
-
-
-def _text(number: float) -> str:
-    """A constant of a formula; edges of buckets are written in full instead, so that they are edges."""
-    return f"{number:.12g}"
+def _maximum(histogram: Reading, *, signed: bool) -> Forms:
+    largest = histogram.largest
+    lower = _outwards(largest, -1, histogram.blur, signed=signed)
+    highest = f"{largest} + {text(histogram.blur)} * abs({largest})" if histogram.blur else largest
+    return Forms(largest, lower, f"{highest} + {text(ZERO_THRESHOLD)}")
 
 
 def _edge_below(magnitude: float) -> float:

@@ -58,13 +58,19 @@ def standalone_rungs(contract: Contract) -> tuple[Rung, ...]:
     return tuple(rung for rung in rungs(contract) if rung.clause is None or rung.clause_id in judged)
 
 
-def notes(contract: Contract) -> tuple[str, ...]:
-    """What a reader has to know of the rules' statistics, and what they leave to the evaluator; lines of a comment."""
+def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:
+    """What a reader has to know of the rules' statistics, and what they leave to the evaluator; lines of a comment.
+
+    Args:
+        contract: The contract.
+        native: Whether the rules read Prometheus' native histograms, not VictoriaMetrics' series of buckets.
+    """
     levels = alphas(contract)
     split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PAIRS} kernel pairs"
     return (
         f"Verdicts on {contract.name} from the recorders' histograms, without the evaluator. Load these rules or those",
         "that alert on the evaluator's verdicts, not both: they raise the same alerts.",
+        *(() if native else _FOR_VICTORIA),
         "",
         f"Error probabilities, per window and cell: {levels.upper:.4g} of a PASS that is none; of a FAIL that is none",
         f"{levels.lower:.4g}, which is alpha split evenly over {split}.",
@@ -79,8 +85,20 @@ def notes(contract: Contract) -> tuple[str, ...]:
             for clause in left_out(contract)
         ),
         "- a slice that was never seen: it has no series that could be NO_DATA; one that went silent has;",
-        "- the first export of a new series: increase() needs a second one to compare it with;",
+        "- the first export of a new series: the rules need a second one to compare it with;",
         "- extremes finer than a bucket (4.4%): for `max` the edges of the highest bucket stand for it;",
-        "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
-        "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
+        *(_OF_NATIVE if native else _OF_RANGES),
     )
+
+
+_FOR_VICTORIA: Final = (
+    "For vmalert and VictoriaMetrics, which takes OTLP with -opentelemetry.usePrometheusNaming. Start vmalert with",
+    "-remoteWrite.url, and with -remoteRead.url so that it finds its alerts again after a restart.",
+)
+_OF_NATIVE: Final = (
+    "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
+    "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
+)
+_OF_RANGES: Final = (
+    "- a sender that restarts under the same service.instance.id: it is left out for a window. Recorders get new ones.",
+)

@@ -25,7 +25,7 @@ from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import Rung, static_labels
 from kc_otel.generate.names import label, prometheus_name, selector
-from kc_otel.generate.prometheus.closed_forms import SCALE
+from kc_otel.generate.prometheus.readings import SCALE
 from kc_otel.generate.prometheus.recording import expressible
 from kc_otel.generate.prometheus.rule_tests import step_seconds
 from kc_otel.generate.prometheus.standalone import standalone_path, standalone_rungs

@@ -1,0 +1,227 @@
+"""Streams that recorders could have sent, and what they say: for tests of everything that judges histograms.
+
+A stream is one slice's traffic. It restarts, goes silent, and changes its drift, all at random from a seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from kc_otel.bounds import ExponentialHistogram, Interval, affine, bernstein_interval
+from kc_otel.bounds.means import capped_mean_interval
+from kc_otel.contract import Contract
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.registry import DERIVED
+from kc_otel.evaluator.histograms import difference, union
+from kc_otel.evaluator.statistics import clause_interval, factors
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.prometheus.closed_forms import alphas
+from kc_otel.generate.prometheus.readings import SCALE
+from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.telemetry.points import histogram, histogram_point
+
+STEP = 15
+STEPS = 80
+EXPORTED = ("tv_token", "abs_log_ratio", "log_ratio", "ratio")
+PAIR = {"kc.kernel.train": "0123456789ab", "kc.kernel.inference": "ba9876543210"}
+DECIDED = ("tv", "distance", "share", "tail", "far")
+"""Clauses whose limits are far enough from the steady slices' drift for rules and evaluator to decide."""
+SIGMAS = {"all": (0.02,), "broken": (0.6,), "moving": (0.01, 0.05, 0.12, 0.4)}
+"""Deviations of the log ratio that a slice's traffic moves between."""
+
+
+def contract() -> Contract:
+    """A contract with a clause per kind of statistic, whose limits lie between the slices' drifts."""
+    clauses = [
+        {"id": "tv", "metric": "tv_token", "limit": 0.03, "slices": {"moving": 0.04}},
+        {"id": "distance", "metric": "abs_log_ratio", "limit": 0.08, "cap": 1.0},
+        {"id": "share", "metric": "clip_budget_share", "limit": 0.4},
+        {"id": "k1", "metric": "k1", "limit": 0.01},
+        {"id": "tail", "metric": "abs_log_ratio", "statistic": "p99", "limit": 0.3},
+        {"id": "middle", "metric": "log_ratio", "statistic": "p50", "limit": 0.05},
+        {"id": "far", "metric": "ratio", "statistic": "fraction > 1.3", "limit": "2%"},
+        {"id": "largest", "metric": "abs_log_ratio", "statistic": "max", "limit": 0.9},
+    ]
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "agreement", "version": 1, "owner": "tests"},
+            "kernels": {
+                "train": {"engine": "torch"},
+                "inference": {"engine": "vllm"},
+            },
+            "assumptions": {"clip": 0.2},
+            "slices": {name: {"where": {"task": name}} for name in ("broken", "moving")},
+            "statistical": clauses,
+            "observability": {"window": "3m", "long_window": "6m", "min_samples": 300, "heartbeat": "1m"},
+            "escalation": [{"on": "fail", "do": ["notify"]}],
+        }
+    )
+
+
+@dataclass
+class Export:
+    """What one process exported of one slice at one time."""
+
+    step: int
+    run: int
+    content: dict[str, ExponentialHistogram]
+    values: int
+
+
+@dataclass
+class Stream:
+    """A slice's traffic: it restarts, goes silent, and changes its drift at random."""
+
+    slice: str
+    rng: np.random.Generator
+    exports: list[Export] = field(default_factory=list)
+    ratios: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+
+    def play(self) -> None:
+        """Fill `exports`."""
+        run, silent, sigma, accumulator = -1, 0, self.rng.choice(SIGMAS[self.slice]), None
+        for step in range(STEPS):
+            # A restart is noticed by a count that goes down, so there has to be something that can.
+            if accumulator is None or (len(self.ratios[run]) > 8 and self.rng.random() < 0.08):
+                run, accumulator = run + 1, Accumulator([self.slice], scale=SCALE)
+                self.ratios[run], self.starts[run] = [], step
+            if self.rng.random() < 0.05:
+                sigma = self.rng.choice(SIGMAS[self.slice])
+            if self.rng.random() < 0.9:
+                inference = np.log(self.rng.uniform(0.05, 0.5, (8, 32)))
+                inference = inference.astype(np.float32).astype(np.float64)
+                normal = self.slice != "moving"
+                noise = sigma * (self.rng.normal(size=(8, 32)) if normal else self.rng.standard_t(4, (8, 32)))
+                train = np.minimum(inference + noise - sigma**2 / 2, 0.0).astype(np.float32).astype(np.float64)
+                assert accumulator.add_sampled(train, inference).tokens == 256
+                self.ratios[run].append((train - inference).ravel())
+            if silent or self.rng.random() < 0.04:
+                silent = silent - 1 if silent else int(self.rng.integers(1, 6))
+            elif self.ratios[run]:
+                found = {key: value for (key, _), value in accumulator.snapshot().items() if key in EXPORTED}
+                self.exports.append(Export(step, run, found, len(self.ratios[run])))
+
+    def between(
+        self, at: int, seconds: float, *, apart: bool = False
+    ) -> tuple[np.ndarray, dict[str, ExponentialHistogram]]:
+        """Log ratios observed after the first export of a window and up to its last, and their histograms.
+
+        With `apart` each process has a first and a last export of its own.
+        """
+        inside = [export for export in self.exports if at - seconds < export.step * STEP <= at]
+        ratios: list[np.ndarray] = []
+        parts: dict[str, list[ExponentialHistogram]] = {key: [] for key in EXPORTED}
+        for before, after in itertools.pairwise(inside):
+            same = before.run == after.run
+            if apart and not same:
+                continue
+            ratios += self.ratios[after.run][before.values if same else 0 : after.values]
+            for key in EXPORTED:
+                part = difference(after.content[key], before.content[key]) if same else after.content[key]
+                parts[key].append(part)
+        whole = {key: union(found) for key, found in parts.items() if found}
+        return np.concatenate(ratios) if ratios else np.zeros(0), whole
+
+
+def play(rng: np.random.Generator) -> list[Stream]:
+    """A stream per slice, each with a restart or more."""
+    streams = [Stream(slice, rng) for slice in SIGMAS]
+    for stream in streams:
+        stream.play()
+    assert all(len({export.run for export in stream.exports}) > 1 for stream in streams)
+    return streams
+
+
+def attributes(contract: Contract, slice: str) -> dict[str, str]:
+    return {"kc.contract": contract.name, "kc.slice": slice, **PAIR}
+
+
+def requests(
+    contract: Contract, streams: Sequence[Stream], step: int, base: int, *, apart: bool = False
+) -> Iterator[Any]:
+    """The exports of one step as OTLP requests; `base` is the time of step 0, Unix seconds.
+
+    With `apart` each process has a `service.instance.id` of its own.
+    """
+    for stream in streams:
+        for export in stream.exports:
+            if export.step == step:
+                start, now = ((base + STEP * at) * 10**9 for at in (stream.starts[export.run] - 1, step))
+                metrics = [
+                    histogram(key, [histogram_point(value, attributes(contract, stream.slice), start, now)])
+                    for key, value in export.content.items()
+                ]
+                scope = ScopeMetrics(InstrumentationScope("kc_otel"), metrics, "")
+                resource = Resource({"service.instance.id": f"{stream.slice}-{export.run}"} if apart else {})
+                yield encode_metrics(MetricsData([ResourceMetrics(resource, [scope], "")]))
+
+
+def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interval:
+    """The interval that a rule's has to contain, at the rule's own error probabilities."""
+    levels = alphas(contract)
+    given = {"alpha_lower": levels.lower, "alpha_upper": levels.upper}
+    if clause.parsed_statistic.kind != "mean":
+        return clause_interval(clause, contract.assumptions, sample, **given)
+    quantity, scale, offset = clause.quantity, 1.0, 0.0
+    if clause.metric in DERIVED:
+        scale, offset = factors(clause.metric, contract.assumptions)
+    if scale < 0:
+        given = {"alpha_lower": levels.upper, "alpha_upper": levels.lower}
+    if math.isfinite(quantity.high):
+        return affine(bernstein_interval(sample, low=quantity.low, high=quantity.high, **given), scale, offset)
+    cap = clause.cap or quantity.cap
+    sure = capped_mean_interval(sample, low=quantity.low, high=quantity.high, cap=cap, **given)
+    low, high = max(quantity.low, -cap), min(quantity.high, cap)
+    inside = sample.lower[0] >= low and sample.upper[-1] <= high
+    return affine(bernstein_interval(sample, low=low, high=high, **given) if inside else sure, scale, offset)
+
+
+def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float, float]:
+    """The statistic in float64, and how far a histogram's estimate may be from it."""
+    w = np.exp(ratios)
+    of = {"tv_token": np.maximum(1 - w, 0), "abs_log_ratio": abs(ratios), "log_ratio": ratios, "ratio": w}
+    values, statistic = of[clause.quantity.key], clause.parsed_statistic
+    match statistic.kind:
+        case "quantile":
+            # The bucket of an observation that is at most two ranks away.
+            ordered, rank = np.sort(values), math.ceil(values.size * statistic.argument) - 1
+            low, found, high = (float(ordered[rank + by]) for by in (-2, 0, 2))
+            return found, high - low + 0.05 * max(abs(low), abs(high)) + 1e-9
+        case "max":
+            return float(values.max()), 0.05 * float(values.max())
+        case "fraction":
+            cut = (values > statistic.argument / 1.05) & (values <= statistic.argument * 1.05)
+            return float((values > statistic.argument).mean()), float(cut.mean()) + 1e-9
+    scale, offset = factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    found = scale * float(values.mean()) + offset
+    return found, 1e-6 * scale**2 * float(abs(values).mean())
+
+
+def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int, *, apart: bool = False) -> Status | None:
+    """What rules must not say beside the evaluator's verdict: its contrary, where both look at the same drift.
+
+    Either may be right about its own window while drift changes, for the two end up to a pane and an export apart. So
+    it is asked of streams of steady drift, and of the others wherever the observations of both windows put the
+    statistic on the same side of the limit.
+    """
+    contrary = {Status.PASS: Status.FAIL, Status.FAIL: Status.PASS}.get(verdict.status)
+    (clause,) = (clause for clause in contract.clauses if clause.id == verdict.cell.clause)
+    if contrary is None or (len(SIGMAS[stream.slice]) == 1 and clause.id != "largest"):
+        return contrary
+    spans = (contract.observability.window, contract.observability.long_window)
+    seen = [stream.between(at, span, apart=apart)[0] for span in spans]
+    sides = {truth(clause, contract, ratios)[0] > verdict.limit for ratios in seen if ratios.size}
+    return contrary if sides == {verdict.estimate > verdict.limit} else None
