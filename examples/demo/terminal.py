@@ -83,4 +83,4 @@ def number(value: float | None) -> str:
     """Two significant digits where they matter, and a dash for what is not known."""
     if value is None:
         return "-"
-    return f"{value:.0e}" if 0 < abs(value) < 5e-5 else f"{value:.2g}"
+    return f"{value:.0e}" if 0 < abs(value) < 5e-5 else f"{value + 0.0:.2g}"  # + 0.0: no minus before a zero

@@ -1,1 +1,1 @@
-"""GRPO in TRL with a vLLM sampler, a weight synchronisation that is skipped, and the contract that notices."""
+"""GRPO in TRL with a vLLM sampler, weights that stop arriving, and the contract that notices and acts."""

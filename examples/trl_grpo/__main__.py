@@ -1,9 +1,10 @@
-"""Train with TRL, skip a weight synchronisation, and read what the contract says of it.
+"""Train with TRL, lose the connection that weights are sent through, and watch the contract repair it.
 
-    python -m examples.trl_grpo [--skip-from 6]
+    python -m examples.trl_grpo [--lose-at 6] [--beyond-repair]
 
 Needs trl, and vLLM or transformers; runs on a CPU in about a minute. Everything said about the run is a verdict of a
-`kc-otel serve` of its own, which is also what stops it.
+`kc-otel serve` of its own, which is also what keeps stale rollouts out of training, asks for the weights to be sent
+again, and, where they cannot be, stops it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,21 @@ from examples.demo.evaluator import Evaluator, evaluating
 from examples.demo.terminal import Terminal
 from examples.tiny_model import prompts, tiny_model
 from examples.trl_grpo.sampler import TOKENS, sampler
+from kc_otel.instrument.quarantine import Quarantine
 from kc_otel.instrument.transformers import StopWhenHalted
-from kc_otel.instrument.trl import Watch, instrument
+from kc_otel.instrument.trl import ResyncWeights, Watch, instrument
 from kc_otel.routing.client import Router
 from kc_otel.webhooks import new_secret
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
-STEPS = 12
+STEPS = 18
+STEPS_BEYOND_REPAIR = 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.trl_grpo", description=__doc__.splitlines()[0])
-    parser.add_argument("--skip-from", type=int, default=6, help="first step without weight synchronisation")
+    parser.add_argument("--lose-at", type=int, default=6, help="step from which on weights do not arrive")
+    parser.add_argument("--beyond-repair", action="store_true", help="sending them again fails too")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -59,30 +63,57 @@ def main() -> None:
         evaluator = stack.enter_context(evaluating(CONTRACT, folder, "http://127.0.0.1:9/", new_secret()))
         export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, refresh=0.2))
-        synced = {"step": 0}
+        link = Link(kernel, lose_at=options.lose_at, beyond_repair=options.beyond_repair)
 
         def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
-            step = trainer.state.global_step
-            if step < options.skip_from:
-                kernel.load(trainer.model)
-                synced["step"] = step
+            link.send(trainer.model, trainer.state.global_step)
             ids = [trainer.processing_class(text)["input_ids"] for text in texts]
             tokens, logprobs = kernel.sample(ids)
             terminal.say(
-                f"step {step}: {len(ids)} rollouts from {kernel.name} with the weights of step {synced['step']}"
+                f"step {trainer.state.global_step}: {len(ids)} rollouts from {kernel.name} "
+                f"with the weights of step {link.step}"
             )
             return {"prompt_ids": ids, "completion_ids": tokens, "logprobs": logprobs}
 
-        trainer = grpo(checkpoint, folder, rollout)
-        # What a TRL user adds is the first line, and the last where the contract may stop training.
-        watch = stack.enter_context(instrument(trainer, CONTRACT, weights=lambda: synced["step"]))
-        trainer.add_callback(telling(terminal, watch, evaluator, router))
+        steps = STEPS_BEYOND_REPAIR if options.beyond_repair else STEPS
+        trainer = grpo(checkpoint, folder, rollout, steps)
+        # What a TRL user adds: the first line to watch, and the others where the contract may act.
+        watch = instrument(trainer, CONTRACT, weights=lambda: link.step, quarantine=lambda: router.quarantined("grpo"))
+        stack.enter_context(watch)
+        trainer.add_callback(resync := ResyncWeights(lambda: router.resync("grpo"), lambda _: link.reconnect(trainer)))
         trainer.add_callback(stop := StopWhenHalted(lambda: router.halted("grpo")))
+        trainer.add_callback(telling(terminal, watch, evaluator, router, resync))
         trainer.train()
-        terminal.heading(f"Stopped after step {trainer.state.global_step} of {STEPS}")
-        terminal.say(stop.reason or "nobody asked for a halt")
+        terminal.heading(f"Ended after step {trainer.state.global_step} of {steps}")
+        terminal.say(f"stopped: {stop.reason}" if stop.reason else "nobody asked for a halt")
+        terminal.say(f"{watch.recorder.stats().quarantined} rollouts were kept out of training")
         cells = evaluator.verdicts()
         terminal.verdicts(cells, {v["kernel_inference"]: kernel.name for v in cells})
+
+
+class Link:
+    """What weights are sent through. It is lost at a step, on purpose, and nobody is told."""
+
+    def __init__(self, kernel: Any, *, lose_at: int, beyond_repair: bool) -> None:
+        self._kernel, self._lose_at, self._beyond_repair = kernel, lose_at, beyond_repair
+        self._lost = False
+        self.step = 0
+        """Optimizer step whose weights the sampler has."""
+
+    def send(self, model: Any, step: int) -> None:
+        """Send the weights, or lose them on the way."""
+        if step >= self._lose_at:
+            self._lost, self._lose_at = True, 10**9
+        if not self._lost:
+            self._kernel.load(model)
+            self.step = step
+
+    def reconnect(self, trainer: Any) -> None:
+        """Repair it and send the weights; all that the user has to give to `ResyncWeights`."""
+        if self._beyond_repair:
+            raise ConnectionError("the sampler does not answer")
+        self._lost = False
+        self.send(trainer.model, trainer.state.global_step)
 
 
 def quiet() -> None:
@@ -97,7 +128,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [sum(map(str.islower, text)) / TOKENS for text in completions]
 
 
-def grpo(checkpoint: Path, folder: Path, rollout: Any) -> Any:
+def grpo(checkpoint: Path, folder: Path, rollout: Any, steps: int) -> Any:
     """TRL's trainer, as its documentation has it."""
     from datasets import Dataset  # noqa: PLC0415
     from transformers import AutoTokenizer, PrinterCallback  # noqa: PLC0415
@@ -110,7 +141,7 @@ def grpo(checkpoint: Path, folder: Path, rollout: Any) -> Any:
         num_generations=8,
         steps_per_generation=2,
         max_completion_length=TOKENS,
-        max_steps=STEPS,
+        max_steps=steps,
         learning_rate=2e-3,
         lr_scheduler_type="constant",
         bf16=False,
@@ -128,15 +159,21 @@ def grpo(checkpoint: Path, folder: Path, rollout: Any) -> Any:
     return trainer
 
 
-def telling(terminal: Terminal, watch: Watch, evaluator: Evaluator, router: Router) -> Any:
-    """Prints the verdicts on everything up to a step. Only here does anything wait for the evaluator."""
+def telling(terminal: Terminal, watch: Watch, evaluator: Evaluator, router: Router, resync: ResyncWeights) -> Any:
+    """Prints what was done and the verdicts after each step. Only here does anything wait for the evaluator."""
     from transformers import TrainerCallback  # noqa: PLC0415
 
     class Tell(TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step in resync.steps:
+                terminal.say(f"step {state.global_step}: weights sent again, because {resync.reason}", "bold")
+
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if watch.quarantine is not None and any(watch.quarantine.reasons):
+                terminal.detail(kept_out(watch.quarantine))
             watch.recorder.force_flush()
-            deadline = time.monotonic() + 10
-            while (cells := evaluator.verdicts()) and seen(cells) < watch.recorder.stats().tokens:
+            flushed, deadline = time.time(), time.monotonic() + 10
+            while (cells := evaluator.verdicts()) and min(v["at"] for v in cells) <= flushed:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.1)
@@ -146,15 +183,20 @@ def telling(terminal: Terminal, watch: Watch, evaluator: Evaluator, router: Rout
             terminal.say(f"step {state.global_step}: {passing} of {len(cells)} cells PASS", style)
             if failing:
                 terminal.detail(f"FAIL: {', '.join(failing)}")
-                while router.halted("grpo") is None and time.monotonic() < deadline:
+                while router.resync("grpo") is None and time.monotonic() < deadline:
                     time.sleep(0.1)
 
     return Tell()
 
 
-def seen(cells: list[dict[str, Any]]) -> int:
-    """Tokens that the evaluator has judged."""
-    return max((v["samples"] for v in cells if (v["clause"], v["slice"]) == ("token-tv", "all")), default=0)
+def kept_out(found: Quarantine) -> str:
+    """What quarantine took out of a batch, and what was measured before and after."""
+    before, after = found.before, found.after
+    rest = f", {after.statistics['token-tv']:.2g} of what is left" if after.sequences else ""
+    return (
+        f"quarantine: {before.sequences - after.sequences} of {before.sequences} rollouts count in no loss; "
+        f"token-tv was {before.statistics['token-tv']:.2g} of all{rest}"
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.instrument import capture
 from kc_otel.instrument.engine import RecorderStats
 from kc_otel.instrument.process import ProcessEngine
+from kc_otel.instrument.quarantine import Quarantine
 from kc_otel.instrument.sampling import Sampler
 from kc_otel.instrument.work import Attributes, OperatorOutputs, Processing, Weights, Work, copied
 from kc_otel.telemetry.kernel import Kernel
@@ -311,6 +312,22 @@ class Recorder:
         engine = self._process.running()
         if engine is not None:
             engine.counters.invalid(reason, sequences, why)
+
+    def quarantined(self, found: Quarantine) -> None:
+        """Count what `quarantine` kept and what it kept out, and how far each has drifted. Never raises.
+
+        Drift metrics stay those of everything that was sampled, so hand over the whole batch to `compare`.
+        """
+        engine = self._process.running()
+        if engine is not None:
+            before, after = found.before, found.after
+            engine.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
+            engine.counters.rollouts(
+                "quarantined",
+                before.sequences - after.sequences,
+                before.tokens - after.tokens,
+                max(before.tv_sum - after.tv_sum, 0.0),
+            )
 
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
         """Go on with another kernel version: what comes next is recorded for the new pair, apart from the old one."""

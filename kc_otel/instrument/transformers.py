@@ -27,7 +27,7 @@ else:
     except ImportError:
         TrainerCallback = object  # so that everything here can be imported and read without the library
 
-__all__ = ["KernelContractCallback", "Sample", "StopWhenHalted"]
+__all__ = ["KernelContractCallback", "Sample", "StopWhenHalted", "TrainerCallback", "of_first_process"]
 
 _log: Final = logging.getLogger("kc_otel")
 
@@ -178,7 +178,7 @@ class StopWhenHalted(TrainerCallback):  # type: ignore[misc]
         """Stop where it is asked for."""
         reason = self._ask() if state.is_world_process_zero else None
         if args.world_size > 1:
-            reason = _of_first_process(reason)
+            reason = of_first_process(reason)
         if reason is not None and self.reason is None:
             self.reason = reason
             _log.error("step %d: training stops: %s", state.global_step, reason)
@@ -195,7 +195,8 @@ class StopWhenHalted(TrainerCallback):  # type: ignore[misc]
             return None
 
 
-def _of_first_process(reason: str | None) -> str | None:
+def of_first_process(reason: str | None) -> str | None:
+    """What the first process of a distributed run says, in every process."""
     import torch.distributed  # noqa: PLC0415 - the core does without torch
 
     said = [reason]

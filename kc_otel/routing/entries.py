@@ -1,11 +1,11 @@
-"""What the decision table is made of: routes, directives, pins, and what people took back."""
+"""What the decision table is made of: routes, directives, pins, canaries, and what people took back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Directive", "DirectiveKind", "Pin", "Resumption", "Route"]
+__all__ = ["Canary", "Directive", "DirectiveKind", "Pin", "Resumption", "Route"]
 
 
 class DirectiveKind(StrEnum):
@@ -14,6 +14,7 @@ class DirectiveKind(StrEnum):
     SAMPLING = "sample-more"
     HOLD_PROMOTION = "hold-promotion"
     QUARANTINE_ROLLOUTS = "quarantine-rollouts"
+    RESYNC_WEIGHTS = "resync-weights"
     HALT = "halt"
 
 
@@ -50,7 +51,7 @@ class Directive:
 
     Attributes:
         contract: metadata.name.
-        kind: sample-more, hold-promotion, quarantine-rollouts or halt.
+        kind: sample-more, hold-promotion, quarantine-rollouts, resync-weights or halt.
         slice: Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract.
         reason: One sentence; never empty.
         since: Unix time, seconds.
@@ -85,6 +86,32 @@ class Pin:
     by: str
     why: str
     at: float
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Canary:
+    """A version of the inference kernel serves a share of a slice's requests; the training kernel serves the others.
+
+    Slices without a canary of the version are not limited. Where several cover a request the smallest weight counts.
+
+    Attributes:
+        contract: metadata.name.
+        slice: Name of the slice; `all` for every request.
+        version: Short fingerprint of the inference kernel version.
+        weight: Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow.
+        reason: One sentence.
+        since: Unix time, seconds.
+        until: Unix time after which the version serves nothing of the slice, seconds: a canary that nobody decided on
+            is no promotion. It stays in the table until it is set anew or removed. None for no end.
+    """
+
+    contract: str
+    slice: str
+    version: str
+    weight: float
+    reason: str
+    since: float
     until: float | None = None
 
 

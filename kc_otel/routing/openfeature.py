@@ -16,10 +16,12 @@
 | `<contract>`        | boolean | whether the inference kernel may serve the request             |
 | `<contract>.halted` | boolean | whether training should stop                                   |
 | `<contract>.held`   | boolean | whether promotion should wait                                  |
+| `<contract>.resync` | boolean | whether the inference kernel should get the trainer's weights |
 | `<contract>.sampling` | float | share of comparisons to measure; the default unless more is asked for |
 
 The context's attributes are those that slices are made of; `kc.kernel.inference` names the kernel version that would
-serve. Needs `pip install openfeature-sdk`.
+serve, and the targeting key, such as a user's id, says whether it is in a canary's share: the reason is SPLIT then, and
+the flag's metadata has the weight. Needs `pip install openfeature-sdk`.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ from openfeature.flag_evaluation import FlagResolutionDetails, FlagValueType, Re
 from openfeature.provider import AbstractProvider, Metadata
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.routing.client import Router
+from kc_otel.routing.client import Choice, Router
 from kc_otel.routing.table import INFERENCE_KERNEL
 
 __all__ = ["KernelProvider"]
 
 _VERSION: Final = "kc.kernel.inference"
 _SEPARATOR: Final = "."
+_ASKED: Final = frozenset({"halted", "held", "resync"})
+"""Flags after the contract's name, which are the router's methods."""
 
 T = TypeVar("T")
 
@@ -68,28 +72,34 @@ class KernelProvider(AbstractProvider):
     ) -> FlagResolutionDetails[str]:
         """The kernel for a request."""
         try:
-            kernel = self._kernel(flag_key, evaluation_context)
+            choice = self._choice(flag_key, evaluation_context)
         except LookupError as error:
             return _unknown(default_value, error)
+        kernel = choice.kernel
         return FlagResolutionDetails(
-            kernel, variant=kernel, reason=self._reason(kernel != INFERENCE_KERNEL), flag_metadata=self._about()
+            kernel, variant=kernel, reason=self._of(choice), flag_metadata=self._about(choice.reason, choice.weight)
         )
 
     def resolve_boolean_details(
         self, flag_key: str, default_value: bool, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[bool]:
-        """Whether the inference kernel may serve a request; whether training is halted or promotion held."""
+        """Whether the inference kernel may serve a request; whether training is halted, promotion held and the like."""
         contract, _, what = flag_key.rpartition(_SEPARATOR)
-        if contract and what in ("halted", "held"):
-            why = self._router.halted(contract) if what == "halted" else self._router.held(contract)
+        if contract and what in _ASKED:
+            why: str | None = getattr(self._router, what)(contract)
             return FlagResolutionDetails(
                 why is not None, reason=self._reason(why is not None), flag_metadata=self._about(why)
             )
         try:
-            allowed = self._kernel(flag_key, evaluation_context) == INFERENCE_KERNEL
+            choice = self._choice(flag_key, evaluation_context)
         except LookupError as error:
             return _unknown(default_value, error)
-        return FlagResolutionDetails(allowed, reason=self._reason(not allowed), flag_metadata=self._about())
+        return FlagResolutionDetails(
+            choice.kernel == INFERENCE_KERNEL,
+            variant=choice.kernel,
+            reason=self._of(choice),
+            flag_metadata=self._about(choice.reason, choice.weight),
+        )
 
     def resolve_float_details(
         self, flag_key: str, default_value: float, evaluation_context: EvaluationContext | None = None
@@ -119,21 +129,32 @@ class KernelProvider(AbstractProvider):
         del evaluation_context
         return _mismatch(flag_key, default_value)
 
-    def _kernel(self, contract: str, context: EvaluationContext | None) -> str:
+    def _choice(self, contract: str, context: EvaluationContext | None) -> Choice:
         attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
         version = attributes.pop(_VERSION, None)
         known: dict[str, Scalar] = {
             name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
         }
-        return self._router.choose(contract, known, None if version is None else str(version))
+        key = None if context is None else context.targeting_key
+        return self._router.decide(contract, known, None if version is None else str(version), key=key)
+
+    def _of(self, choice: Choice) -> Reason:
+        if choice.cause == "canary" and not self._router.stale:
+            return Reason.SPLIT
+        return self._reason(choice.cause in {"pin", "route"})
 
     def _reason(self, decided: bool) -> Reason:
         if self._router.stale:
             return Reason.STALE
         return Reason.TARGETING_MATCH if decided else Reason.DEFAULT
 
-    def _about(self, why: str | None = None) -> dict[str, str | int | float | bool]:
-        return {"table": self._router.table.version, **({"reason": why} if why else {})}
+    def _about(self, why: str | None = None, weight: float | None = None) -> dict[str, str | int | float | bool]:
+        said: dict[str, str | int | float | bool] = {"table": self._router.table.version}
+        if why:
+            said["reason"] = why
+        if weight is not None:
+            said["weight"] = weight
+        return said
 
 
 def _unknown(default: T, error: LookupError) -> FlagResolutionDetails[T]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from kc_otel.routing.table import DecisionTable
 
@@ -26,7 +26,10 @@ _UNCHANGED: Final = frozenset({204, 304})
 
 
 class Poller(threading.Thread):
-    """Asks `GET {url}/api/v1/decisions?after=VERSION&wait=SECONDS` over and over, and hands on what it gets.
+    """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` over and over, and hands on what it gets.
+
+    Whatever differs from the table at hand is newer, also when its version is lower: the evaluator has then lost its
+    state, and what it says now is what it knows.
 
     200 carries a table, 204 and 304 say that nothing has changed. Whatever else happens is logged once per outage and
     tried again after a growing, random pause.
@@ -61,7 +64,8 @@ class Poller(threading.Thread):
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
         self._on_table, self._on_contact = on_table, on_contact
         self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
-        self._version = -1
+        self._table: DecisionTable | None = None
+        self._tag = ""
         self._stopping = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
 
@@ -111,9 +115,11 @@ class Poller(threading.Thread):
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
         if answer.status == http.client.OK:
             table = DecisionTable.from_json(json.loads(raw))
-            if table.version != self._version:
-                self._version = table.version
+            if table != self._table:
                 self._on_table(table)
+            self._table = table
+            # The evaluator's own, not ours: a newer one has content that is ignored here.
+            self._tag = (answer.getheader("etag") or "").strip('"')
         elif answer.status not in _UNCHANGED:
             raise ValueError(f"HTTP {answer.status}")
         self._on_contact()
@@ -121,7 +127,8 @@ class Poller(threading.Thread):
     def _request(self) -> http.client.HTTPResponse:
         connection = self._connection or self._connect()
         self._connection = connection
-        path = f"{self._path}?after={self._version}&wait={self._wait:g}"
+        version = -1 if self._table is None else self._table.version
+        path = f"{self._path}?after={version}&tag={quote(self._tag)}&wait={self._wait:g}"
         connection.request("GET", path, headers={"accept": "application/json", "user-agent": "kc-otel"})
         return connection.getresponse()
 

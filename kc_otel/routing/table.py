@@ -5,26 +5,30 @@ because of this clause, since then. It stays after the alert has resolved, becau
 has moved away, not when the kernel is mended; a person resumes it, or `until` passes. A version that is rolled out
 later is not avoided. A directive lasts as long as the alert that asked for it.
 
-A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there.
+A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
+canary gives a version of the inference kernel a share of the requests that neither a pin nor a route has decided.
 
-The table is a value. Its version counts up when its content changes and only then, so `version` is all that a client
-needs to compare.
+The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
+counts from the start, so a client compares `tag` too, which is made of the content.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.escalation.alerts import Transition, What
-from kc_otel.routing.entries import Directive, DirectiveKind, Pin, Resumption, Route
+from kc_otel.routing.entries import Canary, Directive, DirectiveKind, Pin, Resumption, Route
 
 __all__ = [
     "INFERENCE_KERNEL",
     "TRAIN_KERNEL",
+    "Canary",
     "DecisionTable",
     "Directive",
     "DirectiveKind",
@@ -32,6 +36,7 @@ __all__ = [
     "Resumption",
     "Route",
     "apply",
+    "changed",
     "forget",
     "pin",
     "resume",
@@ -42,8 +47,6 @@ TRAIN_KERNEL: Final = "train-kernel"
 INFERENCE_KERNEL: Final = "inference-kernel"
 
 _KEPT_RESUMPTIONS: Final = 50
-
-
 _DIRECTIVES: Final = frozenset(kind.value for kind in DirectiveKind)
 
 
@@ -58,6 +61,7 @@ class DecisionTable:
         directives: Sorted by contract, kind and slice.
         resumptions: The latest ones, oldest first.
         pins: Sorted by contract and slice; one for each.
+        canaries: Sorted by contract, slice and version; one for each.
     """
 
     version: int = 0
@@ -66,10 +70,17 @@ class DecisionTable:
     directives: tuple[Directive, ...] = ()
     resumptions: tuple[Resumption, ...] = ()
     pins: tuple[Pin, ...] = ()
+    canaries: tuple[Canary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The table as a JSON object, the body of the API's answer."""
         return dataclasses.asdict(self)
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits that tell this table from another one of the same version."""
+        content = json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> DecisionTable:
@@ -94,6 +105,7 @@ class DecisionTable:
                 for one in plain["resumptions"]
             ),
             pins=tuple(Pin(**_known(Pin, one)) for one in plain.get("pins", ())),
+            canaries=tuple(Canary(**_known(Canary, one)) for one in plain.get("canaries", ())),
         )
 
 
@@ -130,7 +142,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
         ]  # fmt: skip
         if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
             routes += _route(routes, transition)
-    return _changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
+    return changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why: str, now: float) -> DecisionTable:
@@ -157,7 +169,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why:
     kept = [route for route in table.routes if route not in ended]
     versions = tuple(sorted({route.avoid for route in ended}))
     resumptions = (*table.resumptions, Resumption(contract, slice, by, why, now, versions))
-    return _changed(table, now, routes=kept, resumptions=resumptions[-_KEPT_RESUMPTIONS:])
+    return changed(table, now, routes=kept, resumptions=resumptions[-_KEPT_RESUMPTIONS:])
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
@@ -173,7 +185,7 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
     others = [one for one in table.pins if (one.contract, one.slice) != (wanted.contract, wanted.slice)]
-    return _changed(table, wanted.at, pins=[*others, wanted])
+    return changed(table, wanted.at, pins=[*others, wanted])
 
 
 def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
@@ -186,15 +198,16 @@ def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) ->
     if len(kept) == len(table.pins):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
         raise LookupError(f"no pin is in force for {where}")
-    return _changed(table, now, pins=kept)
+    return changed(table, now, pins=kept)
 
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
-    """The table without the routes and directives of a contract that is no longer served."""
+    """The table without what it says of a contract that is no longer served."""
     routes = [route for route in table.routes if route.contract != contract]
     directives = [one for one in table.directives if one.contract != contract]
     pins = [one for one in table.pins if one.contract != contract]
-    return _changed(table, now, routes=routes, directives=directives, pins=pins)
+    canaries = [one for one in table.canaries if one.contract != contract]
+    return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries)
 
 
 def _route(routes: Iterable[Route], transition: Transition) -> list[Route]:
@@ -221,7 +234,7 @@ def _in_force(found: Iterable[Timed], now: float) -> tuple[Timed, ...]:
     return tuple(one for one in found if one.until is None or now < one.until)
 
 
-def _changed(
+def changed(
     table: DecisionTable,
     now: float,
     *,
@@ -229,8 +242,9 @@ def _changed(
     directives: Iterable[Directive] | None = None,
     resumptions: tuple[Resumption, ...] | None = None,
     pins: Iterable[Pin] | None = None,
+    canaries: Iterable[Canary] | None = None,
 ) -> DecisionTable:
-    """The table with what is given in place of what it had, and a new version where that changes anything."""
+    """The table with what is given in place of what it had, sorted, and a new version where that changes anything."""
     after = replace(
         table,
         routes=table.routes
@@ -239,6 +253,9 @@ def _changed(
         directives=table.directives if directives is None else tuple(sorted(directives)),
         resumptions=table.resumptions if resumptions is None else resumptions,
         pins=table.pins if pins is None else tuple(sorted(pins, key=lambda one: (one.contract, one.slice))),
+        canaries=table.canaries
+        if canaries is None
+        else tuple(sorted(canaries, key=lambda one: (one.contract, one.slice, one.version))),
     )
     return table if after == table else replace(after, version=table.version + 1, at=now)
 

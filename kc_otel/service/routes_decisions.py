@@ -25,13 +25,15 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     @router.get("/decisions", tags=["decisions"], response_model=None, responses={204: {}})
     async def decisions(
         after: Annotated[int, Query(description="Version that the caller has; -1 for none.")] = -1,
+        tag: Annotated[str, Query(description="ETag of what the caller has; empty to compare the version only.")] = "",
         wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer one.")] = 0.0,
     ) -> Response:
-        """The decision table; 204 when the caller's version is still the newest after the wait."""
-        if not await decided.wait_for(lambda: core.decisions.version != after, wait):
+        """The decision table; 204 when what the caller has is still in force after the wait."""
+        known = not tag or core.decisions.tag == tag
+        if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204)
         table = core.decisions
-        return JSONResponse(table.to_json(), headers={"ETag": f'"{table.version}"', "Cache-Control": "no-cache"})
+        return JSONResponse(table.to_json(), headers={"ETag": f'"{table.tag}"', "Cache-Control": "no-cache"})
 
     @router.post("/decisions/resume", tags=["decisions"])
     async def resume(request: ResumeRequest) -> Resumed:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from opentelemetry.sdk.metrics.export import Metric
 
@@ -17,6 +17,7 @@ __all__ = ["Counted", "Counters"]
 
 _log: Final = logging.getLogger("kc_otel")
 _OUTAGE: Final = ("export failed", "")
+_ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quarantine.tv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Counted:
         unsampled: Batches, or sequences waiting for their other side, left out by sampling.
         dropped: Batches not measured, by reason; sequences for the reasons that start with `pair-`.
         invalid: Sequences that failed an input check, by reason.
+        quarantined: Sequences that were kept out of training.
         exports: Exports that every endpoint accepted.
         export_failures: Exports that an endpoint did not accept.
     """
@@ -42,6 +44,7 @@ class Counted:
     unsampled: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     invalid: dict[str, int] = field(default_factory=dict)
+    quarantined: int = 0
     exports: int = 0
     export_failures: int = 0
 
@@ -55,6 +58,7 @@ class Counters:
         self._plain: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._invalid: Counter[str] = Counter()
+        self._rollouts: dict[str, tuple[int, int, float]] = {}
         self._said: set[tuple[str, str]] = set()
 
     def measured(self, sequences: int, tokens: int) -> None:
@@ -86,6 +90,14 @@ class Counters:
             with self._lock:
                 self._invalid[reason] += count
             self._say_once("input invalid", reason, remedy(reason) if why is None else why)
+
+    def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
+        """What became of sequences in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
+        with self._lock:
+            before = self._rollouts.get(outcome, (0, 0, 0.0))
+            self._rollouts[outcome] = (before[0] + sequences, before[1] + tokens, before[2] + tv_sum)
+            if outcome == "quarantined":
+                self._plain["quarantined"] += sequences
 
     def exported(self) -> None:
         """Every endpoint accepted an export."""
@@ -120,6 +132,11 @@ class Counters:
             metrics.append(counter("kc.recorder.dropped", by_reason(values.dropped), start, now))
         if values.invalid:
             metrics.append(counter("kc.input.invalid", by_reason(values.invalid), start, now))
+        with self._lock:
+            rollouts = sorted(self._rollouts.items())
+        for place, name in enumerate(_ROLLOUTS if rollouts else ()):
+            points = [({**contract, "kc.outcome": outcome}, totals[place]) for outcome, totals in rollouts]
+            metrics.append(counter(name, points, start, now))
         return metrics
 
     def _say_once(self, kind: str, reason: str, why: object) -> None:

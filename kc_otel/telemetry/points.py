@@ -50,7 +50,7 @@ def histogram(quantity: str, points: Sequence[sdk.ExponentialHistogramDataPoint]
     return sdk.Metric(known.name, known.meaning, known.unit, sdk.ExponentialHistogram(points, _CUMULATIVE))
 
 
-def counter(name: str, values: Iterable[tuple[Mapping[str, Scalar], int]], start: int, now: int) -> sdk.Metric:
+def counter(name: str, values: Iterable[tuple[Mapping[str, Scalar], float]], start: int, now: int) -> sdk.Metric:
     """A monotonic sum of the registry, by attributes."""
     points = [sdk.NumberDataPoint(attributes, start, now, value) for attributes, value in values]
     return _described(name, sdk.Sum(points, _CUMULATIVE, is_monotonic=True))

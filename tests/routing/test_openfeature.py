@@ -6,7 +6,9 @@ from openfeature.evaluation_context import EvaluationContext
 from openfeature.exception import ErrorCode
 from openfeature.flag_evaluation import Reason
 
+from kc_otel.routing.canary import set_canary
 from kc_otel.routing.client import Router
+from kc_otel.routing.entries import Canary
 from kc_otel.routing.openfeature import KernelProvider
 from kc_otel.routing.table import DecisionTable, apply
 
@@ -26,10 +28,10 @@ def client(contract):
     api.clear_providers()
 
 
-def context(**attributes):
-    """An evaluation context, `kernel` for the version that would serve."""
+def context(user=None, **attributes):
+    """An evaluation context, `kernel` for the version that would serve, `user` for the targeting key."""
     named = {"kc.kernel.inference" if name == "kernel" else name: value for name, value in attributes.items()}
-    return EvaluationContext(attributes=named)
+    return EvaluationContext(targeting_key=user, attributes=named)
 
 
 def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, make_transition):
@@ -37,7 +39,7 @@ def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, m
     flags = client(make_transition(slice="code"))
     routed = flags.get_string_details("policy-7b", "inference-kernel", context(task="code", prompt_tokens=9))
     assert (routed.value, routed.reason, routed.variant) == ("train-kernel", Reason.TARGETING_MATCH, "train-kernel")
-    assert routed.flag_metadata == {"table": 1}
+    assert routed.flag_metadata == {"table": 1, "reason": "0.008 is above 0.004"}
     other = flags.get_string_details("policy-7b", "train-kernel", context(task="prose"))
     assert (other.value, other.reason) == ("inference-kernel", Reason.DEFAULT)
     assert flags.get_boolean_value("policy-7b", True, context(task="code")) is False
@@ -53,12 +55,33 @@ def test_a_version_that_is_not_avoided_serves_on(client, make_transition):
 
 def test_directives_are_flags_too(client, make_transition):
     """Halt, hold and the share to measure, each with the contract's name before it."""
-    flags = client(make_transition(do=("halt", "sample-more")))
+    flags = client(make_transition(do=("halt", "sample-more", "resync-weights")))
     halted = flags.get_boolean_details("policy-7b.halted", False)
     assert (halted.value, halted.flag_metadata["reason"]) == (True, "0.008 is above 0.004")
     assert flags.get_boolean_value("policy-7b.held", True) is False
+    assert flags.get_boolean_value("policy-7b.resync", False) is True
     assert flags.get_float_value("policy-7b.sampling", 0.05) == 1.0
     assert client().get_float_value("policy-7b.sampling", 0.05) == 0.05
+
+
+def test_a_canary_is_a_split_by_the_targeting_key(contract):
+    """Both variants are told with their weight; the same user always gets the same one, as the router itself says."""
+    table = set_canary(DecisionTable(), Canary("policy-7b", "all", "inferB", 0.3, "canary, step 2 of 3", 1.0))
+    router = Router.from_table(table, contracts=[contract])
+    api.set_provider(KernelProvider(router))
+    flags = api.get_client()
+    found = set()
+    for number in range(100):
+        asked = context(f"user-{number}", task="code", kernel="inferB")
+        details = flags.get_string_details("policy-7b", "none", asked)
+        assert details.value == router.choose("policy-7b", {"task": "code"}, "inferB", key=f"user-{number}")
+        assert (details.reason, details.variant) == (Reason.SPLIT, details.value)
+        assert details.flag_metadata == {"table": 1, "reason": "canary, step 2 of 3", "weight": 0.3}
+        assert flags.get_boolean_value("policy-7b", False, asked) is (details.value == "inference-kernel")
+        found.add(details.value)
+    assert found == {"train-kernel", "inference-kernel"}
+    api.shutdown()
+    api.clear_providers()
 
 
 def test_what_is_not_known_gives_the_callers_default(client):

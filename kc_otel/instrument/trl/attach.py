@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kc_otel.contract.model import Contract
@@ -26,6 +26,7 @@ def instrument(
     inference: Kernel | None = None,
     processing: Processing | None = None,
     weights: Callable[[], Weights] | None = None,
+    quarantine: Callable[[], Collection[str]] | None = None,
 ) -> Watch:
     """Compare the two kernels of a TRL GRPO trainer on everything that it trains on.
 
@@ -47,14 +48,18 @@ def instrument(
         processing: Temperature, top_p and the like that the log-probabilities of a `rollout_func` include.
         weights: Optimizer step whose weights sample, asked after each rollout; None to have it from TRL's own calls to
             vLLM. With a `rollout_func` that keeps another engine only the caller knows.
+        quarantine: Slices whose rollouts should not be trained on, asked before each loss, such as
+            `lambda: router.quarantined("policy-7b")`. Sequences of these slices that break the contract by themselves,
+            or fail an input check, then count in no loss; advantages and the loss's denominator are as TRL made them
+            from the whole group, so the rest of the batch weighs what it did. None keeps nothing out.
 
     Returns:
         What watches; `remove` it when it is no longer wanted.
 
     Raises:
         TypeError: If the trainer is no GRPO trainer, or kernels are given with a recorder.
-        ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can say them, or
-            if the contract is not valid.
+        ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can say them, if
+            no clause can judge a sequence for a quarantine, or if the contract is not valid.
         OSError: If the contract cannot be read.
     """
     for name in ("compute_loss", "reward_funcs", "use_vllm", "rollout_func"):
@@ -70,10 +75,10 @@ def instrument(
     if isinstance(contract, Recorder):
         if train is not None or inference is not None:
             raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
-        return Watch(trainer, contract, attributes or {}, processing, weights)
+        return Watch(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
     recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference)
     try:
-        return Watch(trainer, recorder, attributes or {}, processing, weights, owned=True)
+        return Watch(trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True)
     except BaseException:
         recorder.shutdown()
         raise

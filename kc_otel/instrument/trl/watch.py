@@ -8,6 +8,9 @@ Training side: `old_per_token_logps`, the training kernel at the weights that th
 policy updates do not count as mismatch. TRL leaves them out where every batch is trained on before the next optimizer
 step and its own importance correction is off; then the log-probabilities of the first pass are the same thing, and are
 taken from the model's output. Either way each batch is compared once, however often it is trained on.
+
+Quarantine goes through TRL's own `tool_mask`, which takes tokens out of the loss and leaves the model's input as it is.
+What is recorded is the whole batch all the same.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.instrument.quarantine import Quarantine, judgeable, quarantine
 from kc_otel.instrument.recorder import Recorder
 from kc_otel.instrument.trl.describe import processings
 from kc_otel.instrument.trl.rounds import OWN, Round, Rounds, own_attributes
@@ -37,6 +41,7 @@ class Watch:
 
     Attributes:
         recorder: Where to. One that was made for this trainer is shut down by `remove`.
+        quarantine: What the newest batch was reduced to; None while there is no quarantine.
     """
 
     def __init__(
@@ -47,9 +52,14 @@ class Watch:
         processing: Processing | None,
         weights: Callable[[], Weights] | None,
         *,
+        slices: Callable[[], Collection[str]] | None = None,
         owned: bool = False,
     ) -> None:
+        if slices is not None and not any(map(judgeable, recorder.contract.clauses)):
+            raise ValueError("quarantine: the contract has no clause that a single sequence can be judged by")
         self.recorder: Final = recorder
+        self.quarantine: Quarantine | None = None
+        self._slices = slices
         self._trainer = trainer
         self._attributes = dict(attributes)
         self._processing = processings(trainer, processing)
@@ -106,8 +116,9 @@ class Watch:
                 return original(model, inputs, *args, **kwargs)
             scores: list[Any] = []
             listening = self._guarded(self._listen, model, inputs, scores)
+            reduced = self._guarded(self._reduced, inputs)
             try:
-                loss = original(model, inputs, *args, **kwargs)
+                loss = original(model, inputs if reduced is None else reduced, *args, **kwargs)
             finally:
                 if listening is not None:
                     listening.remove()
@@ -172,6 +183,36 @@ class Watch:
 
         return model.register_forward_hook(keep)
 
+    def _reduced(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The batch without the sequences that are kept out; None where all of them may be trained on."""
+        self.quarantine = None
+        slices = self._slices() if self._slices is not None and self._training else ()
+        if not slices:
+            return None
+        if inputs.get("old_per_token_logps") is None or inputs.get("sampling_per_token_logps") is None:
+            raise ValueError(
+                "quarantine: the batch has no log-probabilities of both kernels before the loss, so nothing is kept "
+                "out; TRL has them with use_vllm, or with steps_per_generation above gradient_accumulation_steps"
+            )
+        mask = _counted(inputs)
+        found = quarantine(
+            inputs["old_per_token_logps"],
+            inputs["sampling_per_token_logps"],
+            self.recorder.contract,
+            mask=mask,
+            attributes=self._attributes_of(inputs, mask, self._rounds.of(True)),
+            slices=slices,
+        )
+        self.quarantine = found
+        self.recorder.quarantined(found)
+        if not any(found.reasons):
+            return None
+        reduced = {**inputs, "tool_mask": mask * found.keep[:, None]}
+        if "importance_sampling_ratio" in inputs:  # not a number where a log-probability is not
+            ratio = inputs["importance_sampling_ratio"]
+            reduced["importance_sampling_ratio"] = ratio.where(found.keep[:, None], ratio.new_ones(()))
+        return reduced
+
     def _record(self, inputs: Mapping[str, Any], scores: Sequence[Any]) -> None:
         if self._known(inputs):
             return
@@ -187,9 +228,7 @@ class Watch:
                     "neither old_per_token_logps nor the model's output has the training log-probabilities"
                 )
             train = scores[-1][:, -tokens.shape[1] :]
-        mask = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
+        mask = _counted(inputs)
         current = self._rounds.of(self._training)
         self.recorder.compare(
             train,
@@ -233,6 +272,12 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
             self.recorder.drop("rollout-unusable", error)
             return None
+
+
+def _counted(inputs: Mapping[str, Any]) -> Any:
+    """Tokens that the model sampled: no padding, and nothing that a tool said."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

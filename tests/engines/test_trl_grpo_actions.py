@@ -1,0 +1,98 @@
+"""What a contract's policy does to a real GRPO run: quarantine of rollouts, and weights sent again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kc_otel.instrument.trl import ResyncWeights, instrument
+from tests.engines.test_trl_grpo import (  # noqa: F401 - fixtures
+    after_step,
+    checkpoint,
+    engine,
+    llm,
+    recording,
+    trainer,
+)
+
+pytestmark = pytest.mark.slow
+
+NEVER = [{"id": "token-tv", "metric": "tv_token", "statistic": "mean", "limit": 1e-9}]
+
+
+@pytest.mark.parametrize("slices", [["all"], []])
+def test_rollouts_in_quarantine_are_not_learned_from(trainer, recording, slices):  # noqa: F811
+    """When every sequence breaks the clause no weight moves; without a directive all of them train; both are seen."""
+    recorder, judge = recording(statistical=NEVER)
+    running = trainer(max_steps=2)
+    before = {name: value.clone() for name, value in running.model.state_dict().items()}
+    with instrument(running, recorder, quarantine=lambda: slices):
+        running.train()
+    recorder.force_flush()
+    moved = [name for name, value in running.model.state_dict().items() if not torch.equal(value, before[name])]
+    stats = recorder.stats()
+    assert stats.dropped == {}
+    assert stats.sequences == 32
+    assert judge.point("kc.drift.tv_token").sum > 0
+    if slices:
+        assert moved == []
+        assert stats.quarantined == 32
+        (tv,) = judge.points("kc.quarantine.tv", kc_outcome="quarantined")
+        assert tv.value == pytest.approx(judge.point("kc.drift.tv_token").sum, rel=1e-6)
+    else:
+        assert moved
+        assert stats.quarantined == 0
+
+
+def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording):  # noqa: F811
+    """Sequences of prose count in no loss, those of code do."""
+    recorder, judge = recording(statistical=NEVER)
+    running = trainer(max_steps=2)
+    given = []
+    original = running.compute_loss
+    running.compute_loss = lambda *args, **rest: (given.append(args[1]), original(*args, **rest))[1]
+    with instrument(running, recorder, quarantine=lambda: {"prose": "token-tv fails"}):
+        running.train()
+    recorder.force_flush()
+    left = sum(int((each["completion_mask"] * each.get("tool_mask", 1)).sum()) for each in given)
+    prose, code = (judge.points("kc.drift.tv_token", kc_slice=name) for name in ("prose", "code"))
+    assert left == sum(point.count for point in code)
+    assert recorder.stats().tokens == left + sum(point.count for point in prose)
+
+
+def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording):  # noqa: F811
+    """The verdict on a stale rollout sends them before the next step, and the next rollout is as close as at first."""
+    recorder, judge = recording()
+    running = trainer(max_steps=8)
+    engine.skip_from = 4
+    totals = {0: (0.0, 0)}
+
+    def look(step):
+        assert recorder.force_flush()
+        point = judge.point("kc.drift.abs_log_ratio")
+        totals[step] = (point.sum, point.count)
+
+    def stale():
+        verdict = judge.verdicts()["lag", "all"]
+        return verdict.reason if verdict.status.value == "FAIL" else None
+
+    def repair(model):
+        assert model is not None
+        engine.skip_from = float("inf")
+        engine.sync(running)
+
+    resync = ResyncWeights(stale, repair)
+    running.add_callback(after_step(look))
+    running.add_callback(resync)
+    with instrument(running, recorder, weights=lambda: engine.step):
+        running.train()
+
+    def mean(last):  # |l| of the two steps that one rollout is trained on in
+        (total, count), (before, counted) = totals[last], totals[last - 2]
+        return (total - before) / (count - counted)
+
+    assert resync.steps == [5]
+    assert "limit" in resync.reason
+    assert mean(6) > 3 * mean(4)
+    assert mean(8) < 2 * mean(4)
+    assert recorder.stats().dropped == {}

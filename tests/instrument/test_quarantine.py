@@ -1,0 +1,186 @@
+"""Quarantine of sequences that break the contract by themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel import Contract
+from kc_otel.instrument.quarantine import quarantine
+
+CLAUSES = [
+    {"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.05},
+    {"id": "most", "metric": "abs_log_ratio", "statistic": "p90", "limit": 0.3},
+    {"id": "worst", "metric": "ratio", "statistic": "max", "limit": 2.0},
+    {"id": "often", "metric": "abs_log_ratio", "statistic": "fraction > 0.25", "limit": 0.2},
+    {"id": "whole", "metric": "tv_seq", "statistic": "mean", "limit": 0.4},
+    {"id": "by-sequence", "metric": "k3", "statistic": "mean", "unit": "sequence", "limit": 0.05},
+    {"id": "reward", "metric": "reward_drift_bound", "limit": 0.5},
+]
+
+
+def contract(*clauses, **changes):
+    """A contract with these clauses, by default one on tv_token."""
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "policy", "version": 1, "owner": "tests"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            "assumptions": {"reward_range": [0, 1], "horizon": 100},
+            "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
+            "statistical": list(clauses) or CLAUSES[:1],
+        }
+        | changes
+    )
+
+
+def batch(rng, sequences=12, tokens=9):
+    """Log-probabilities of both kernels whose drift differs from sequence to sequence, and a ragged mask."""
+    inference = np.log(rng.uniform(0.1, 0.8, (sequences, tokens)))
+    drift = rng.normal(0.0, rng.uniform(0.0, 0.6, (sequences, 1)), (sequences, tokens))
+    mask = np.arange(tokens) < rng.integers(1, tokens + 1, (sequences, 1))
+    return np.minimum(inference + drift, -0.01), inference, mask
+
+
+def own_values(clause, log_w):
+    """A clause's statistic of some sequences' tokens, in plain Python."""
+    tokens = [x for row in log_w for x in row]
+    match clause["id"]:
+        case "tv":
+            return sum(max(0.0, 1 - math.exp(x)) for x in tokens) / len(tokens)
+        case "most":
+            return sorted(abs(x) for x in tokens)[math.ceil(0.9 * len(tokens)) - 1]
+        case "worst":
+            return max(math.exp(x) for x in tokens)
+        case "often":
+            return sum(abs(x) > 0.25 for x in tokens) / len(tokens)
+        case "whole":
+            return sum(max(0.0, 1 - math.exp(sum(row))) for row in log_w) / len(log_w)
+        case "by-sequence":
+            return sum(sum(math.exp(x) - 1 - x for x in row) / len(row) for row in log_w) / len(log_w)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(CLAUSES[:6]), st.booleans())
+def test_what_breaks_a_clause_by_itself_is_kept_out(seed, clause, tensors):
+    """Each clause against its definition in plain Python, for NumPy and torch, and before and after are over tokens."""
+    train, inference, mask = batch(np.random.default_rng(seed))
+    log_w = [
+        [float(np.float32(p - q)) for p, q, m in zip(*rows, strict=True) if m]
+        for rows in zip(train.tolist(), inference.tolist(), mask.tolist(), strict=True)
+    ]
+    expected = [own_values(clause, [row]) <= clause["limit"] for row in log_w]
+    given = (torch.tensor(train), torch.tensor(inference), torch.tensor(mask)) if tensors else (train, inference, mask)
+    found = quarantine(*given[:2], contract(clause), mask=given[2])
+
+    assert isinstance(found.keep, torch.Tensor) is isinstance(found.mask, torch.Tensor) is tensors
+    assert found.keep.tolist() == expected
+    assert [not reason for reason in found.reasons] == expected
+    assert set(found.reasons) <= {"", clause["id"]}
+    assert np.array_equal(np.asarray(found.mask), mask & np.array(expected)[:, None])
+    assert found.before.statistics[clause["id"]] == pytest.approx(own_values(clause, log_w), abs=1e-12)
+    kept = [row for row, stays in zip(log_w, expected, strict=True) if stays]
+    after = found.after.statistics[clause["id"]]
+    assert after == pytest.approx(own_values(clause, kept), abs=1e-12) if kept else math.isnan(after)
+    assert (found.before.sequences, found.before.tokens) == (len(log_w), int(mask.sum()))
+    assert (found.after.sequences, found.after.tokens) == (len(kept), sum(map(len, kept)))
+    assert found.after.tv_sum == pytest.approx(sum(max(0.0, 1 - math.exp(x)) for row in kept for x in row), abs=1e-12)
+
+
+def drifting(*amounts, tokens=4):
+    """Sequences whose every token has drifted by so many nats."""
+    inference = np.full((len(amounts), tokens), -2.0)
+    return inference + np.array(amounts)[:, None], inference
+
+
+def test_only_slices_in_quarantine_are_judged():
+    """A sequence of no such slice stays, whatever it does; `all` is every sequence's slice."""
+    train, inference = drifting(-1.0, -1.0, 0.0)
+    rows = [{"task": "code"}, {"task": "prose"}, {"task": "code"}]
+    wanted = {"attributes": rows, "slices": {"code": "token-tv is 0.3 where 0.05 is allowed"}}
+    assert quarantine(train, inference, contract(), **wanted).reasons == ("tv", "", "")
+    assert quarantine(train, inference, contract(), attributes=rows).reasons == ("tv", "tv", "")
+    assert quarantine(train, inference, contract(), slices=["all"]).reasons == ("tv", "tv", "")
+    assert quarantine(train, inference, contract(), slices=[]).reasons == ("", "", "")
+
+
+def test_a_slices_own_limit_counts():
+    """The smallest of its slices' own limits; the clause's where none has one; or what the caller says."""
+    clause = {**CLAUSES[0], "slices": {"long": 0.2}}
+    train, inference = drifting(-0.1, -0.1, -0.3)
+    rows = [{"prompt_tokens": 10}, {"prompt_tokens": 200}, {"prompt_tokens": 200}]
+    assert quarantine(train, inference, contract(clause), attributes=rows).reasons == ("tv", "", "tv")
+    loose = quarantine(train, inference, contract(clause), attributes=rows, limits={"tv": 0.5})
+    assert loose.reasons == ("", "", "")
+
+
+def test_the_clause_that_is_broken_by_most_is_the_reason():
+    """In multiples of its limit; a limit of zero is broken by most."""
+    train, inference = drifting(-1.0, 0.0)
+    assert quarantine(train, inference, contract(*CLAUSES)).reasons == ("tv", "")
+    never = {"id": "never", "metric": "abs_log_ratio", "statistic": "max", "limit": 0.0}
+    assert quarantine(train, inference, contract(*CLAUSES, never)).reasons == ("never", "")
+    assert quarantine(train, inference, contract(*CLAUSES), clauses=["often"]).reasons == ("often", "")
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
+def test_sequences_that_cannot_be_compared_are_kept_out_by_name(make):
+    """NaN and an impossible token are no drift, spoil no number, and what is masked may hold anything."""
+    train, inference = drifting(0.0, 0.0, 0.0, 0.0)
+    train[0, 1], inference[1, 2], train[2, 3] = np.nan, -np.inf, np.nan
+    mask = np.ones(train.shape, dtype=np.int64)
+    mask[2, 3] = 0
+    mask[3] = 0
+    found = quarantine(make(train), make(inference), contract(), mask=make(mask))
+    assert found.reasons == ("nan_logprob", "impossible_token", "", "")
+    assert found.before.statistics == found.after.statistics == {"tv": 0.0}
+    assert (found.before.sequences, found.before.tokens, found.after.tokens) == (3, 11, 3)
+
+
+def test_rows_are_dropped_from_arrays_tensors_and_lists():
+    """The same rows everywhere."""
+    train, inference = drifting(-1.0, 0.0, -1.0)
+    found = quarantine(train, inference, contract())
+    kept, tokens, texts = found.drop(train, torch.arange(3), ["a", "b", "c"])
+    assert kept.tolist() == [train[1].tolist()]
+    assert (tokens.tolist(), texts) == ([1], ["b"])
+
+
+def test_half_precision_with_gradients_is_judged():
+    """What a trainer holds: bfloat16, part of a graph."""
+    train, inference = drifting(-1.0, 0.0)
+    held = torch.tensor(train, dtype=torch.bfloat16, requires_grad=True)
+    found = quarantine(held, torch.tensor(inference, dtype=torch.bfloat16), contract())
+    assert found.reasons == ("tv", "")
+    assert not found.keep.requires_grad
+
+
+def test_everything_may_be_kept_out():
+    """Then nothing was measured after."""
+    train, inference = drifting(-1.0)
+    found = quarantine(train, inference, contract())
+    assert (found.after.sequences, found.after.tokens, found.after.tv_sum) == (0, 0, 0.0)
+    assert math.isnan(found.after.statistics["tv"])
+    assert quarantine(train[:0], inference[:0], contract()).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clauses": ["tvv"]}, "has no clause 'tvv'; it has tv, reward"),
+        ({"clauses": ["reward"]}, "only by a clause on one of log_ratio"),
+        ({"clauses": ["tv", "reward"]}, "only by a clause on one of"),
+        ({"attributes": [{}]}, "attributes: 1 for 2 sequences"),
+        ({"mask": np.ones((2, 3))}, r"shapes \(2, 4\), \(2, 4\) and \(2, 3\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(changes, said):
+    """Named, with what there is."""
+    train, inference = drifting(0.0, 0.0)
+    with pytest.raises(ValueError, match=said):
+        quarantine(train, inference, contract(CLAUSES[0], CLAUSES[-1]), **changes)

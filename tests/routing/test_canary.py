@@ -1,0 +1,218 @@
+"""Canary weights: a sticky share of requests goes to one version of the inference kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from kc_otel.routing.canary import remove_canary, set_canary
+from kc_otel.routing.client import Router
+from kc_otel.routing.entries import Canary, Pin
+from kc_otel.routing.table import DecisionTable, apply, forget, pin
+
+TRAIN, INFERENCE = "train-kernel", "inference-kernel"
+WEIGHTS = st.floats(0.0, 1.0)
+
+
+def canary(weight, slice="all", version="inferB", until=None, contract="policy-7b", since=1.0):
+    """A canary of one version."""
+    return Canary(contract, slice, version, weight, "canary, step 2 of 3", since, until)
+
+
+def table_of(*canaries):
+    """A table with these canaries."""
+    table = DecisionTable()
+    for one in canaries:
+        table = set_canary(table, one)
+    return table
+
+
+def chosen(router, key, where=(), version="inferB"):
+    """The kernel for a request."""
+    return router.choose("policy-7b", where, version, key=key)
+
+
+@given(st.text(min_size=1) | st.binary(min_size=1), WEIGHTS, WEIGHTS)
+def test_a_key_moves_only_into_the_share_as_the_weight_grows(key, one, other):
+    """Same key, same weight, same kernel; a larger weight never sends a key back."""
+    small, large = (Router.from_table(table_of(canary(weight))) for weight in sorted((one, other)))
+    assert chosen(small, key) == chosen(small, key)
+    if chosen(small, key) == INFERENCE:
+        assert chosen(large, key) == INFERENCE
+
+
+@pytest.mark.parametrize("weight", [0.001, 0.01, 0.05, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("keys", ["user-{}", "{:08d}", "{:x}-9b1e-4f6c"])
+def test_the_share_is_the_weight(weight, keys):
+    """Over 20,000 keys of the kinds that people use, within what chance allows once in a million."""
+    router = Router.from_table(table_of(canary(weight)))
+    inside = sum(chosen(router, keys.format(number)) == INFERENCE for number in range(20_000))
+    least, most = binom.interval(1 - 1e-6, 20_000, weight)
+    assert least <= inside <= most
+
+
+def test_shares_of_two_versions_are_independent():
+    """Whoever is in one version's share is not for that reason in another's: no user gets every experiment."""
+    router = Router.from_table(table_of(canary(0.2), canary(0.2, version="inferC")))
+    keys = [f"user-{number}" for number in range(20_000)]
+    both = sum(chosen(router, key) == chosen(router, key, version="inferC") == INFERENCE for key in keys)
+    least, most = binom.interval(1 - 1e-6, len(keys), 0.04)
+    assert least <= both <= most
+
+
+def test_another_process_decides_alike():
+    """The hash does not depend on the process, as Python's own does."""
+    program = (
+        "from tests.routing.test_canary import *\n"
+        "router = Router.from_table(table_of(canary(0.5)))\n"
+        "print(''.join(chosen(router, f'user-{n}')[0] for n in range(200)))"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
+        for _ in range(2)
+    }
+    router = Router.from_table(table_of(canary(0.5)))
+    assert found == {"".join(chosen(router, f"user-{n}")[0] for n in range(200)) + "\n"}
+
+
+def test_without_a_key_chance_decides():
+    """The share holds, and nothing is sticky."""
+    router = Router.from_table(table_of(canary(0.3)))
+    inside = sum(chosen(router, None) == INFERENCE for _ in range(5000))
+    least, most = binom.interval(1 - 1e-6, 5000, 0.3)
+    assert least <= inside <= most
+
+
+@given(WEIGHTS, st.sampled_from([TRAIN, INFERENCE]), st.booleans(), st.booleans(), st.text(min_size=1))
+def test_pins_and_routes_win_over_a_canary(contract, make_transition, weight, kernel, pinned, routed, key):
+    """A pin always, a route where there is no pin; what neither covers stays with the canary."""
+    table = table_of(canary(weight))
+    alone = chosen(Router.from_table(table), key, ["code"])
+    if routed:
+        table = apply(table, [make_transition(slice="code")], contract, 100.0)
+    if pinned:
+        table = pin(table, Pin("policy-7b", "code", kernel, "ada", "known false alarm", 1.0))
+    router = Router.from_table(table, contracts=[contract])
+    expected = kernel if pinned else TRAIN if routed else alone
+    assert chosen(router, key, ["code"]) == chosen(router, key, {"task": "code"}) == expected
+    assert chosen(router, key, {"task": "prose"}) == alone
+    assert router.decide("policy-7b", ["code"], "inferB", key=key).cause == (
+        "pin" if pinned else "route" if routed else "canary"
+    )
+
+
+def test_only_its_version_and_slice_are_limited(contract):
+    """Other versions and slices serve as before; without a version every canary counts."""
+    router = Router.from_table(table_of(canary(0.0, "code")), contracts=[contract])
+    assert chosen(router, "k", {"task": "code"}) == TRAIN
+    assert chosen(router, "k", {"task": "prose"}) == INFERENCE
+    assert chosen(router, "k", {"task": "code"}, version="inferA") == INFERENCE
+    assert router.choose("policy-7b", ["code"], key="k") == TRAIN
+    assert router.choose("other", ["code"], key="k") == INFERENCE
+
+
+@given(st.lists(WEIGHTS, min_size=2, max_size=2), st.text(min_size=1))
+def test_the_smallest_of_several_weights_counts(weights, key):
+    """A request of two slices needs to be in the share of both."""
+    router = Router.from_table(table_of(canary(weights[0]), canary(weights[1], "code")))
+    assert chosen(router, key, ["code"]) == chosen(Router.from_table(table_of(canary(min(weights)))), key)
+
+
+@pytest.mark.parametrize("slices", [("all", "code"), ("code", "all")])
+def test_the_weight_that_is_told_is_the_one_that_counts(slices):
+    """Inside of both shares it is the smaller one."""
+    router = Router.from_table(table_of(canary(0.5, slices[0]), canary(0.9, slices[1])))
+    inside = next(key for key in map(str, range(1000)) if chosen(router, key, ["code"]) == INFERENCE)
+    assert router.decide("policy-7b", ["code"], "inferB", key=inside).weight == 0.5
+
+
+def test_without_a_version_every_canary_has_to_let_a_request_through():
+    """Versions have shares of their own; who does not say which one would serve needs to be in all of them."""
+    router = Router.from_table(table_of(canary(0.5), canary(0.5, version="inferC")))
+    for key in map(str, range(200)):
+        alone = [chosen(router, key, version=version) for version in ("inferB", "inferC")]
+        assert chosen(router, key, version=None) == (TRAIN if TRAIN in alone else INFERENCE)
+
+
+def test_an_old_version_serves_what_the_canary_does_not():
+    """Of two versions the first that may serve does; the training kernel where none may."""
+    router = Router.from_table(table_of(canary(0.3)))
+    for number in range(200):
+        key = f"user-{number}"
+        expected = "inferB" if chosen(router, key) == INFERENCE else "inferA"
+        assert router.choose_version("policy-7b", [], ["inferB", "inferA"], key=key) == expected
+        assert router.choose_version("policy-7b", iter([]), ["inferB"], key=key) in {"inferB", None}
+    closed = Router.from_table(table_of(canary(0.0), canary(0.0, version="inferA")))
+    assert closed.choose_version("policy-7b", [], ["inferB", "inferA"], key="k") is None
+
+
+def test_a_canary_that_nobody_decided_on_serves_nothing(contract, monkeypatch):
+    """After its end a version is kept from live requests, and the evaluation leaves it so."""
+    now = [100.0]
+    monkeypatch.setattr("kc_otel.routing.snapshot.time.time", lambda: now[0])
+    table = table_of(canary(1.0, until=200.0))
+    router = Router.from_table(table)
+    assert chosen(router, "k") == INFERENCE
+    now[0] = 200.0
+    assert chosen(router, "k") == TRAIN
+    assert apply(table, [], contract, 201.0) is table
+
+
+@pytest.mark.parametrize("on_stale", [TRAIN, INFERENCE])
+def test_a_stale_table_never_widens_a_share(on_stale):
+    """Outside stays outside; inside goes to the chosen side."""
+    now = [0.0]
+    router = Router.from_table(table_of(canary(0.5)), stale_after=10.0, on_stale=on_stale, clock=lambda: now[0])
+    before = {key: chosen(router, key) for key in map(str, range(100))}
+    now[0] = 11.0
+    for key, kernel in before.items():
+        assert chosen(router, key) == (TRAIN if kernel == TRAIN else on_stale)
+
+
+def test_setting_again_replaces_and_removing_lifts():
+    """One canary for each contract, slice and version; the table's version counts changes only."""
+    table = table_of(canary(0.01), canary(0.05), canary(0.2, "code"), canary(0.3, version="inferC"))
+    assert [(one.slice, one.version, one.weight) for one in table.canaries] == [
+        ("all", "inferB", 0.05), ("all", "inferC", 0.3), ("code", "inferB", 0.2),
+    ]  # fmt: skip
+    assert set_canary(table, canary(0.05)) is table
+    assert remove_canary(table, "policy-7b", "inferZ", now=9.0) is table
+    one = remove_canary(table, "policy-7b", "inferB", "code", now=9.0)
+    assert (one.version, one.at, len(one.canaries)) == (table.version + 1, 9.0, 2)
+    assert [each.version for each in remove_canary(table, "policy-7b", "inferB", now=9.0).canaries] == ["inferC"]
+    assert forget(table, "policy-7b", 9.0).canaries == ()
+    assert forget(table, "other", 9.0) is table
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (canary(1.5), r"weight: 1\.5 is not a share"),
+        (canary(-0.1), "weight: -0.1"),
+        (canary(float("nan")), "weight: nan"),
+        (canary(0.1, version=" "), "version: it is empty"),
+        (Canary("c", "all", "v", 0.1, "", 1.0), "reason: it is empty"),
+        (canary(0.1, until=0.5), "until: lies before since"),
+    ],
+)
+def test_a_canary_that_says_too_little_is_refused(wanted, said):
+    """Share, version, reason, end."""
+    with pytest.raises(ValueError, match=said):
+        set_canary(DecisionTable(), wanted)
+
+
+def test_a_table_with_canaries_survives_its_json_form():
+    """Also one that was written before there were canaries."""
+    table = table_of(canary(0.05, until=9.0))
+    plain = json.loads(json.dumps(table.to_json()))
+    assert DecisionTable.from_json(plain) == table
+    assert DecisionTable.from_json(plain).tag == table.tag
+    assert table.tag != table_of(canary(0.06, until=9.0)).tag
+    del plain["canaries"]
+    assert DecisionTable.from_json(plain).canaries == ()

@@ -1,0 +1,121 @@
+"""The router against real evaluators that are killed, come back, and have lost what they knew."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import time
+from dataclasses import replace
+
+import pytest
+
+from kc_otel.contract.load import load
+from kc_otel.routing.client import Router
+from kc_otel.routing.entries import Route
+from kc_otel.routing.store import DecisionStore
+from kc_otel.routing.table import DecisionTable
+from tests.integration.conftest import CONTRACT, Evaluator
+
+pytestmark = pytest.mark.slow
+
+SOON = 15.0
+
+
+def table_of(version, *slices):
+    """A table of a version that routes these slices away."""
+    return DecisionTable(
+        version,
+        1.0,
+        tuple(Route("policy", each, "inferB", "trainA", "train-kernel", "token-tv", "broken", 1.0) for each in slices),
+    )
+
+
+@pytest.fixture
+def evaluator(tmp_path):
+    """A function that starts an evaluator, always on the same port, with a table in its state; one at a time."""
+    contract = tmp_path / "policy.yaml"
+    contract.write_text(CONTRACT.partition("escalation:")[0] + "escalation: [{on: fail, do: [notify]}]\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+
+    def start(table):
+        state = tmp_path / f"state-{len(started)}.sqlite"
+        connection = sqlite3.connect(state, isolation_level=None)
+        DecisionStore(connection).save(table)
+        connection.close()
+        started.append(Evaluator(contract, state, {}, "--api-port", port, "--no-webhooks"))
+        return started[-1]
+
+    start.contract = contract
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def eventually(true, seconds=SOON):
+    """Wait until it is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_killed_evaluator_and_one_that_lost_its_state(evaluator, tmp_path):
+    """A kill lifts no route; stale sends the rest to the safe side; what comes back counts, older or as old."""
+    first = evaluator(table_of(7, "code"))
+    kept = tmp_path / "decisions.json"
+    options = {
+        "contracts": [load(evaluator.contract)], "refresh": 0.05, "wait": 2.0, "stale_after": 1.5,
+        "on_stale": "train-kernel", "keep": kept,
+    }  # fmt: skip
+
+    def kernels(router):
+        return [router.choose("policy", {"task": task}, "inferB")[0] for task in ("code", "prose", "tables")]
+
+    with Router(first.api, **options) as router:
+        assert router.wait_for_table(SOON)
+        assert router.table.version == 7
+        assert kernels(router) == ["t", "i", "i"]
+
+        first.kill()
+        assert kernels(router) == ["t", "i", "i"]
+        eventually(lambda: router.stale)
+        assert kernels(router) == ["t", "t", "t"]
+        assert router.table.version == 7
+
+        second = evaluator(table_of(3, "prose"))
+        eventually(lambda: router.table.version == 3)
+        assert not router.stale
+        assert kernels(router) == ["i", "t", "i"]
+
+        second.kill()
+        third = evaluator(table_of(3, "code", "prose"))
+        eventually(lambda: len(router.table.routes) == 2)
+        assert kernels(router) == ["t", "t", "i"]
+
+        third.kill()
+        evaluator(table_of(9))
+        eventually(lambda: router.table.version == 9)
+        assert kernels(router) == ["i", "i", "i"]
+
+
+def test_a_process_that_starts_while_the_evaluator_is_gone_has_its_last_table(evaluator, tmp_path):
+    """From the file that an earlier process kept: routes hold, and the rest is on the safe side until it answers."""
+    kept = tmp_path / "decisions.json"
+    contract = load(evaluator.contract)
+    first = evaluator(table_of(7, "code"))
+    with Router(first.api, refresh=0.05, keep=kept) as router:
+        assert router.wait_for_table(SOON)
+    first.kill()
+    with Router(first.api, contracts=[contract], refresh=0.05, wait=2.0, keep=kept) as router:
+        assert router.stale
+        assert router.choose("policy", {"task": "code"}, "inferB") == "train-kernel"
+        assert router.decide("policy", {"task": "prose"}, "inferB").cause == "stale"
+        evaluator(table_of(8))
+        eventually(lambda: not router.stale)
+        assert router.choose("policy", {"task": "code"}, "inferB") == "inference-kernel"
+    assert replace(DecisionTable.from_json(json.loads(kept.read_text())), at=1.0) == table_of(8)
