@@ -1,0 +1,1 @@
+"""Recorded OTLP, judged again: what a contract would have said and done, and how another one differs."""

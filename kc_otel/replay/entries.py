@@ -1,0 +1,113 @@
+"""What a recording holds: requests with the time at which they arrived, and the times of evaluations.
+
+A recording that `kc-otel serve --record` writes is the OpenTelemetry Collector's own file format `proto`: each message
+is an ExportMetricsServiceRequest behind its length in 4 bytes, big-endian, so that whatever reads the Collector's files
+reads these. When a request arrived, and when the evaluator judged, is said by a resource without any metrics at the end
+of the message. Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File Format".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+__all__ = ["EVALUATED", "MOST_BYTES", "RECEIVED", "Entry", "entry_of", "evaluated_frame", "received_frame"]
+
+RECEIVED: Final = "kc.recording.received"
+"""Attribute of the resource that says when the request arrived, Unix time in seconds."""
+EVALUATED: Final = "kc.recording.evaluated"
+"""Attribute of the resource that says when the evaluator judged, Unix time in seconds."""
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Longest message that is written or believed; a longer one is a length that is none."""
+
+_OURS: Final = ("kc.", "gen_ai.")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of a recording.
+
+    Attributes:
+        at: Unix time in seconds at which it arrived, or at which the evaluator judged.
+        request: ExportMetricsServiceRequest; None for an evaluation.
+    """
+
+    at: float
+    request: Any = None
+
+
+def entry_of(request: Any) -> Entry | None:
+    """The entry that a message is; None when there is nothing in it.
+
+    Where the message does not say when it arrived, the newest of its points does.
+    """
+    last = request.resource_metrics[-1] if request.resource_metrics else None
+    if last is not None and not last.scope_metrics and len(last.resource.attributes) == 1:
+        (mark,) = last.resource.attributes
+        if mark.key == EVALUATED:
+            return Entry(mark.value.double_value)
+        if mark.key == RECEIVED:
+            return Entry(mark.value.double_value, request)
+    newest = _newest(request)
+    return Entry(newest / 1e9, request) if newest else None
+
+
+def received_frame(request: Any, at: float) -> bytes:
+    """A request as a recording has it; empty when nothing in it could concern a contract."""
+    ours = _ours(request)
+    if not ours.resource_metrics:
+        return b""
+    # Concatenated messages are one message: a protobuf parser appends to what it has.
+    return _frame(ours.SerializeToString() + _mark(RECEIVED, at))
+
+
+def evaluated_frame(at: float) -> bytes:
+    """An evaluation as a recording has it."""
+    return _frame(_mark(EVALUATED, at))
+
+
+def _frame(message: bytes) -> bytes:
+    return struct.pack(">I", len(message)) + message
+
+
+def _mark(name: str, at: float) -> bytes:
+    request = ExportMetricsServiceRequest()
+    request.resource_metrics.add().resource.attributes.add(key=name).value.double_value = at
+    serialized: bytes = request.SerializeToString()
+    return serialized
+
+
+def _ours(request: Any) -> Any:
+    """The request without metrics that no contract can be about: a Collector may send everything that it has."""
+    metrics = [
+        metric.name.startswith(_OURS)
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ]
+    if metrics and all(metrics):
+        return request
+    kept = ExportMetricsServiceRequest()
+    for resource in request.resource_metrics:
+        scopes = [scope for scope in resource.scope_metrics if any(m.name.startswith(_OURS) for m in scope.metrics)]
+        if not scopes:
+            continue
+        into = kept.resource_metrics.add(resource=resource.resource, schema_url=resource.schema_url)
+        for scope in scopes:
+            wanted = [metric for metric in scope.metrics if metric.name.startswith(_OURS)]
+            into.scope_metrics.add(scope=scope.scope, metrics=wanted, schema_url=scope.schema_url)
+    return kept
+
+
+def _newest(request: Any) -> int:
+    times = [0]
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                field = metric.WhichOneof("data")
+                if field:
+                    times += [point.time_unix_nano for point in getattr(metric, field).data_points]
+    return max(times)

@@ -1,0 +1,113 @@
+"""Which alert of the one course is which of the other, by table and for courses that nobody thought of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.replay.course import Course, Episode, Force, Message
+from kc_otel.replay.differences import differences
+
+EMPTY = Course("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
+ALERT = Episode(
+    "fail/critical/halt/*", "fail", "critical", ("halt",), "token-tv", "code", "a", "b", "because", 10.0, 20.0
+)
+
+
+def course(*episodes: Episode, forces: tuple[Force, ...] = (), messages: tuple[Message, ...] = ()) -> Course:
+    return replace(EMPTY, episodes=episodes, forces=forces, messages=messages)
+
+
+def test_an_alert_on_another_slice_or_kernel_is_another_alert() -> None:
+    """It is not moved there."""
+    for other in (replace(ALERT, slice="all"), replace(ALERT, kernel_inference="c"), replace(ALERT, clause="kl")):
+        found = differences(course(ALERT), course(other), apart=1e9)
+        assert (found.alerts_dropped, found.alerts_added, found.alerts_moved) == ((ALERT,), (other,), ())
+
+
+def test_alerts_further_apart_than_a_window_are_two() -> None:
+    """The second is a breach of its own."""
+    later = replace(ALERT, start=80.0, end=90.0)
+    assert differences(course(ALERT), course(later), apart=60.0).alerts_moved != ()
+    assert differences(course(ALERT), course(later), apart=59.0).alerts_moved == ()
+
+
+def test_the_nearest_of_several_is_the_same() -> None:
+    """Three short alerts under the old contract are one under the new one, and two of them are gone."""
+    three = [replace(ALERT, start=start, end=start + 5) for start in (10.0, 20.0, 30.0)]
+    one = replace(ALERT, start=21.0, end=40.0)
+    found = differences(course(*three), course(one), apart=60.0)
+    assert found.alerts_dropped == (three[0], three[2])
+    ((pair),) = found.alerts_moved
+    assert (pair.old, pair.later, pair.ends_later) == (three[1], 1.0, 15.0)
+
+
+def test_the_step_that_does_the_same_goes_before_one_of_the_same_severity() -> None:
+    """Even where the other one fired at the very same time."""
+    paging = replace(ALERT, step="fail/critical/webhook:pager/*", actions=("webhook:pager",))
+    late = replace(ALERT, start=15.0)
+    found = differences(course(ALERT, paging), course(replace(paging, start=12.0), late), apart=60.0)
+    assert {(pair.old.step, pair.later) for pair in found.alerts_moved} == {(ALERT.step, 5.0), (paging.step, 2.0)}
+
+
+def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too() -> None:
+    """What never resolves any more is later by more than can be said."""
+    milder = replace(ALERT, severity="warning", step="fail/warning/halt/*")
+    assert differences(course(ALERT), course(milder), apart=0.0).alerts_moved[0].new == milder
+    for old, new, said in ((20.0, None, math.inf), (None, 20.0, -math.inf), (None, None, 0.0)):
+        found = differences(course(replace(ALERT, end=old)), course(replace(ALERT, end=new)), apart=0.0)
+        assert [pair.ends_later for pair in found.alerts_moved] == ([said] if said else [])
+
+
+def test_webhooks_are_compared_by_number() -> None:
+    """Those that are as many are not mentioned."""
+    old = (Message(1.0, "pager", "firing", 2), Message(2.0, "pager", "resolved", 2))
+    found = differences(course(messages=old), course(messages=(old[0], old[0], old[1])), apart=0.0)
+    assert found.messages == {("pager", "firing"): (1, 2)}
+
+
+spans = st.lists(
+    st.builds(
+        lambda step, where, start, length: replace(
+            ALERT, step=step, slice=where, start=start, end=None if length is None else start + length
+        ),
+        st.sampled_from(["x", "y"]),
+        st.sampled_from(["all", "code"]),
+        st.integers(0, 300).map(float),
+        st.none() | st.integers(0, 100).map(float),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=100)
+@given(spans, spans, st.integers(0, 50).map(float))
+def test_each_alert_is_told_of_once_and_pairs_belong_together(
+    old: list[Episode], new: list[Episode], apart: float
+) -> None:
+    """As dropped or added, as moved, or because it is the same in both; nothing is left over that could be paired."""
+    found = differences(course(*old), course(*new), apart)
+    same = len(old) - len(found.alerts_dropped) - len(found.alerts_moved)
+    assert same == len(new) - len(found.alerts_added) - len(found.alerts_moved) >= 0
+    for pair in found.alerts_moved:
+        assert (pair.old.clause, pair.old.slice) == (pair.new.clause, pair.new.slice)
+        assert together(pair.old, pair.new, apart)
+    assert not any(
+        one.slice == other.slice and together(one, other, apart)
+        for one in found.alerts_dropped
+        for other in found.alerts_added
+    )
+
+
+@given(spans)
+def test_a_course_does_not_differ_from_itself(episodes: list[Episode]) -> None:
+    """Whatever is in it."""
+    assert not differences(course(*episodes), course(*episodes), apart=0.0)
+
+
+def together(one: Episode, other: Episode, apart: float) -> bool:
+    ends = [math.inf if span.end is None else span.end for span in (one, other)]
+    return max(one.start, other.start) - min(ends) <= apart

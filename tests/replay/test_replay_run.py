@@ -1,0 +1,257 @@
+"""A recording under a contract: the same as it was live, earlier with a tighter limit, later with a longer `for`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kc_otel.contract.model import Contract
+from kc_otel.replay.compare import replay_recordings
+from kc_otel.replay.entries import Entry
+from kc_otel.replay.reading import RecordingError, read_recordings
+from kc_otel.replay.run import replay
+from kc_otel.replay.writing import RecordingFile
+from kc_otel.service.core import Core
+from kc_otel.service.state import open_state
+
+START = 1_800_000_000.0
+
+
+def live(
+    contract: Contract,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    traffic: Callable,
+    silence: tuple[float, float] = (0.0, 0.0),
+) -> Core:
+    """The evaluator's core as `kc-otel serve --record` runs it, at a clock that is told to it."""
+    core = Core([contract], open_state(None), external_url="http://evaluator", now=START)
+    core.recording = RecordingFile(path, 64 * 1024 * 1024)
+    tick = START + 0.3
+    for at, request in traffic():
+        while tick < at:
+            core.tick(tick)
+            tick += 3.7
+        if not silence[0] <= at - START < silence[1]:
+            monkeypatch.setattr(time, "time", lambda at=at: at + 0.0123)
+            core.metrics(request)
+    core.tick(tick)
+    core.recording.close()
+    return core
+
+
+def test_the_same_contract_does_what_the_live_evaluator_did(
+    make_contract: Callable[..., Contract], traffic: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every firing and resolve at the same instant for the same reason, the same table, as many webhooks."""
+    contract, path = make_contract(), tmp_path / "recording"
+    core = live(contract, path, monkeypatch, traffic, silence=(780.0, 1000.0))
+    damage: list[str] = []
+    course = replay(contract, read_recordings([path], damage), None)
+    edges = [
+        (one.start, "firing", one.clause, one.slice, one.kernel_inference, one.on, one.reason)
+        for one in course.episodes
+    ] + [
+        (one.end, "resolved", one.clause, one.slice, one.kernel_inference, one.on, "")
+        for one in course.episodes
+        if one.end is not None
+    ]
+    happened = [
+        (
+            event.at, event.kind, *(event.data[name] for name in ("clause", "slice", "kernel_inference", "on")),
+            event.data["verdict"]["reason"] if event.kind == "firing" else "",
+        )
+        for event in core.events.events(limit=10_000)
+        if event.kind in {"firing", "resolved"}
+    ]  # fmt: skip
+    assert len(happened) == 8
+    assert {edge[5] for edge in edges} == {"fail", "no-data"}
+    assert sorted(edges) == sorted(happened)
+    assert {(one.slice, one.avoid, one.start) for one in course.forces if one.what.startswith("route")} == {
+        (route.slice, route.avoid, route.since) for route in core.decisions.routes
+    }
+    halts = [(one.slice, one.start, one.end) for one in course.forces if one.what == "halt"]
+    assert halts == [(one.slice, one.start, one.end) for one in course.episodes if one.on == "fail"]
+    assert None not in {end for _, _, end in halts}
+    assert len(course.messages) == len(core.outbox.messages()) == 2
+    assert course.evaluations > 300
+    assert damage == []
+    core._connection.close()
+
+
+def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(
+    make_contract: Callable[..., Contract], collector_file: Path
+) -> None:
+    """By how much is what the durations and the drift's course say."""
+    old = make_contract()
+    tighter = replay_recordings([collector_file], make_contract(limit=0.01, version=2), old)
+    later = replay_recordings([collector_file], make_contract(after="1m", version=2), old)
+    assert tighter.changed is not None
+    assert later.changed is not None
+    assert {pair.later for pair in later.changed.alerts_moved} == {40.0}
+    assert len(later.changed.alerts_moved) == 2
+    assert all(-120 < pair.later < 0 for pair in tighter.changed.alerts_moved)
+    assert len(tighter.changed.alerts_moved) == 2
+    for found in (tighter, later):
+        assert found.changed is not None
+        assert found.changed.alerts_added == found.changed.alerts_dropped == ()
+        assert found.untold == ()
+
+
+def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+    """And a replay gives the same answer each time."""
+    found = replay_recordings([collector_file], make_contract(), make_contract())
+    assert not found.changed
+    assert found.old == found.new
+    assert len(found.new.episodes) == 2
+
+
+@pytest.mark.slow
+def test_a_large_recording_is_replayed_in_two_processes(
+    make_contract: Callable[..., Contract], collector_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same result as in one."""
+    new, old = make_contract(limit=0.01, version=2), make_contract()
+    alone = replay_recordings([collector_file], new, old)
+    monkeypatch.setattr("kc_otel.replay.compare._LARGE", 0)
+    assert replay_recordings([collector_file], new, old) == alone
+
+
+def test_a_limit_that_nothing_reaches_takes_the_alerts_away(
+    make_contract: Callable[..., Contract], collector_file: Path
+) -> None:
+    """With their routes, directives and webhooks."""
+    found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
+    assert found.changed is not None
+    assert len(found.changed.alerts_dropped) == 2
+    assert {one.what for one in found.changed.forces_dropped} == {"route:train-kernel", "halt"}
+    assert found.changed.messages == {("pager", "firing"): (1, 0), ("pager", "resolved"): (1, 0)}
+    assert found.new.episodes == ()
+
+
+def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+    """It is said to do something else, not to be gone and to have come."""
+    found = replay_recordings(
+        [collector_file], make_contract(do="[{webhook: pager}, sample-more]", version=2), make_contract()
+    )
+    assert found.changed is not None
+    assert found.changed.alerts_added == found.changed.alerts_dropped == ()
+    (first, _) = found.changed.alerts_moved
+    assert (first.later, first.ends_later) == (0, 0)
+    assert set(first.new.actions) == {"webhook:pager", "sample-more"}
+    assert {one.what for one in found.changed.forces_added} == {"sample-more"}
+
+
+def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
+    """The clock of a replay goes on between two entries, and stops at the last one."""
+    entries = [Entry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
+    course = replay(make_contract(), entries, 10.0)
+    assert {(one.on, one.slice) for one in course.episodes} == {("no-data", "all"), ("no-data", "code")}
+    for one in course.episodes:
+        assert START + 390 <= one.start <= START + 460
+        assert one.end is not None
+        assert START + 900 <= one.end <= START + 920
+    assert course.end == START + 1210
+    assert course.evaluations == 120
+
+
+def test_evaluations_fall_on_multiples_of_their_interval(
+    make_contract: Callable[..., Contract], entries: Callable
+) -> None:
+    """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
+    course = replay(make_contract(), entries(minutes=2), 7.0)
+    assert course.evaluations == 17
+    assert course.end == START + 125
+    assert course.end % 7.0 == 0
+
+
+def test_sequences_that_failed_input_checks_are_escalated(
+    make_contract: Callable[..., Contract], traffic: Callable
+) -> None:
+    """As the evaluator would: their count within the window is what the step waits for."""
+    contract = make_contract()
+    step = contract.escalation[0].model_copy(update={"on": "invalid-input", "after": 0.0})
+    entries = []
+    for number, (at, request) in enumerate(traffic(lambda _: 0.004, minutes=3)):
+        metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name="kc.input.invalid")
+        metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, 2
+        point = metric.sum.data_points.add(start_time_unix_nano=round(START * 1e9), time_unix_nano=round(at * 1e9))
+        point.as_int = 5 if number >= 6 else 0
+        for name, value in (("kc.contract", "policy"), ("kc.reason", "shifted")):
+            point.attributes.add(key=name).value.string_value = value
+        entries.append(Entry(at, request))
+    course = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
+    (one,) = course.episodes
+    assert (one.on, one.clause, one.kernel_inference, one.start) == ("invalid-input", "input", "", START + 80)
+    assert one.reason.startswith("5 sequences failed an input check")
+
+
+@pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_interval_that_is_none_is_refused(
+    every: float, make_contract: Callable[..., Contract], entries: Callable
+) -> None:
+    """With its value."""
+    with pytest.raises(ValueError, match=f"every: {every!r} is not a number of seconds above 0"):
+        replay(make_contract(), entries(minutes=1), every)
+
+
+def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+    """A quantity nobody sent, a slice nobody cut, and what acts on recorders only."""
+    old = make_contract()
+    new = old.model_copy(
+        update={
+            "slices": {
+                **make_contract(task="prose").slices,
+                "long": old.slices["code"].model_copy(update={"where": {"prompt_tokens": ">= 8192"}}),
+            },
+            "statistical": (
+                *old.statistical,
+                old.statistical[0].model_copy(update={"id": "kl", "metric": "k3"}),
+            ),
+            "observability": old.observability.model_copy(update={"sampling": 0.5}),
+        }
+    )
+    found = replay_recordings([collector_file], new, old)
+    assert found.untold == (
+        "kl: nothing of kc.drift.k3 was recorded, so the clause is NO_DATA throughout",
+        "slice long: nothing was recorded of it; recorders slice by their own copy of the contract",
+        "slice code: is defined anew, and the recording has what the contract of the time put into it",
+        "sampling: 0.5 instead of 1 acts on recorders; the recording has the samples of the time",
+    )
+    assert found.changed is not None
+    assert {one.clause for one in found.changed.alerts_added} == {"kl", "token-tv"}
+
+
+def test_a_recording_of_another_contract_is_refused(
+    make_contract: Callable[..., Contract], collector_file: Path
+) -> None:
+    """Streams carry their contract's name."""
+    with pytest.raises(RecordingError, match="is a recording of policy, not of moe; streams carry the name"):
+        replay_recordings([collector_file], make_contract(name="moe"))
+    with pytest.raises(ValueError, match="'policy' and 'moe' are two contracts"):
+        replay_recordings([collector_file], make_contract(name="moe"), make_contract())
+
+
+def test_a_recording_without_metrics_is_refused(make_contract: Callable[..., Contract], tmp_path: Path) -> None:
+    """An empty file, or one of other signals."""
+    path = tmp_path / "metrics.json"
+    for content in ("", '{"resourceSpans":[]}\n'):
+        path.write_text(content)
+        with pytest.raises(RecordingError, match=r"metrics\.json: holds no metrics; give the recording of a pipeline"):
+            replay_recordings([path], make_contract())
+
+
+def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contract], traffic: Callable) -> None:
+    """Recorded evaluations keep their order, and what fired resolves once."""
+    entries: list[Entry] = []
+    for at, request in traffic():
+        shift = -400.0 if at - START > 600 else 0.0
+        entries += [Entry(at + shift, request), Entry(at + shift)]
+    course = replay(make_contract(), entries, None)
+    assert course.evaluations == 120
+    assert all(one.end is None or one.end >= one.start for one in course.episodes)
+    assert [one.at for one, other in pairwise(entries) if other.at < one.at] == [START + 600]
