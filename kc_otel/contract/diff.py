@@ -23,6 +23,7 @@ from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.ladder import diff_escalation
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import diff_promotion
 from kc_otel.contract.regions import covers
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
@@ -70,6 +71,7 @@ def diff(old: Contract, new: Contract) -> list[Change]:
         *_clauses(old, new),
         *_observability(old, new),
         *(Change(*found) for found in diff_escalation(old.escalation, new.escalation)),
+        *(Change(*found) for found in diff_promotion(old.promotion, new.promotion)),
     ]
 
 

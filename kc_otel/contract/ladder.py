@@ -56,6 +56,11 @@ def _step(path: str, old: Step, new: Step) -> Iterator[Found]:
         kind = "loosens" if new.clear_for < old.clear_for else "tightens"
         before, after = format_duration(old.clear_for), format_duration(new.clear_for)
         yield kind, f"{path}.clear_for", before, after, f"resolves after {after} instead of {before}"
+    if old.repeat != new.repeat:
+        rarer = new.repeat == 0 or (old.repeat > 0 and new.repeat > old.repeat)
+        before, after = format_duration(old.repeat), format_duration(new.repeat)
+        how = f"reminds every {after}" if new.repeat else "reminds nobody"
+        yield "loosens" if rarer else "tightens", f"{path}.repeat", before, after, f"{how} ({before} before)"
     if old.severity != new.severity:
         kind = "loosens" if _SEVERITY[new.severity] < _SEVERITY[old.severity] else "tightens"
         yield kind, f"{path}.severity", old.severity, new.severity, f"is {new.severity} instead of {old.severity}"

@@ -16,6 +16,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import Level, Loc
 from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import lint_promotion
 from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
 from kc_otel.contract.slices import ALL
@@ -66,6 +67,7 @@ def lint(contract: Contract) -> list[Finding]:
         *_clauses(contract),
         *_observability(contract),
         *(Finding(*found) for found in lint_escalation(contract)),
+        *(Finding(*found) for found in lint_promotion(contract.promotion)),
     ]
 
 

@@ -10,12 +10,13 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
+from kc_otel.contract.circles import circles
 from kc_otel.contract.document import Document, parse
 from kc_otel.contract.errors import ContractError, Problem, field_path
 from kc_otel.contract.lint import Finding, lint
@@ -39,11 +40,30 @@ class Checked:
         source: Path as it was given, or another name.
         contract: The contract, unless there is an error.
         problems: Errors and warnings, by line.
+        document: The file with its lines, where it could be read.
     """
 
     source: str
     contract: Contract | None
     problems: tuple[Problem, ...] = ()
+    document: Document | None = field(default=None, repr=False, compare=False)
+
+    def with_findings(self, findings: Iterable[Finding]) -> Checked:
+        """With more findings about the contract, at their lines; an error refuses it."""
+        more = [
+            Problem(
+                self.source,
+                0 if self.document is None else self.document.line(found.loc),
+                field_path(found.loc),
+                found.message,
+                found.level,
+            )
+            for found in findings
+        ]
+        refused = any(problem.level == "error" for problem in more)
+        return replace(
+            self, contract=None if refused else self.contract, problems=tuple(sorted((*self.problems, *more)))
+        )
 
 
 def load(path: str | os.PathLike[str]) -> Contract:
@@ -108,7 +128,7 @@ def check_text(text: str, source: str = "<text>") -> Checked:
             for found in findings
         ]
     refused = any(problem.level == "error" for problem in problems)
-    return Checked(source, None if refused else contract, tuple(sorted(problems)))
+    return Checked(source, None if refused else contract, tuple(sorted(problems)), document)
 
 
 def _lint_the_rest(document: Document, error: ValidationError) -> list[Finding]:
@@ -130,7 +150,10 @@ def _lint_the_rest(document: Document, error: ValidationError) -> list[Finding]:
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
-    """Read, validate and lint files and folders; two contracts of one name are an error of the second."""
+    """Read, validate and lint files and folders.
+
+    Two contracts of one name are an error of the second, and so is a route that closes a circle with those before it.
+    """
     results: list[Checked] = []
     homes: dict[str, str] = {}
     for source, unreadable in _files(paths):
@@ -143,6 +166,11 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
                 result = Checked(source, None, (problem, *result.problems))
             homes.setdefault(name, source)
         results.append(result)
+    sound = [place for place, result in enumerate(results) if result.contract is not None]
+    contracts = [result.contract for result in results if result.contract is not None]
+    for index, finding in circles(contracts):
+        place = sound[index]
+        results[place] = results[place].with_findings([finding])
     return results
 
 

@@ -20,7 +20,8 @@ from pydantic import (
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
-from kc_otel.contract.policy import Step
+from kc_otel.contract.policy import REPEAT, Step
+from kc_otel.contract.promotion import Promotion
 from kc_otel.contract.registry import BY_SEQUENCE, Unit
 from kc_otel.contract.slices import ALL, OTHER, Condition, Scalar, match, parse_condition
 from kc_otel.contract.units import parse_limit
@@ -190,6 +191,8 @@ class Contract(Strict):
     """O: what is measured, how often, how surely."""
     escalation: tuple[Step, ...] = Field(default=(), max_length=50)
     """Pi: what happens on a breach."""
+    promotion: Promotion = Promotion()
+    """What a kernel version has to show before it serves more."""
 
     @field_validator("slices")
     @classmethod
@@ -225,6 +228,8 @@ class Contract(Strict):
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
         content = self.model_dump(mode="json", by_alias=True)
+        if self.promotion == Promotion():
+            del content["promotion"]  # contracts from before there was such a section keep their hash
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
         for name, spec in self.slices.items():
@@ -232,6 +237,9 @@ class Contract(Strict):
                 attribute: [[condition.comparison, *condition.values] for condition in conditions]
                 for attribute, conditions in spec.conditions.items()
             }
+        for written, step in zip(content["escalation"], self.escalation, strict=True):
+            if step.repeat == REPEAT:
+                del written["repeat"]  # contracts from before there were reminders keep their hash
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -9,10 +9,12 @@ from pydantic import Field, model_validator
 
 from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
 
-__all__ = ["ROUTE_TARGET", "Action", "Step"]
+__all__ = ["REPEAT", "ROUTE_TARGET", "Action", "Step"]
 
-_BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt")
+_BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
 _TARGETED: Final = ("route", "webhook")
+REPEAT: Final = 4 * 3600.0
+"""Seconds between reminders where a step does not say; Alertmanager's `repeat_interval` has the same default."""
 ROUTE_TARGET: Final = "train-kernel"
 """The one kernel that a slice can be routed to: traffic without a route goes to the inference kernel."""
 
@@ -20,7 +22,9 @@ ROUTE_TARGET: Final = "train-kernel"
 class Action(Strict):
     """Something that a step of the ladder does."""
 
-    kind: Literal["notify", "sample-more", "hold-promotion", "quarantine-rollouts", "halt", "route", "webhook"]
+    kind: Literal[
+        "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt", "route", "webhook"
+    ]  # fmt: skip
     target: str | None = None
     """Kernel for `route`, endpoint for `webhook`."""
 
@@ -69,6 +73,9 @@ class Step(Strict):
     """How long the verdict must last before the step fires."""
     clear_for: Duration = 0.0
     """How long it must be gone before the step resolves."""
+    repeat: Duration = REPEAT
+    """How long a firing webhook goes unanswered before it is sent again; `0s` for once only. A person's acknowledgement
+    ends the repeats."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
     do: tuple[Action, ...] = Field(min_length=1, max_length=20)

@@ -334,6 +334,19 @@ _METRICS: Final = (
         "Share of comparisons that are measured.",
     ),
     Metric(
+        "kc.quarantine.sequences", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
+        "Sequences that went through quarantine: `kept` for training, or `quarantined`.",
+    ),
+    Metric(
+        "kc.quarantine.tokens", "{token}", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
+        "Tokens of those sequences, after masks.",
+    ),
+    Metric(
+        "kc.quarantine.tv", "1", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
+        "Sum of (1-w)+ over those tokens: divided by kc.quarantine.tokens, tv_token of what is trained on and of what "
+        "is not. Drift metrics are of both together.",
+    ),
+    Metric(
         "kc.capture.recorded", "{request}", Instrument.COUNTER, ("kc.contract",),
         "Sampled requests that an engine's instrumentation has written to its spool or handed to its recorder.",
     ),
@@ -349,6 +362,7 @@ _METRICS: Final = (
         "kc.verdict", "1", Instrument.GAUGE, _CELL,
         "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL.",
     ),
+    Metric("kc.verdict.since", "s", Instrument.GAUGE, _CELL, "Unix time since when a cell has had its verdict."),
     Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
     Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
     Metric("kc.bound.upper", "1", Instrument.GAUGE, _CELL, "Upper confidence bound of a clause's statistic."),
@@ -365,6 +379,10 @@ _METRICS: Final = (
     Metric(
         "kc.rule.window.samples", "1", Instrument.GAUGE, _IN_WINDOW,
         "Recording rule: observations that a window is sure to hold.",
+    ),
+    Metric(
+        "kc.rule.window.total", "1", Instrument.GAUGE, _IN_WINDOW,
+        "Recording rule: sum of the observations of a window, where the store keeps it apart from their buckets.",
     ),
     Metric(
         "kc.rule.window.estimate", "1", Instrument.GAUGE, _IN_WINDOW,
@@ -405,6 +423,18 @@ _METRICS: Final = (
     Metric(
         "kc.action.active", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
         "1 for each action of the steps of the escalation policy that fire.",
+    ),
+    Metric(
+        "kc.promotion.stage", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
+        "Stage of a kernel version: -1 rolled back, 0 offline-ci, 1 shadow, 2 canary, 3 full.",
+    ),
+    Metric(
+        "kc.promotion.share", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
+        "Share of the requests that a kernel version may serve, 0 to 1.",
+    ),
+    Metric(
+        "kc.promotion.windows", "{window}", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
+        "Consecutive windows of PASS that a kernel version has shown in its stage.",
     ),
     Metric(
         "kc.evaluator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),

@@ -22,6 +22,7 @@ _WHOLE: Final[dict[str, Any]] = {
     "metadata": {"name": "broken", "version": 1, "owner": "broken"},
     "kernels": {"train": {"engine": "broken-train"}, "inference": {"engine": "broken-inference"}},
     "observability": {},
+    "promotion": {},
 }
 _METRIC: Final = {"numerical": "tv_exact", "statistical": "tv_token", "runtime": "weights_lag"}
 # So wide that no limit is out of range because of them.

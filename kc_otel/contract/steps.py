@@ -14,6 +14,8 @@ from kc_otel.contract.units import format_duration
 __all__ = ["lint_escalation"]
 
 _DAY: Final = 86400.0
+_MINUTE: Final = 60.0
+_TELLING: Final = frozenset({"notify", "webhook"})
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
 Found = tuple[Loc, str, Level]
@@ -26,6 +28,7 @@ def lint_escalation(contract: Contract) -> Iterator[Found]:
         here: Loc = ("escalation", index)
         yield from _clauses(contract, step, here)
         yield from _actions(contract, step, here)
+        yield from _repeat(step, here)
         for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
             if seconds > _DAY:
                 yield (
@@ -51,6 +54,19 @@ def _clauses(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
         )
 
 
+def _repeat(step: Step, here: Loc) -> Iterator[Found]:
+    if "repeat" not in step.model_fields_set or step.repeat == 0:
+        return
+    if not any(action.kind in _TELLING for action in step.do):
+        yield (*here, "repeat"), "the step tells nobody, so there is nobody to remind; leave repeat out", "error"
+    elif step.repeat < _MINUTE:
+        yield (
+            (*here, "repeat"),
+            f"{format_duration(step.repeat)} leaves nobody time to answer; write a minute or more, or 0s for none",
+            "warning",
+        )
+
+
 def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
     written: set[str] = set()
     for position, action in enumerate(step.do):
@@ -66,6 +82,12 @@ def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
                     f"a route avoids a version that fails, and {step.on} names none; use it with on: fail",
                     "error",
                 )
+            if step.clauses and all(_names_no_kernel(contract, name) for name in step.clauses):
+                message = (
+                    "a route avoids the kernel version that a breach names, and points of gen_ai.* metrics name one "
+                    "only where the service adds kc.kernel.train and kc.kernel.inference to them"
+                )
+                yield loc, message, "warning"
             if contract.kernels.train == contract.kernels.inference:
                 message = (
                     "both kernels are described alike, so a route changes nothing; say under kernels how they differ"
@@ -73,6 +95,10 @@ def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
                 yield loc, message, "error"
         if action.kind == "sample-more" and contract.observability.sampling == 1.0:
             yield loc, "every batch is measured already (observability.sampling is 1); leave sample-more out", "warning"
+
+
+def _names_no_kernel(contract: Contract, id: str) -> bool:
+    return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
 def _order(steps: tuple[Step, ...], index: int, here: Loc) -> Iterator[Found]:

@@ -16,14 +16,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.escalation.body import rfc3339
 from kc_otel.escalation.codec import finite_or_none
 from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.promotion.bundle import gate_again, section, section_problems
 from kc_otel.promotion.offline import OfflineGate
 from kc_otel.promotion.stages import Decision, Outcome, Stage
+from kc_otel.promotion.state import Move, Promotion
+from kc_otel.promotion.steps import step_problems, step_section
 
-__all__ = ["EvidenceError", "make_evidence", "offline_evidence", "verify_evidence", "verify_recordings"]
+__all__ = [
+    "EvidenceError",
+    "make_evidence",
+    "offline_evidence",
+    "step_evidence",
+    "verify_evidence",
+    "verify_recordings",
+]
 
 _FORMAT: Final = "kernel-contract-evidence/v1"
 _FIELDS: Final = frozenset(
@@ -31,6 +41,8 @@ _FIELDS: Final = frozenset(
 )
 _OFFLINE: Final = "offline"
 """Section that only the offline stage's records have: what it takes to judge the same files again."""
+_STEP: Final = "step"
+"""Section that only the records of a promotion's steps have: from where to where, and who decided it."""
 _CLOSE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -87,6 +99,31 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
     return _sealed(gate.contract, Stage.OFFLINE_CI, version, gate.decision, rows, gate.at, more)
 
 
+def step_evidence(
+    contract: Contract, promotion: Promotion, move: Move, verdicts: Sequence[Verdict], now: float
+) -> dict[str, Any]:
+    """The record of a step that the evaluator or a person took.
+
+    Args:
+        contract: The contract in force.
+        promotion: The promotion, before the step.
+        move: The step.
+        verdicts: The evaluation that the gate's decision rests on, of any kernel versions; a person may force a version
+            on that has no verdict yet.
+        now: Unix time, seconds.
+
+    Returns:
+        A JSON object that `verify_evidence` accepts.
+    """
+    own = [one for one in verdicts if one.cell.kernel_inference == promotion.version]
+    if move.decision.outcome is Outcome.ADVANCE:
+        asked = {(clause.id, slice) for clause in contract.clauses for slice in (ALL, *contract.slices)}
+        own = [one for one in own if (one.cell.clause, one.cell.slice) in asked]
+    rows = [_verdict(one) for one in sorted(own, key=lambda one: (one.cell, one.at))]
+    more = {_STEP: step_section(contract.promotion, promotion, move)}
+    return _sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, more)
+
+
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Judge a record's recordings again, and accept it if everything comes out as it says.
 
@@ -119,7 +156,8 @@ def verify_evidence(record: Mapping[str, Any]) -> None:
     Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
     limit; that the decision does not contradict the verdicts. Of the offline stage, too: that the contract's text has
     the contract's hash and sets the limits; that the kernels' fields make the fingerprints; that the decision is the
-    one that its terms and the verdicts lead to.
+    one that its terms and the verdicts lead to. Of a step: that it follows from the decision, or names a person and
+    their reason.
 
     Raises:
         EvidenceError: If anything does not hold.
@@ -127,7 +165,7 @@ def verify_evidence(record: Mapping[str, Any]) -> None:
     if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
         raise EvidenceError(f"this is not a record of the format {_FORMAT}")
     problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
-    problems += [f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {_OFFLINE})]
+    problems += [f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {_OFFLINE, _STEP})]
     if not problems:
         try:
             problems = _problems(record)
@@ -159,7 +197,7 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
         problems.append("the decision is to advance, but not every verdict is PASS")
     if outcome is Outcome.ROLLBACK and Status.FAIL not in statuses:
         problems.append("the decision is to roll back, but no verdict is FAIL")
-    return problems
+    return problems + (step_problems(record) if _STEP in record else [])
 
 
 def _sealed(

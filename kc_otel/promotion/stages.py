@@ -20,8 +20,9 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.evaluator.statistics import samples_needed
 from kc_otel.evaluator.verdict import Status, Verdict
+from kc_otel.promotion.tally import Tally
 
-__all__ = ["Decision", "GateSpec", "Outcome", "Round", "Stage", "decide"]
+__all__ = ["Decision", "GateSpec", "Outcome", "Round", "Stage", "counted", "decide", "decided"]
 
 
 class Stage(StrEnum):
@@ -58,6 +59,7 @@ class GateSpec:
         window: Length of the short window, seconds; 0 for offline stages, where every round is a window of its own.
         long_window: Length of the long window, seconds, for rounds with a verdict that the long window decided.
         cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
+        failure_limit: Windows without shared data in which something FAILs, until the version is rolled back.
         needed: Observations below which a clause cannot pass, by its id, for the explanation of what is missing.
     """
 
@@ -66,16 +68,17 @@ class GateSpec:
     window: float
     long_window: float
     cells: tuple[tuple[str, str], ...]
+    failure_limit: int = 1
     needed: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.windows < 1 or not 0 <= self.window <= self.long_window < math.inf:
+        if self.failure_limit < 1 or self.windows < 1 or not 0 <= self.window <= self.long_window < math.inf:
             raise ValueError("a gate needs at least one window, of zero or more seconds, and no shorter long window")
         if not self.cells:
             raise ValueError("a gate without cells would open for anything; name at least one (clause, slice)")
 
     @classmethod
-    def of(cls, contract: Contract, stage: Stage, windows: int) -> GateSpec:
+    def of(cls, contract: Contract, stage: Stage, windows: int, failure_limit: int = 1) -> GateSpec:
         """The gate that asks for every clause of a contract on all traffic and on every declared slice."""
         slices = (ALL, *contract.slices)
         offline, watched = stage is Stage.OFFLINE_CI, contract.observability
@@ -85,6 +88,7 @@ class GateSpec:
             window=0.0 if offline else watched.window,
             long_window=0.0 if offline else max(watched.window, watched.long_window),
             cells=tuple((clause.id, slice) for clause in contract.clauses for slice in slices),
+            failure_limit=failure_limit,
             needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
@@ -139,20 +143,60 @@ def decide(gate: GateSpec, version: str, history: Sequence[Round], holds: Iterab
         now: Unix time, seconds.
 
     Returns:
-        Rollback if any of the version's verdicts in the stage is FAIL, held or not. Else wait while anything is
-        missing. Else advance; a version in the last stage stays there.
+        Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait
+        while anything is missing. Else advance; a version in the last stage stays there.
     """
-    rounds = [Round(one.at, _of(version, one.verdicts)) for one in history]
-    failed = {verdict.cell: verdict for one in rounds for verdict in one.verdicts if verdict.status is Status.FAIL}
-    if failed:
-        return Decision(Outcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(_said(v) for _, v in sorted(failed.items())))
-    windows = _windows(gate, rounds)
+    tally, failed = Tally(), dict[tuple[str, str, str], str]()
+    for one in history:
+        tally = counted(gate, version, tally, one)
+        failed |= _failures(version, one)
+    return decided(gate, version, tally, history[-1] if history else None, failed, holds, now)
+
+
+def counted(gate: GateSpec, version: str, tally: Tally, one: Round) -> Tally:
+    """The tally after one more evaluation."""
+    own = _of(version, one)
+    failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
+    if failing:
+        return tally.after_fail(own.at, max(_span(gate, verdict) for verdict in failing))
+    if _missing(gate, own):
+        return tally.after_doubt(own.at)
+    asked = [verdict for verdict in own.verdicts if (verdict.cell.clause, verdict.cell.slice) in gate.cells]
+    return tally.after_pass(own.at, max(_span(gate, verdict) for verdict in asked), gate.window)
+
+
+def decided(
+    gate: GateSpec,
+    version: str,
+    tally: Tally,
+    latest: Round | None,
+    failed: Mapping[tuple[str, str, str], str] | None,
+    holds: Iterable[str],
+    now: float,
+) -> Decision:
+    """What follows from a tally that has been kept up with every evaluation; `decide` keeps one and asks this.
+
+    Args:
+        gate: What the version has to show.
+        version: Short fingerprint of the inference kernel version.
+        tally: What it has shown, the latest evaluation included.
+        latest: The latest evaluation.
+        failed: What failed, as sentences by cell; None for what fails in the latest evaluation.
+        holds: Reasons to wait whatever the verdicts say.
+        now: Unix time, seconds.
+    """
+    own = None if latest is None else _of(version, latest)
+    if failed is None:
+        failed = {} if own is None else _failures(version, own)
+    if tally.failed >= gate.failure_limit:
+        return Decision(Outcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(said for _, said in sorted(failed.items())))
+    windows = min(tally.passed, gate.windows)
     missing = [f"held: {reason}" for reason in holds]
-    if not rounds or now - rounds[-1].at > gate.window > 0:
-        missing.append(f"no evaluation of {version} in the last {format_duration(gate.window)}" if gate.window else
-                       f"no evaluation of {version}")  # fmt: skip
+    if own is None or now - own.at > gate.window > 0:
+        within = f" in the last {format_duration(gate.window)}" if gate.window else ""
+        missing.append(f"no evaluation of {version}{within}")
     else:
-        missing += _missing(gate, rounds[-1])
+        missing += _missing(gate, own)
     if windows < gate.windows:
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
     following = gate.stage.next
@@ -161,29 +205,20 @@ def decide(gate: GateSpec, version: str, history: Sequence[Round], holds: Iterab
     return Decision(Outcome.ADVANCE, following, windows)
 
 
-def _of(version: str, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    return tuple(verdict for verdict in verdicts if verdict.cell.kernel_inference == version)
+def _of(version: str, one: Round) -> Round:
+    return Round(one.at, tuple(verdict for verdict in one.verdicts if verdict.cell.kernel_inference == version))
 
 
-def _windows(gate: GateSpec, rounds: Sequence[Round]) -> int:
-    # Backwards from the latest round: a round counts when it lies before the data of the last one counted, so that no
-    # observation is counted twice. Anything but PASS, or a gap in which nobody looked, ends the streak.
-    counted = 0
-    data_from = seen = math.inf
-    for one in reversed(rounds):
-        if _missing(gate, one) or (gate.window and math.isfinite(seen) and seen - one.at > gate.window):
-            break
-        if one.at <= data_from:
-            counted += 1
-            data_from = one.at - (gate.long_window if _used_long(gate, one) else gate.window)
-        seen = one.at
-        if counted == gate.windows:
-            break
-    return counted
+def _failures(version: str, one: Round) -> dict[tuple[str, str, str], str]:
+    return {
+        (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
+        for verdict in one.verdicts
+        if verdict.status is Status.FAIL and verdict.cell.kernel_inference == version
+    }
 
 
-def _used_long(gate: GateSpec, one: Round) -> bool:
-    return any(v.window == "long" and (v.cell.clause, v.cell.slice) in gate.cells for v in one.verdicts)
+def _span(gate: GateSpec, verdict: Verdict) -> float:
+    return gate.long_window if verdict.window == "long" else gate.window
 
 
 def _missing(gate: GateSpec, one: Round) -> list[str]:

@@ -1,0 +1,126 @@
+"""How a kernel version comes to serve, as a contract writes it: what each stage asks for, and how traffic grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator
+
+from kc_otel.contract.errors import Level, Loc
+from kc_otel.contract.fields import Strict
+from kc_otel.contract.units import parse_limit
+
+__all__ = ["Promotion", "diff_promotion", "lint_promotion", "shown_share"]
+
+_STEPS: Final = (0.01, 0.05, 0.25)
+
+
+def _share(value: object) -> float:
+    try:
+        share = parse_limit(value, "1")
+    except ValueError:
+        share = math.nan
+    if not 0.0 < share < 1.0:
+        msg = f"{value!r} is not a share of the traffic; write one such as 5%; everything is the stage full"
+        raise ValueError(msg)
+    return share
+
+
+def shown_share(share: float) -> str:
+    """A share of the traffic as people write it.
+
+    >>> shown_share(0.05)
+    '5%'
+    """
+    return f"{100 * share:.12g}%"
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    PlainSerializer(shown_share, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]*)?\s*%\s*$"},
+            ],
+            "examples": ["5%", 0.05],
+        }
+    ),
+]
+
+
+class Promotion(Strict):
+    """What a kernel version has to show before it serves more: offline CI, shadow, canary in steps, full."""
+
+    windows: int = Field(default=3, ge=1, le=100, strict=True)
+    """Consecutive windows without shared data in which every clause is PASS on every slice, before each step."""
+    steps: tuple[Share, ...] = Field(default=_STEPS, min_length=1, max_length=20)
+    """Share of the requests that the version serves at each step of the canary, growing."""
+    failure_limit: int = Field(default=1, ge=1, le=100, strict=True)
+    """Windows without shared data in which something FAILs, until the version is rolled back."""
+    approve: tuple[Literal["shadow", "canary", "full"], ...] = Field(default=(), max_length=3)
+    """Stages that a person has to let a version into, once its gate is open."""
+    skip: tuple[Literal["offline-ci", "shadow"], ...] = Field(default=(), max_length=2)
+    """Stages that this team does not have."""
+
+    @field_validator("steps")
+    @classmethod
+    def _growing(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        for before, after in pairwise(value):
+            if after <= before:
+                msg = f"{shown_share(after)} comes after {shown_share(before)}; write each step larger than the last"
+                raise ValueError(msg)
+        return value
+
+
+def lint_promotion(written: Promotion) -> Iterator[tuple[Loc, str, Level]]:
+    """Place, message and level of what no field of the section can say on its own."""
+    for name in ("approve", "skip"):
+        stages = getattr(written, name)
+        for place, stage in enumerate(stages):
+            if stage in stages[:place]:
+                yield ("promotion", name, place), f"{stage} is there twice; keep one", "error"
+    if "shadow" in written.skip and "shadow" in written.approve:
+        place = written.approve.index("shadow")
+        yield ("promotion", "approve", place), "nobody is asked about a stage that is skipped; leave it out", "error"
+
+
+Found = tuple[Literal["tightens", "loosens", "adds", "drops", "changes"], str, Any, Any, str]
+
+
+def diff_promotion(before: Promotion, after: Promotion) -> Iterator[Found]:
+    """Kind, field, old, new and a sentence for every difference."""
+    if before.windows != after.windows:
+        kind: Literal["tightens", "loosens"] = "loosens" if after.windows < before.windows else "tightens"
+        sentence = f"a step asks for {after.windows} windows of PASS instead of {before.windows}"
+        yield kind, "promotion.windows", before.windows, after.windows, sentence
+    if before.failure_limit != after.failure_limit:
+        kind = "loosens" if after.failure_limit > before.failure_limit else "tightens"
+        sentence = f"a version is rolled back after {after.failure_limit} failing windows, not {before.failure_limit}"
+        yield kind, "promotion.failure_limit", before.failure_limit, after.failure_limit, sentence
+    if before.steps != after.steps:
+        steps = [", ".join(map(shown_share, one.steps)) for one in (before, after)]
+        sentence = f"a canary serves {steps[1]} instead of {steps[0]}"
+        yield _steps(before.steps, after.steps), "promotion.steps", steps[0], steps[1], sentence
+    for stage in sorted({*before.approve} ^ {*after.approve}):
+        kind = "loosens" if stage in before.approve else "tightens"
+        who = "nobody has to" if stage in before.approve else "a person has to"
+        yield kind, "promotion.approve", list(before.approve), list(after.approve), f"{who} let a version into {stage}"
+    for skipped in sorted({*before.skip} ^ {*after.skip}):
+        kind = "tightens" if skipped in before.skip else "loosens"
+        what = "asked for again" if skipped in before.skip else "skipped"
+        yield kind, "promotion.skip", list(before.skip), list(after.skip), f"stage {skipped} is {what}"
+
+
+def _steps(before: tuple[float, ...], after: tuple[float, ...]) -> Literal["tightens", "loosens"]:
+    """A jump between two shares that no gate stands between any more is a loosening, wherever it is."""
+    reached = (0.0, *after, 1.0)
+    for low, high in pairwise(reached):
+        if any(low < share < high for share in before):
+            return "loosens"
+    return "tightens"

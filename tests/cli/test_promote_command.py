@@ -1,0 +1,243 @@
+"""`kc-otel promote`: what it prints, its exit codes, its hooks, and the evidence that it saves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from kc_otel.cli import _client, _promote_watch, gate, promote
+from kc_otel.contract import load_text
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+from kc_otel.service.state import open_state
+
+TEXT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+promotion: {windows: 1, steps: [5%], skip: [offline-ci]}
+"""
+NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
+
+
+class Driven:
+    """An evaluator in this process whose evaluations say what the test wants, a minute apart."""
+
+    def __init__(self, text: str = TEXT) -> None:
+        contract = load_text(text)
+        self.connection = open_state(None)
+        self.core = Core([contract], self.connection, external_url="", now=0.0)
+        self.status, self.now, self.fails_after = "PASS", 1e10, None
+        self.core.evaluator.evaluate = lambda now: [
+            Verdict(
+                Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
+                *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash,
+            )
+        ]  # fmt: skip
+        counts = RequestCounts()
+        self.client = TestClient(make_api(self.core, lambda: read(self.core, counts, Counter()), Changes(), "0"))
+
+    def tick(self, *_: object) -> None:
+        if self.fails_after is not None:
+            self.fails_after -= 1
+            self.status = "FAIL" if self.fails_after < 0 else "PASS"
+        self.now += 61.0
+        self.core.tick(self.now)
+
+    def request(self, method, url, **arguments):
+        arguments.pop("timeout", None)
+        parts = urlsplit(url)
+        return self.client.request(method, parts.path, **arguments)
+
+
+@pytest.fixture
+def driven(monkeypatch):
+    driven = Driven()
+    monkeypatch.setattr(_client.httpx, "request", driven.request)
+    monkeypatch.setattr(_promote_watch, "time", SimpleNamespace(sleep=driven.tick))
+    yield driven
+    driven.connection.close()
+
+
+@pytest.fixture
+def run(driven, monkeypatch):  # noqa: ARG001 - it answers what is asked
+    """Exit code, standard output and standard error of a command."""
+    app = typer.Typer()
+    promote.register(app)
+    gate.register(app)
+    monkeypatch.delenv("KC_OTEL_URL", raising=False)
+    monkeypatch.setenv("LOGNAME", "ada")
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_without_an_option_it_starts_and_then_only_says_where_it_is(run, driven):
+    """The first call starts it; a second one changes nothing, also after a rollback."""
+    code, out, _ = run("promote", "policy", "v2")
+    assert (code, out.splitlines()[0]) == (3, "v2 is in shadow: it may serve 0% of the requests")
+    driven.status = "INCONCLUSIVE"
+    driven.tick()
+    code, out, _ = run("promote", "policy", "v2")
+    assert code == 3
+    assert "  next: canary at 5%; 0 of 1 windows have passed" in out
+    assert "  waits: token-tv on all: INCONCLUSIVE, between 0.01 and 0.03 against a limit of 0.02" in out
+    driven.status = "FAIL"
+    driven.tick()
+    for _ in range(2):
+        code, out, _ = run("promote", "policy", "v2")
+        assert (code, out.splitlines()[0]) == (1, "v2 is rolled back and serves nothing")
+    assert "to start once more: kc-otel promote policy v2 --again" in out
+    code, out, _ = run("promote", "policy", "v2", "--again")
+    assert (code, "starts the promotion of v2 in shadow, attempt 2" in out) == (0, True)
+
+
+def test_orders_are_taken_with_who_and_why(run, driven):
+    """An order exits with 0; one that needs a reason is refused without, before anything is asked."""
+    run("promote", "policy", "v2")
+    assert run("promote", "policy", "v2", "--hold", "--why", "lunch", "--by", "bob")[0] == 0
+    driven.tick()
+    code, out, _ = run("promote", "policy", "v2")
+    assert (code, "  waits: held: by bob: lunch" in out) == (3, True)
+    assert run("promote", "policy", "v2", "--resume")[0] == 0
+    for option in (("--hold",), ("--force", "full"), ("--rollback",)):
+        code, _, err = run("promote", "policy", "v2", *option)
+        assert (code, f"{option[0]}: say why with --why" in err) == (2, True)
+    code, out, _ = run("promote", "policy", "v2", "--force", "full", "--why", "an incident", "--by", "bob")
+    assert (code, "bob forces v2 on from shadow to full: an incident" in out) == (0, True)
+    assert run("promote", "policy", "v2")[0] == 0
+    assert run("promote", "policy", "v2", "--rollback", "--why", "it is the wrong one")[0] == 0
+    assert run("promote", "policy", "v2")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hold", "--resume"), "--hold and --resume: decide one thing at a time"),
+        (("--hook-before", "true"), "add --watch"),
+        (("--tokens-per-second", "5"), "are for planning; add --plan"),
+        (("--evidence", "nowhere.json"), "--evidence: nowhere.json: cannot be read"),
+        (("--approve", "full"), "the contract asks nobody about full; it asks about no stage"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(run, arguments, said):
+    """With 2, and what to do instead."""
+    code, _, err = run("promote", "policy", "v2", *arguments)
+    assert (code, said in err) == (2, True), err
+
+
+def test_json_is_the_api_s_own_answer(run):
+    """For scripts."""
+    _, out, _ = run("promote", "policy", "v2", "--json")
+    assert json.loads(out)["place"] == "shadow"
+
+
+def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
+    """One file a step, in their order, and `kc-otel verify` accepts each."""
+    run("promote", "policy", "v2")
+    driven.tick()
+    driven.status = "FAIL"
+    driven.tick()
+    code, out, _ = run("promote", "policy", "v2", "--save", tmp_path / "evidence")
+    files = sorted((tmp_path / "evidence").iterdir())
+    assert [file.name for file in files] == [
+        "0001-advance-from-shadow-to-canary-at-5.json",
+        "0002-rollback-from-canary-at-5-to-offline-ci.json",
+    ]
+    assert (code, all(str(file) in out for file in files)) == (1, True)
+    for file in files:
+        assert run("verify", file)[0] == 0
+    changed = json.loads(files[1].read_text())
+    changed["step"]["by"] = "nobody"
+    files[1].write_text(json.dumps(changed))
+    assert run("verify", files[1])[0] == 1
+
+
+def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):
+    """Before a step with where it leads, after it with where it led; exit code 0 when it is full."""
+    log = tmp_path / "log"
+    script = tmp_path / "hook.py"
+    script.write_text(
+        "import os, sys; e = os.environ\n"
+        "names = ('FROM', 'TO', 'SHARE', 'STANDING')\n"
+        f"open({str(log)!r}, 'a').write(sys.argv[1] + ' ' + ' '.join(e['KC_PROMOTION_' + n] for n in names) + '\\n')\n"
+    )
+    hooks = [f"--hook-{when}={sys.executable} {script} {when}" for when in ("before", "after")]
+    code, out, _ = run("promote", "policy", "v2", "--watch", *hooks)
+    assert code == 0, out
+    assert log.read_text().splitlines() == [
+        "before shadow canary at 5% 0.05 running",
+        "after shadow canary at 5% 0.05 running",
+        "before canary at 5% full 1 running",
+        "after canary at 5% full 1 running",
+    ]
+    assert "v2 goes on from canary at 5% to full: a window has passed" in out
+
+
+def test_a_hook_that_fails_holds_the_version(run, driven):
+    """It is run once, the version is held with its exit code, and a FAIL still rolls it back."""
+    driven.fails_after = 5
+    hook = f"{sys.executable} -c 'raise SystemExit(3)'"
+    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", hook)
+    assert code == 1
+    assert out.count(f"$ {hook}") == 1
+    assert "waits: held: by hook: the hook before canary at 5% ended with exit code 3" in out
+    assert "v2 is rolled back from shadow: token-tv on all: FAIL" in out
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ("/no/such/program", "ended with exit code 127"),
+        (f"{sys.executable} -c 'import signal; signal.pause()'", "took more than 1 s"),
+    ],
+)
+def test_a_hook_that_cannot_run_or_does_not_end_holds_too(run, driven, hook, said):
+    """Nothing goes on behind a hook that has not ended well."""
+    driven.fails_after = 3
+    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", hook, "--hook-timeout", "1")
+    assert (code, said in out) == (1, True), out
+
+
+def test_what_happens_while_a_hook_runs_is_seen(run, driven, monkeypatch):
+    """A version that fails in the meantime is rolled back; the hook's good end does not bring it back."""
+
+    def fail_meanwhile(*_):
+        driven.status = "FAIL"
+        driven.tick()
+        return 0
+
+    monkeypatch.setattr(_promote_watch, "_run", fail_meanwhile)
+    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", "deploy")
+    assert (code, "v2 is rolled back from shadow" in out) == (1, True), out
+
+
+def test_plan_says_how_long_each_gate_needs(run, driven):
+    """From the traffic that the evaluator sees, or from what one says; a gate that can never open exits with 2."""
+    driven.tick()
+    code, out, _ = run("promote", "policy", "v2", "--plan")
+    assert code == 0
+    assert "at best, with identical kernels; 50 tokens/s in all, 100% of them measured" in out
+    assert "shadow: this gate needs about 60 seconds; token-tv on all takes longest" in out
+    assert "canary at 5%: this gate needs about 5 minutes; token-tv on all takes longest" in out
+    code, out, _ = run("promote", "policy", "v2", "--plan", "--tokens-per-second", "20")
+    assert (code, "canary at 5% can never be left: token-tv on all" in out) == (2, True)

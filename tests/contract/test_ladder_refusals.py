@@ -1,0 +1,123 @@
+"""What `check` refuses of a policy: reminders that remind nobody, routes that lead nowhere or in circles."""
+
+from __future__ import annotations
+
+import pytest
+
+from kc_otel.contract.diff import diff
+from kc_otel.contract.load import check_all, check_text, load_text
+
+HEAD = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {{name: {name}, version: 1, owner: o}}
+kernels: {{train: {{engine: {train}}}, inference: {{engine: {inference}}}}}
+statistical: [{{id: tv, metric: tv_token, limit: 0.01}}]
+runtime: [{{id: ttft, metric: gen_ai.server.time_to_first_token, limit: 800ms}}]
+escalation:
+"""
+
+
+def written(step, name="a", train="torch", inference="vllm"):
+    return HEAD.format(name=name, train=train, inference=inference) + f"  - {step}\n"
+
+
+def said(step):
+    return [str(problem) for problem in check_text(written(step), "p.yaml").problems]
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        ("{on: fail, repeat: 1h, do: [halt]}", "p.yaml:8: escalation[0].repeat: the step tells nobody"),
+        ("{on: fail, repeat: 5, do: [notify]}", "p.yaml:8: escalation[0].repeat: 5 is not a duration"),
+        ("{on: fail, do: [page]}", "p.yaml:8: escalation[0].do[0]: 'page' is not an action"),
+        ("{on: fail, do: [{route: fp8-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'fp8-kernel' is not a kernel"),
+        ("{on: fail, do: [{route: inference-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'inference-kernel' is"),
+        ("{on: no-data, do: [{route: train-kernel}]}", "p.yaml:8: escalation[0].do[0]: a route avoids a version that"),
+        ("{on: fail, clauses: [tw], do: [halt]}", "p.yaml:8: escalation[0].clauses[0]: no clause has the id 'tw'"),
+        ("{on: invalid-input, clauses: [tv], do: [halt]}", "p.yaml:8: escalation[0].clauses: an input check is about"),
+    ],
+)
+def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
+    """At its line, with what to write instead."""
+    result = check_text(written(step), "p.yaml")
+    assert result.contract is None
+    assert [str(one) for one in result.problems if str(one).startswith(problem)]
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        ("{on: fail, repeat: 5s, do: [notify]}", "escalation[0].repeat: 5s leaves nobody time to answer"),
+        ("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}", "escalation[0].do[0]: a route avoids the kernel"),
+    ],
+)
+def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
+    """It does what it says, which may be nothing."""
+    assert [one for one in said(step) if one.startswith(f"p.yaml:8: warning: {problem}")]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{on: fail, do: [halt]}",
+        "{on: fail, repeat: 0s, do: [halt]}",
+        "{on: fail, repeat: 30m, do: [{webhook: pager}]}",
+        "{on: fail, clauses: [tv, ttft], do: [{route: train-kernel}]}",
+    ],
+)
+def test_a_sound_step_is_accepted(step):
+    """Without a word."""
+    assert said(step) == []
+
+
+def test_routes_that_go_in_circles_are_refused(tmp_path):
+    """At the route that closes the circle, naming the contracts that lead back."""
+    route = "{on: fail, do: [notify, {route: train-kernel}]}"
+    texts = {
+        "a.yaml": written(route, "a", "torch", "vllm"),
+        "b.yaml": written(route, "b", "sglang", "torch"),
+        "c.yaml": written(route, "c", "vllm", "sglang"),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    first, second, third = check_all([tmp_path])
+    assert (first.problems, second.problems, third.contract) == ((), (), None)
+    (problem,) = map(str, third.problems)
+    assert problem == (
+        f"{tmp_path}/c.yaml:8: escalation[0].do[1]: routes from sglang to vllm, and a and b from there back: a request "
+        "that they are all about would go in circles; leave one of the routes out"
+    )
+
+
+def test_contracts_that_agree_on_the_healthy_kernel_are_no_circle(tmp_path):
+    """Two routes to the same place, and a swapped pair of which only one routes."""
+    route, notify = "{on: fail, do: [{route: train-kernel}]}", "{on: fail, do: [notify]}"
+    texts = {
+        "a.yaml": written(route, "a", "torch", "vllm"),
+        "b.yaml": written(route, "b", "torch", "vllm"),
+        "c.yaml": written(notify, "c", "vllm", "torch"),
+        "d.yaml": written(route, "d", "torch", "sglang"),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert [one.problems for one in check_all([tmp_path])] == [()] * 4
+
+
+def test_a_reminder_that_is_left_out_keeps_the_hash():
+    """Contracts from before there were reminders stay what they are; another interval is another contract."""
+    plain = load_text(written("{on: fail, do: [notify]}"))
+    assert load_text(written("{on: fail, repeat: 4h, do: [notify]}")).hash == plain.hash
+    assert load_text(written("{on: fail, repeat: 2h, do: [notify]}")).hash != plain.hash
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"), [("4h", "1h", "tightens"), ("1h", "4h", "loosens"), ("1h", "0s", "loosens"),
+                             ("0s", "1h", "tightens")],
+)  # fmt: skip
+def test_diff_says_when_reminders_come_less_often(old, new, kind):
+    """Rarer, or never, is looser."""
+    one, other = (load_text(written(f"{{on: fail, repeat: {each}, do: [notify]}}")) for each in (old, new))
+    found = {change.field: change.kind for change in diff(one, other)}
+    assert found == {"metadata.version": "changes", "escalation[0].repeat": kind}

@@ -1,0 +1,304 @@
+"""The way through the stages: what moves a version on, what holds it, what takes it back, what survives a restart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.contract.model import Contract
+from kc_otel.promotion import orders
+from kc_otel.promotion.evidence import step_evidence, verify_evidence
+from kc_otel.promotion.machine import advance, begin, replaced, share_of
+from kc_otel.promotion.stages import Stage
+from kc_otel.promotion.state import Kind, OrderError, Place, Promotion, Standing, path_of
+
+V = "inferB"
+
+
+def with_terms(contract, **terms):
+    plain = contract.model_dump(by_alias=True)
+    return Contract.model_validate({**plain, "promotion": terms})
+
+
+@pytest.fixture(scope="session")
+def terms(contract):
+    """Two windows of five minutes at each step, and no offline stage."""
+    return with_terms(contract, windows=2, steps=["1%", "10%"], skip=["offline-ci"])
+
+
+@pytest.fixture(scope="session")
+def round_of(make_verdict):
+    """Verdicts of both slices in one evaluation, the second one's status as given."""
+
+    def make(contract, now, status="PASS", **changes):
+        return [
+            make_verdict(one, slice=slice, at=now, contract_hash=contract.hash, **changes)
+            for slice, one in (("all", "PASS"), ("code", status))
+        ]
+
+    return make
+
+
+def run(promotion, contract, round_of, script, holds=()):
+    """The promotion after [(time, status)], and the moves on the way."""
+    moves = []
+    for now, status in script:
+        promotion, moved = advance(promotion, contract, round_of(contract, now, status), holds, now)
+        moves += moved
+    return promotion, moves
+
+
+def passes(start, count, step=300):
+    return [(start + step * n, "PASS") for n in range(1, count + 1)]
+
+
+def test_a_sound_version_goes_all_the_way(terms, round_of):
+    """Each step takes its windows, all of whose data lie behind the one before, and the share follows the place."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, moves = run(promotion, terms, round_of, passes(0, 6))
+    assert [(str(move.before), str(move.after), move.at) for move in moves] == [
+        ("shadow", "canary at 1%", 600),
+        ("canary at 1%", "canary at 10%", 1200),
+        ("canary at 10%", "full", 1800),
+    ]
+    assert (promotion.place, promotion.standing, share_of(promotion)) == (Place(Stage.FULL, 1.0), "running", None)
+    assert promotion.reason == f"{V} goes on from canary at 10% to full: 2 consecutive windows have passed"
+
+
+def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
+    """A second after a step the window is full of the step before; it opens nothing."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, _ = run(promotion, terms, round_of, passes(0, 2))
+    assert promotion.place == Place(Stage.CANARY, 0.01)
+    promotion, moves = run(promotion, terms, round_of, [(now, "PASS") for now in range(601, 1200, 100)])
+    assert (moves, promotion.tally.passed) == ([], 1)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_failure_takes_it_back_from_any_place(terms, round_of, at):
+    """Shadow, either step of the canary, or full: one FAIL, and it serves nothing, held or not."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, _ = run(promotion, terms, round_of, passes(0, 2 * at))
+    promotion = orders.hold(promotion, "bob", "lunch", 0.0)
+    promotion, moves = run(promotion, terms, round_of, [(600 * at + 1, "FAIL")], holds=["no data on prose"])
+    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+    assert (promotion.standing, share_of(promotion)) == (Standing.ROLLED_BACK, 0.0)
+    assert "token-tv on code: FAIL" in promotion.reason
+    assert run(promotion, terms, round_of, passes(9000, 5)) == (promotion, [])
+
+
+def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of):
+    """Three seconds of FAIL are one failing window; the second one is a whole window later."""
+    terms = with_terms(contract, failure_limit=2, skip=["offline-ci"])
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, moves = run(promotion, terms, round_of, [(n, "FAIL") for n in range(1, 300)])
+    assert (moves, promotion.tally.failed) == ([], 1)
+    assert any("token-tv on code: FAIL" in said for said in promotion.missing)
+    _, moves = run(promotion, terms, round_of, [(301, "FAIL")])
+    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+
+
+@pytest.mark.parametrize("status", ["INCONCLUSIVE", "NO_DATA"])
+def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
+    """A thousand rounds of doubt move nothing, and the reason is there to be read."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, moves = run(promotion, terms, round_of, [(300 * n, status) for n in range(1, 1000)])
+    assert (moves, promotion.place.stage) == ([], Stage.SHADOW)
+    assert promotion.missing[0].startswith(f"token-tv on code: {status}")
+
+
+def test_another_version_is_no_proof(terms, round_of):
+    """PASS and FAIL of another kernel version do nothing."""
+    promotion, _ = begin(terms, "other", "ada", 0.0)
+    promotion, moves = run(promotion, terms, round_of, [*passes(0, 4), (1500, "FAIL")])
+    assert (moves, promotion.missing[0]) == ([], "token-tv on all: no verdict yet")
+
+
+def test_offline_stage_waits_for_evidence(contract):
+    """Without it nothing moves, and the sentence says which command makes it."""
+    promotion, _ = begin(contract, V, "ada", 0.0)
+    promotion, moves = advance(promotion, contract, (), (), 1.0)
+    assert (moves, share_of(promotion)) == ((), 0.0)
+    assert "kc-otel gate --contract" in promotion.missing[0]
+
+
+def test_a_person_is_asked_where_the_contract_says(contract, round_of):
+    """The gate is open, the version waits, and goes on once somebody has let it in; nobody is asked about the rest."""
+    terms = with_terms(contract, windows=1, steps=["1%"], approve=["canary"], skip=["offline-ci"])
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, moves = run(promotion, terms, round_of, passes(0, 3))
+    assert moves == []
+    assert promotion.missing == (
+        f"the gate is open; a person has to let it into canary: `kc-otel promote policy-7b {V} --approve canary`",
+    )
+    with pytest.raises(OrderError, match="asks nobody about full; it asks about canary"):
+        orders.approve(promotion, terms, Stage.FULL, "ada")
+    promotion = orders.approve(promotion, terms, Stage.CANARY, "ada")
+    promotion, moves = run(promotion, terms, round_of, passes(900, 1))
+    assert [str(move.after) for move in moves] == ["canary at 1%"]
+    with pytest.raises(OrderError, match="is in canary at 1% already"):
+        orders.approve(promotion, terms, Stage.CANARY, "ada")
+
+
+def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
+    """By a person with a reason, or by the escalation policy; windows are counted meanwhile."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    held = orders.hold(promotion, "bob", "the launch is on Friday", 10.0)
+    held, moves = run(held, terms, round_of, passes(0, 4))
+    assert (moves, held.missing) == ([], ("held: by bob: the launch is on Friday",))
+    resumed, moves = run(orders.resume(held), terms, round_of, passes(1200, 1))
+    assert (resumed.place.stage, len(moves)) == (Stage.CANARY, 1)
+    waiting, moves = run(promotion, terms, round_of, passes(0, 4), holds=["prose is silent"])
+    assert (moves, waiting.missing) == ([], ("held: prose is silent",))
+    with pytest.raises(OrderError, match="nobody holds"):
+        orders.resume(promotion)
+
+
+def test_a_hook_confirms_each_step(terms, round_of):
+    """The gate is open, the place is awaited; a confirmation is good for that one step."""
+    promotion = orders.hook(begin(terms, V, "ada", 0.0)[0])
+    promotion, moves = run(promotion, terms, round_of, passes(0, 3))
+    assert (moves, promotion.awaiting) == ([], "canary at 1%")
+    with pytest.raises(OrderError, match="'full' is not awaited; canary at 1% is"):
+        orders.confirm(promotion, "full")
+    promotion = orders.confirm(promotion, "canary at 1%")
+    promotion, moves = run(promotion, terms, round_of, passes(900, 3))
+    assert [str(move.after) for move in moves] == ["canary at 1%"]
+    assert (promotion.awaiting, promotion.confirmed) == ("canary at 10%", "")
+    held = orders.hold(promotion, "hook", "it ended with 3", 0.0)
+    assert held.awaiting == "", "a hook that failed does not run again before somebody resumes"
+    assert run(held, terms, round_of, passes(1800, 1))[0].awaiting == ""
+
+
+def test_force_needs_a_person_a_reason_and_a_place_ahead(terms):
+    """It goes past the gate, the record says who and why, and the way goes on from there."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    for by, why in (("", "x"), ("ada", " ")):
+        with pytest.raises(OrderError, match="say who and why"):
+            orders.force(promotion, terms, Stage.CANARY, by, why, (), 5.0)
+    forced, moves = orders.force(promotion, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
+    assert (str(forced.place), moves[0].kind, moves[0].by, moves[0].why) == (
+        "canary at 1%",
+        "force",
+        "ada",
+        "the launch",
+    )
+    further, _ = orders.force(forced, terms, Stage.CANARY, "ada", "more", (), 6.0)
+    assert str(further.place) == "canary at 10%"
+    with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
+        orders.force(further, terms, Stage.SHADOW, "ada", "back", (), 7.0)
+    with pytest.raises(OrderError, match="cannot be forced into canary"):
+        orders.force(further, terms, Stage.CANARY, "ada", "more", (), 7.0)
+
+
+def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms, round_of):
+    """A FAIL from before is forgiven for as long as its data are in the window; new data that fail are not."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    failing = round_of(terms, 100.0, "FAIL")
+    promotion, _ = advance(promotion, terms, failing, (), 100.0)
+    forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
+    forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
+    assert (moves, forced.standing) == ([], Standing.RUNNING)
+    forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
+    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+
+
+def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
+    """Where nothing was known to fail, nothing is forgiven."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
+    _, moves = run(forced, terms, round_of, [(6, "FAIL")])
+    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+
+
+def test_started_again_it_has_to_show_everything_again(terms):
+    """A second attempt begins where the first one did, and says that it is the second."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    with pytest.raises(OrderError, match="on its way already, in shadow"):
+        begin(terms, V, "ada", 1.0, previous=promotion)
+    back, _ = orders.roll_back(promotion, "ada", "wrong weights", 10.0)
+    with pytest.raises(OrderError, match="is rolled back; start it again first"):
+        orders.hold(back, "ada", "x", 11.0)
+    again, moves = begin(terms, V, "ada", 20.0, previous=back)
+    assert (again.attempt, again.place.stage, moves[0].message) == (
+        2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
+    )  # fmt: skip
+
+
+def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
+    """A window that passed under other limits proves nothing under these."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, _ = run(promotion, terms, round_of, passes(0, 1))
+    other = with_terms(contract, windows=2, steps=["2%", "10%"], skip=["offline-ci"])
+    promotion, moves = run(promotion, other, round_of, passes(300, 2))
+    assert (moves, promotion.tally.passed, promotion.contract_hash) == ([], 1, other.hash)
+    promotion, moves = run(promotion, other, round_of, passes(900, 1))
+    assert [str(move.after) for move in moves] == ["canary at 2%"]
+
+
+def test_replaced_versions_are_no_longer_limited(terms, round_of):
+    """When another one is full, the one before may serve what is left, and nothing steps it any more."""
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    promotion, _ = run(promotion, terms, round_of, passes(0, 6))
+    gone, moves = replaced(promotion, "next", 2000.0)
+    assert (gone.standing, share_of(gone), moves[0].message) == ("replaced", None, f"{V} is replaced by next")
+    assert run(gone, terms, round_of, [(2001, "FAIL")]) == (gone, [])
+
+
+def test_the_path_follows_the_contract(contract):
+    """Stages that are skipped are not on it."""
+    assert [str(place) for place in path_of(contract.promotion)] == [
+        "offline-ci", "shadow", "canary at 1%", "canary at 5%", "canary at 25%", "full",
+    ]  # fmt: skip
+    skipping = with_terms(contract, skip=["offline-ci", "shadow"], steps=["50%"])
+    assert [str(place) for place in path_of(skipping.promotion)] == ["canary at 50%", "full"]
+
+
+STATUS = st.sampled_from(["PASS", "PASS", "PASS", "PASS", "PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"])
+
+
+@settings(deadline=None)
+@given(
+    script=st.lists(
+        st.tuples(st.integers(-400, 700), STATUS, st.sampled_from(["", "", "", "hold", "resume"])), max_size=40
+    ),
+    crashes=st.sets(st.integers(0, 39), max_size=6),
+    windows=st.integers(1, 3),
+    limit=st.integers(1, 2),
+)
+def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_of, script, crashes, windows, limit):
+    """Clock jumps either way, holds, restarts at any point: every step has its windows, and its record verifies."""
+    terms = with_terms(contract, windows=windows, failure_limit=limit, skip=["offline-ci"])
+    promotion, _ = begin(terms, V, "ada", 0.0)
+    now, since = 0.0, 0
+    statuses: list[str] = []
+    for turn, (step, status, order) in enumerate(script):
+        now += step
+        if order == "hold" and promotion.standing is Standing.RUNNING:
+            promotion = orders.hold(promotion, "bob", "wait", now)
+        elif order == "resume" and promotion.hold:
+            promotion = orders.resume(promotion)
+        if turn in crashes:
+            promotion = Promotion.from_json(json.loads(json.dumps(promotion.to_json(), allow_nan=False)))
+        before, verdicts = promotion, round_of(terms, now, status)
+        promotion, moves = advance(promotion, terms, verdicts, (), now)
+        statuses.append(status)
+        assert len(moves) <= 1
+        if before.standing is Standing.ROLLED_BACK:
+            assert promotion == before
+        for move in moves:
+            verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, verdicts, abs(now)))))
+            if move.kind is Kind.ADVANCE:
+                path = path_of(terms.promotion)
+                assert path.index(move.after) == path.index(move.before) + 1, "no place is left out"
+                assert statuses[since:][-windows:] == ["PASS"] * windows
+                assert before.hold is None
+            else:
+                assert (status, statuses[since:].count("FAIL") >= limit) == ("FAIL", True)
+            since = len(statuses)
+        if limit == 1 and status == "FAIL":
+            assert promotion.standing is Standing.ROLLED_BACK
+        assert share_of(promotion) in {None, 0.0, *terms.promotion.steps}

@@ -1,0 +1,106 @@
+"""The offline gate's evidence: what is taken in as proof, and what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kc_otel.contract import load_text
+from kc_otel.instrument.recordings import Recording, save_recording
+from kc_otel.promotion import orders
+from kc_otel.promotion.evidence import _checksum, offline_evidence
+from kc_otel.promotion.machine import advance, begin
+from kc_otel.promotion.offline import Terms, gate_recordings, read_input
+from kc_otel.promotion.stages import Stage
+from kc_otel.promotion.state import OrderError
+from kc_otel.telemetry.kernel import Kernel
+
+TEXT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+observability: {min_samples: 500}
+"""
+TRAIN, INFERENCE = Kernel("torch"), Kernel("vllm", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def contract():
+    return load_text(TEXT)
+
+
+@pytest.fixture(scope="module")
+def evidence(contract, tmp_path_factory):
+    """Evidence of a recording whose log ratios have a given standard deviation."""
+
+    def make(sigma):
+        rng = np.random.default_rng(0)
+        inference = np.log(rng.uniform(0.1, 0.9, 4000))
+        train = np.minimum(inference + rng.normal(-sigma * sigma / 2, sigma, 4000), 0.0)
+        file = tmp_path_factory.mktemp("recording") / "recording.npz"
+        save_recording(Recording(train, inference, np.full(100, 40), ({},) * 100), file)
+        gate = gate_recordings(contract, [read_input(file)], (TRAIN, INFERENCE), Terms(), 1e9)
+        return offline_evidence(gate, TEXT)
+
+    return make
+
+
+@pytest.fixture
+def promotion(contract):
+    return begin(contract, INFERENCE.fingerprint, "ada", 0.0)[0]
+
+
+def sealed(record, **changes):
+    changed = {**record, **changes}
+    del changed["checksum"]
+    return changed | {"checksum": _checksum(changed)}
+
+
+def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
+    """The version is in shadow with the next evaluation, and the step names what it rests on."""
+    record = evidence(0.01)
+    admitted = orders.admit(promotion, contract, record)
+    assert admitted.offline == record["checksum"]
+    after, (move,) = advance(admitted, contract, (), (), 1.0)
+    assert (after.place.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
+    held, moves = advance(admitted, contract, (), ["prose is silent"], 1.0)
+    assert (moves, held.missing) == ((), ("held: prose is silent",))
+
+
+def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
+    """The reason of the refusal is said, and what a person could do."""
+    with pytest.raises(
+        OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
+    ):
+        orders.admit(promotion, contract, evidence(0.5))
+
+
+def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
+    """Another kernel, another contract, another stage, or a record that was changed."""
+    record = evidence(0.01)
+    other = dataclasses.replace(promotion, version="0123456789ab")
+    with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
+        orders.admit(other, contract, record)
+    looser = load_text(TEXT.replace("0.05", "0.06"))
+    with pytest.raises(OrderError, match=r"of another contract .* run the gate again"):
+        orders.admit(promotion, looser, record)
+    with pytest.raises(OrderError, match=r"not sound: .*checksum"):
+        orders.admit(promotion, contract, {**record, "kernel": "x"})
+    plain = {name: value for name, value in record.items() if name != "offline"}
+    with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
+        orders.admit(promotion, contract, sealed(plain))
+    forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", (), 1.0)
+    with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
+        orders.admit(forced, contract, record)
+
+
+def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
+    """What was admitted under other limits is not carried over."""
+    admitted = orders.admit(promotion, contract, evidence(0.01))
+    after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), (), (), 1.0)
+    assert (moves, after.offline) == ((), "")
+    assert "no evidence of the offline stage" in after.missing[0]
