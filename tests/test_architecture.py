@@ -20,6 +20,7 @@ ORDER = (
     "routing",
     "promotion",
     "explain",
+    "replay",  # runs what decides, and `serve --record` in service writes what it reads
     "generate",
     "report",
     "service",

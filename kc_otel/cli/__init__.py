@@ -47,12 +47,31 @@ def _register() -> None:
         init,
         live,
         operators,
+        people,
+        promote,
+        replay,
         report,
         rescore,
         serve,
     )
 
-    commands = (init, contract, explain, compare, operators, serve, live, rescore, importing, gate, report, generate)
+    commands = (
+        init,
+        contract,
+        explain,
+        compare,
+        operators,
+        serve,
+        live,
+        people,
+        rescore,
+        importing,
+        gate,
+        promote,
+        replay,
+        report,
+        generate,
+    )
     for module in commands:
         module.register(app)
 

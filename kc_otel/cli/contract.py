@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kc_otel.cli._gates import shut_gates
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import Checked, check_all, load
@@ -33,7 +34,10 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Say everything that is wrong with contracts, by file and line. Exits 2 when a contract cannot be used."""
-    results = check_all(paths)
+    results = [
+        result if result.contract is None else result.with_findings(shut_gates(result.contract))
+        for result in check_all(paths)
+    ]
     problems = [problem for result in results for problem in result.problems]
     if as_json:
         typer.echo(json.dumps({"files": [_result(result) for result in results]}, indent=2))

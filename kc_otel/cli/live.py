@@ -43,7 +43,8 @@ def status(
     else:
         console = Console()
         routes = _routes(get(url, "/api/v1/decisions"))
-        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, sep="\n")
+        standing = _standing(get(url, "/api/v1/overview"), contract)
+        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, *standing, sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
     raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
 
@@ -157,6 +158,19 @@ def _routes(decisions: dict[str, Any]) -> list[Text]:
         )
         for route in decisions["routes"]
     ]
+
+
+def _standing(overview: dict[str, Any], contract: str | None) -> list[Text]:
+    """What people have decided, and contracts that run dry; routes have lines of their own."""
+    return [
+        Text.assemble((one["kind"], "bold"), f"  {one['contract']}: {one['text']}{_until(one.get('until'))}")
+        for one in overview["standing"]
+        if one["kind"] != "route" and contract in {None, one["contract"]}
+    ]
+
+
+def _until(end: float | None) -> str:
+    return "" if end is None else datetime.fromtimestamp(end, tz=UTC).astimezone().strftime(", until %Y-%m-%d %H:%M")
 
 
 def _event_line(event: dict[str, Any]) -> Text:

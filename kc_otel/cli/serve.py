@@ -13,6 +13,7 @@ from kc_otel.service.config import ServeConfig
 __all__ = ["register"]
 
 _DEFAULT = ServeConfig()
+_MIB = 1024 * 1024
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +37,21 @@ def serve(
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
     ] = _DEFAULT.webhooks,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only record what would be done: nothing is sent, routed or asked for.")
+    ] = _DEFAULT.dry_run,
+    dry_run_contract: Annotated[
+        list[str] | None, typer.Option(help="Run only this contract dry; may be given several times.", metavar="NAME")
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
+    ] = _DEFAULT.standby,
+    record: Annotated[
+        Path | None, typer.Option(help="File that keeps what arrives, for `kc-otel replay`.", metavar="FILE")
+    ] = None,
+    record_limit: Annotated[
+        int, typer.Option(help="MiB of FILE and FILE.1 together; the oldest goes first.", min=1)
+    ] = _DEFAULT.record_limit // _MIB,
 ) -> None:
     """Receive OTLP, judge it against the contracts, and carry out their escalation policy.
 
@@ -56,6 +72,11 @@ def serve(
         tick=tick,
         external_url=external_url,
         webhooks=webhooks,
+        dry_run=dry_run,
+        dry_run_contracts=tuple(dry_run_contract or ()),
+        standby=standby,
+        record=record,
+        record_limit=record_limit * _MIB,
     )
     try:
         run(load_all(contracts), config)

@@ -31,6 +31,10 @@ ALERT_NAMES: Final = {
 }
 """`alertname` by what the step waits for."""
 
+_AGAIN: Final = {
+    "reminder": "Reminder: it has fired for {lasted} and nobody has acknowledged it.",
+    "silence-ended": "A silence has ended and it still fires, for {lasted} now.",
+}
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
@@ -41,6 +45,7 @@ def alert_body(
     receiver: str,
     external_url: str = "",
     max_alerts: int = 0,
+    reason: str = "",
 ) -> dict[str, Any]:
     """One webhook about one contract.
 
@@ -50,6 +55,7 @@ def alert_body(
         receiver: Name of the endpoint.
         external_url: Base URL of the evaluator as people reach it; links are left empty without it.
         max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
+        reason: Why it is sent: `firing`, `resolved`, `reminder` or `silence-ended`; empty for the first two.
 
     Returns:
         A JSON object; equal arguments give equal bytes through `encode`.
@@ -61,7 +67,7 @@ def alert_body(
         raise ValueError(f"a body takes one or more transitions of {contract.name!r} alone; send the others apart")
     shown = transitions[:max_alerts] if max_alerts else transitions
     base = external_url.rstrip("/")
-    alerts = [_alert(contract, transition, base) for transition in shown]
+    alerts = [_alert(contract, transition, base, reason) for transition in shown]
     return {
         "version": "4",
         "groupKey": f'{{}}:{{contract="{contract.name}"}}',
@@ -79,6 +85,7 @@ def alert_body(
             "hash": contract.hash,
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
+            "reason": reason or shown[0].what.value,
             "cells": [_cell(transition) for transition in shown],
         },
     }
@@ -124,10 +131,14 @@ def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _alert(contract: Contract, transition: Transition, base: str) -> dict[str, Any]:
+def _alert(contract: Contract, transition: Transition, base: str, reason: str) -> dict[str, Any]:
     cell = transition.cell
     query = urlencode({"contract": cell.contract, "clause": cell.clause, "slice": cell.slice})
-    annotations = {"summary": summary(transition), "description": _description(contract, transition)}
+    description = _description(contract, transition)
+    if reason in _AGAIN:
+        lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
+        description = f"{_AGAIN[reason].format(lasted=lasted)} {description}"
+    annotations = {"summary": summary(transition), "description": description}
     if contract.metadata.runbook:
         annotations["runbook_url"] = contract.metadata.runbook
     return {

@@ -36,7 +36,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.evaluator.verdict import Cell, Status, Verdict
 
-__all__ = ["INPUT_CLAUSE", "advance", "retire", "step_keys"]
+__all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 
 INPUT_CLAUSE: Final = "input"
 """Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`, its kernels are empty."""
@@ -100,7 +100,7 @@ def advance(
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     keys = step_keys(contract)
     transitions = [
-        _edge(alert, What.RESOLVED, now)
+        edge(alert, What.RESOLVED, now)
         for alert in state.alerts
         if alert.step not in keys and alert.phase is Phase.FIRING
     ]
@@ -115,7 +115,7 @@ def advance(
             assert alert is not None  # a cell is here because it matched or because it was known
             after, what = _next(alert, step, verdict, contract.observability.window, now)
             if what is not None:
-                transitions.append(_edge(after or alert, what, now, verdict))
+                transitions.append(edge(after or alert, what, now, verdict))
             if after is not None:
                 kept.append(after)
     kept.sort(key=lambda alert: (alert.step, alert.cell))
@@ -124,7 +124,7 @@ def advance(
 
 def retire(state: PolicyState, now: float) -> tuple[PolicyState, tuple[Transition, ...]]:
     """Resolve every alert of a contract that is no longer evaluated."""
-    return PolicyState(state.contract), tuple(_edge(alert, What.RESOLVED, now) for alert in state.firing)
+    return PolicyState(state.contract), tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
 
 
 def _watched(
@@ -190,7 +190,8 @@ def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple
     return replace(alert, held=held, counting=True), None
 
 
-def _edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None) -> Transition:
+def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None) -> Transition:
+    """What is said of an alert: at unix time `now`, with the verdict given or else its last one."""
     started_at = now if alert.started_at is None else alert.started_at
     return Transition(
         contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from kc_otel.escalation.alerts import PolicyState, Transition
+from kc_otel.escalation.alerts import PolicyState, Transition, What
 from kc_otel.escalation.body import summary
 from kc_otel.escalation.codec import action_to_plain, verdict_to_plain
+from kc_otel.escalation.people import People
 
 __all__ = ["Event", "PolicyStore"]
 
+_WOULD: Final = {What.FIRING: "would-fire", What.RESOLVED: "would-resolve"}
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS policy_state (
         contract TEXT PRIMARY KEY,
@@ -32,6 +34,14 @@ _TABLES = (
         data TEXT NOT NULL
     ) STRICT""",
     "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
+    "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
+)
+_NEWEST: Final = (
+    "SELECT id, at, contract, kind, data FROM events WHERE (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
+)
+_NEWEST_RARE: Final = (
+    "SELECT id, at, contract, kind, data FROM events INDEXED BY events_rare"
+    " WHERE kind <> 'verdict' AND (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
 )
 
 
@@ -43,7 +53,8 @@ class Event:
         id: Counts up; gaps are possible, and old events are dropped.
         at: Unix time, seconds.
         contract: metadata.name.
-        kind: `firing` and `resolved` for alerts; other boxes record kinds of their own, such as `resumed`.
+        kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
+            dry; other boxes record kinds of their own, such as `resumed`.
         data: JSON object with the details.
     """
 
@@ -91,9 +102,28 @@ class PolicyStore:
         """Drop the state of a contract that is no longer served; its events stay."""
         self._connection.execute("DELETE FROM policy_state WHERE contract = ?", (contract,))
 
-    def record(self, transitions: Sequence[Transition]) -> tuple[int, ...]:
-        """Log what fired and resolved; returns the ids of the events."""
-        return tuple(self.record_event(t.contract, t.what.value, _details(t), t.at) for t in transitions)
+    def record(
+        self, transitions: Sequence[Transition], *, dry_run: Collection[str] = (), people: People | None = None
+    ) -> tuple[int, ...]:
+        """Log what fired and resolved; returns the ids of the events.
+
+        Args:
+            transitions: In order.
+            dry_run: Names of the contracts that run dry: what they would have done is logged as `would-fire` and
+                `would-resolve`.
+            people: Silences in force; those that mute a transition are logged with it.
+        """
+        ids = []
+        for one in transitions:
+            data, kind = _details(one), one.what.value
+            if one.contract in dry_run:
+                kind = _WOULD[one.what]
+                doing = f"; it would {', '.join(map(str, one.actions))}" if one.what is What.FIRING else ""
+                data |= {"dry_run": True, "message": f"dry run: {data['message']}{doing}"}
+            elif people is not None and (muting := people.silencing(one.cell, one.at)):
+                data["silenced"] = [silence.id for silence in muting]
+            ids.append(self.record_event(one.contract, kind, data, one.at))
+        return tuple(ids)
 
     def record_event(self, contract: str, kind: str, data: Mapping[str, Any], at: float) -> int:
         """Log anything else that belongs to a contract's history; returns the id of the event."""
@@ -115,13 +145,12 @@ class PolicyStore:
         )
         return tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
 
-    def newest(self, contract: str | None = None, limit: int = 100) -> tuple[Event, ...]:
-        """The last events, oldest first; of one contract, or of all when None."""
-        rows = self._connection.execute(
-            "SELECT id, at, contract, kind, data FROM events"
-            " WHERE ?1 IS NULL OR contract = ?1 ORDER BY id DESC LIMIT ?2",
-            (contract, limit),
-        )
+    def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
+        """The last events, oldest first; of one contract, or of all when None; with or without changes of verdicts.
+
+        Verdicts near a limit change often: what was done about them would be far behind.
+        """
+        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, (contract, limit))
         found = tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
         return found[::-1]
 

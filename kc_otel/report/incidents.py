@@ -8,143 +8,19 @@ story.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kc_otel.report.words import interval, listed, number, place
+from kc_otel.report.deeds import deeds_of
+from kc_otel.report.incident import BROKEN, Deed, Incident, Place
 
 __all__ = ["Deed", "Incident", "Place", "incidents"]
 
-_BROKEN: Final = ("FAIL", "NO_DATA")
 _KEY: Final = ("contract", "clause", "slice", "kernel_train", "kernel_inference")
 
 Key = tuple[str, ...]
 Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A cell of an incident: where it was broken, and how badly when it was last seen.
-
-    Attributes:
-        clause: id of the clause.
-        slice: Name of the slice, or `all`.
-        since: Unix time, seconds.
-        until: Unix time, seconds; None while it lasts.
-        limit: Limit in the metric's unit; None where only the event is known.
-        estimate: Point estimate; None when unknown.
-        lower: Lower confidence bound; None when unknown.
-        upper: Upper confidence bound; None when unknown.
-        reason: The verdict's sentence.
-    """
-
-    clause: str
-    slice: str
-    since: float
-    until: float | None
-    limit: float | None = None
-    estimate: float | None = None
-    lower: float | None = None
-    upper: float | None = None
-    reason: str = ""
-
-    @property
-    def badness(self) -> float:
-        """How many times the limit it is at least; 0 when that cannot be said."""
-        return self.lower / self.limit if self.lower is not None and self.limit is not None and self.limit > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Deed:
-    """Something that the policy or a person did.
-
-    Attributes:
-        at: Unix time, seconds.
-        kind: Kind of the action, or `resumed`.
-        text: In words.
-        in_force: Whether it still holds; None for what is over once it is done.
-    """
-
-    at: float
-    kind: str
-    text: str
-    in_force: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """What was broken at one time for one reason.
-
-    Attributes:
-        contract: metadata.name.
-        status: FAIL or NO_DATA.
-        kernel_train: Short fingerprint.
-        kernel_inference: Short fingerprint.
-        places: The cells, worst first; at least one.
-        deeds: What was done, oldest first.
-    """
-
-    contract: str
-    status: str
-    kernel_train: str
-    kernel_inference: str
-    places: tuple[Place, ...]
-    deeds: tuple[Deed, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """Twelve hex digits that stay the same while the incident lasts."""
-        said = (self.contract, self.status, self.kernel_train, self.kernel_inference, repr(self.since))
-        return hashlib.sha256("\0".join(said).encode()).hexdigest()[:12]
-
-    @property
-    def clauses(self) -> tuple[str, ...]:
-        """The clauses, by their ids."""
-        return tuple(dict.fromkeys(one.clause for one in self.places))
-
-    @property
-    def slices(self) -> tuple[str, ...]:
-        """Names of the slices, worst first; `all` last, for it is made of the others."""
-        return tuple(sorted(dict.fromkeys(one.slice for one in self.places), key=lambda name: name == "all"))
-
-    @property
-    def since(self) -> float:
-        """Unix time at which the first cell broke, seconds."""
-        return min(one.since for one in self.places)
-
-    @property
-    def until(self) -> float | None:
-        """Unix time at which the last cell recovered, seconds; None while any is broken."""
-        ends = [one.until for one in self.places]
-        return None if None in ends else max(end for end in ends if end is not None)
-
-    @property
-    def headline(self) -> str:
-        """What and for whom, as a sentence."""
-        where, what = listed([place(name) for name in self.slices]), listed(self.clauses)
-        if self.status == "NO_DATA":
-            return f"No data for {what} on {where}"
-        several = len(self.clauses) > 1
-        tense = ("are" if several else "is") if self.until is None else ("were" if several else "was")
-        return f"{what} {tense} above {'their limits' if several else 'its limit'} on {where}"
-
-    @property
-    def extents(self) -> tuple[tuple[str, str], ...]:
-        """(clause, how bad it is where it is worst), the worst clause first."""
-        worst = {one.clause: one for one in reversed(self.places)}
-        return tuple((clause, _extent(worst[clause], self.status)) for clause in self.clauses)
-
-
-def _extent(worst: Place, status: str) -> str:
-    if status == "NO_DATA" or worst.estimate is None:
-        return worst.reason
-    times = f", at least {worst.badness:.2g} times that" if worst.badness > 1 else ""
-    return (
-        f"{number(worst.estimate)} on {place(worst.slice)} where {number(worst.limit)} is the limit{times} "
-        f"(confidence interval {interval(worst.lower, worst.upper)})"
-    )
 
 
 @dataclass(slots=True)
@@ -181,7 +57,7 @@ def _urgency(one: Incident) -> tuple[Any, ...]:
     return (
         one.until is not None,
         -(one.until or 0.0),
-        _BROKEN.index(one.status),
+        BROKEN.index(one.status),
         -max(place.badness for place in one.places),
         one.since,
         one.contract,
@@ -196,7 +72,7 @@ def _episodes(cells: Sequence[Json], events: Sequence[Json]) -> list[_Episode]:
     for key, cell in standing.items():
         verdict = cell["verdict"]
         one = running.pop(key, None)
-        if verdict["status"] in _BROKEN:
+        if verdict["status"] in BROKEN:
             if one is None or one.status != verdict["status"]:
                 one = _Episode(key, verdict["status"], cell["since"])
             one.said = dict(verdict)
@@ -225,7 +101,7 @@ def _told(events: Sequence[Json], standing: Collection[Key]) -> tuple[list[_Epis
         for other in ended:
             running[other].until = at
             done.append(running.pop(other))
-        if data["status"] in _BROKEN:
+        if data["status"] in BROKEN:
             running[key] = _Episode(key, data["status"], at, said={"reason": _reason(event["message"])})
     return done, running
 
@@ -276,67 +152,7 @@ def _incident(
     ]
     places.sort(key=lambda one: (one.until is not None, -one.badness, one.slice == "all", one.slice, one.clause))
     found = Incident(contract, group[0].status, train, inference, tuple(places))
-    return replace(found, deeds=_deeds(found, events, decisions, waiting))
-
-
-def _deeds(
-    incident: Incident, events: Sequence[Json], decisions: Json, waiting: Mapping[str, float]
-) -> tuple[Deed, ...]:
-    """Actions of the alerts that fired for its cells while it lasted, and what people did to its slices."""
-    cells = {(one.clause, one.slice) for one in incident.places}
-    fired: dict[tuple[str, str], tuple[float, list[str]]] = {}
-    deeds = []
-    for event in events:
-        data, at = event["data"], event["at"]
-        late = incident.until is not None and at > incident.until
-        if event["contract"] != incident.contract or at < incident.since or late:
-            continue
-        if event["kind"] == "resumed" and data.get("slice") in {None, *incident.slices}:
-            deeds.append(Deed(at, "resumed", event["message"]))
-        kernels = (data.get("kernel_train"), data.get("kernel_inference"))
-        mine = kernels == (incident.kernel_train, incident.kernel_inference)
-        if event["kind"] == "firing" and mine and (data.get("clause"), data.get("slice")) in cells:
-            for action in data.get("actions", ()):
-                # As a contract writes it: `notify`, or `{webhook: pager}`.
-                kind, target = (action, "") if isinstance(action, str) else next(iter(action.items()))
-                _, slices = fired.setdefault((kind, target), (at, []))
-                slices.append(data["slice"])
-    for (kind, target), (at, slices) in fired.items():
-        if kind == "webhook":
-            # Messages of an endpoint leave in order: what came after the oldest one that waits has not left either.
-            late = target in waiting and waiting[target] <= at
-            deeds.append(
-                Deed(
-                    at,
-                    kind,
-                    f"{target} is still to be told: its webhook waits" if late else f"told {target} by webhook",
-                )
-            )
-        else:
-            deeds.append(_deed(incident, kind, at, list(dict.fromkeys(slices)), decisions))
-    return tuple(sorted(deeds, key=lambda deed: (deed.at, deed.kind, deed.text)))
-
-
-def _deed(incident: Incident, kind: str, at: float, slices: Sequence[str], decisions: Json) -> Deed:
-    where = listed([place(name) for name in slices])
-    if kind == "route":
-        held = {
-            route["slice"]
-            for route in decisions["routes"]
-            if (route["contract"], route["avoid"]) == (incident.contract, incident.kernel_inference)
-        }
-        text = f"{where} routed to the training kernel"
-        return Deed(at, kind, text, in_force=bool(held & set(slices)))
-    if kind == "notify":
-        return Deed(at, kind, "announced in the log")
-    text = {
-        "sample-more": "recorders asked to sample more",
-        "hold-promotion": "promotions held",
-        "quarantine-rollouts": f"rollouts of {where} quarantined",
-        "halt": "trainers told to halt",
-    }.get(kind, kind)
-    asked = any((one["contract"], one["kind"]) == (incident.contract, kind) for one in decisions["directives"])
-    return Deed(at, kind, text, in_force=asked)
+    return replace(found, deeds=deeds_of(found, events, decisions, waiting))
 
 
 def _key(data: Json) -> Key:

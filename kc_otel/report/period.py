@@ -15,7 +15,16 @@ __all__ = ["Period", "period_blocks", "wanted_cells"]
 
 _DRAWN: Final = 6
 """Cells of an incident whose past is drawn: the worst."""
+_LISTED: Final = 200
+"""Events that are listed: the newest of those that matter."""
 _WORST_FIRST: Final = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
+_ASKED: Final = {
+    "sample-more": "recorders are asked to sample more",
+    "hold-promotion": "promotions are held",
+    "quarantine-rollouts": "rollouts are quarantined",
+    "resync-weights": "trainers are asked to send the weights again",
+    "halt": "trainers are told to halt",
+}
 
 Json = Mapping[str, Any]
 CellKey = tuple[str, str, str, str, str]
@@ -35,6 +44,7 @@ class Period:
         cells: As `/api/v1/cells`.
         events: As `/api/v1/events`, oldest first; also from before the start.
         decisions: As `/api/v1/decisions`.
+        standing: As `standing` of `/api/v1/overview`.
         health: As `/api/v1/health`.
         complete: Whether no event of the period is missing.
         histories: Points of `/api/v1/history`, by cell.
@@ -49,6 +59,7 @@ class Period:
     cells: Sequence[Json]
     events: Sequence[Json]
     decisions: Json
+    standing: Sequence[Json]
     health: Json
     complete: bool = True
     histories: Mapping[CellKey, Sequence[Sequence[Any]]] = field(default_factory=dict)
@@ -83,6 +94,7 @@ def period_blocks(period: Period) -> tuple[Block, ...]:
     for one in found:
         blocks += _incident(period, one)
     blocks += _in_force(period)
+    blocks += _promised(period)
     blocks += _cells(period)
     blocks += _kernels(period)
     blocks += _log(period)
@@ -100,23 +112,30 @@ def _incidents(period: Period) -> tuple[Incident, ...]:
 
 def _title(found: Sequence[Incident]) -> str:
     broken = [one for one in found if one.status == "FAIL"]
-    lasting = [one for one in broken if one.until is None]
-    if lasting:
-        return lasting[0].headline + (f", and {len(broken) - 1} more incidents" if len(broken) > 1 else "")
-    if broken:
-        return f"{broken[0].headline}; it has recovered" if len(broken) == 1 else f"{len(broken)} incidents, all over"
-    return "A kernel was silent" if found else "No promise was broken"
+    told = [one for one in broken if one.until is None] or broken
+    if not told:
+        return "A kernel was silent" if found else "No promise was broken"
+    lasting = told[0].until is None
+    promises = len({(one.contract, clause) for one in told for clause in one.clauses})
+    named = dict.fromkeys(name for one in told for name in one.slices if name != "all")
+    now, then, again = (
+        ("promise is", "promise was", "holds") if promises == 1 else ("promises are", "promises were", "hold")
+    )
+    said = f"{promises} {now if lasting else then} broken on {listed(list(named) or ['all traffic'])}"
+    return said if lasting else f"{said}, and {again} again"
 
 
 def _incident(period: Period, one: Incident) -> list[Block]:
     until = "it still is" if one.until is None else f"until {moment(one.until)}"
     span = duration((period.end if one.until is None else one.until) - one.since)
+    past = dict.fromkeys(place(spot.slice) for spot in one.places if spot.slice not in one.slices)
+    earlier = f"; for a time also {listed(list(past), most=20)}" if past else ""
     blocks: list[Block] = [
         Heading(2, one.headline),
         Text(f"since {moment(one.since)}, {until} ({span}); contract {one.contract}.", one.status),
         Bullets(tuple(f"{clause}: {text}" for clause, text in one.extents)),
         Text(
-            f"For whom: {listed([place(name) for name in one.slices], most=20)}. On inference kernel "
+            f"For whom: {listed([place(name) for name in one.slices], most=20)}{earlier}. On inference kernel "
             f"{_spelled(period, one.contract, 'inference', one.kernel_inference)}, against training kernel "
             f"{_spelled(period, one.contract, 'train', one.kernel_train)}."
         ),
@@ -164,42 +183,76 @@ def _in_force(period: Period) -> list[Block]:
         f"{moment(one['since'])}: {one['reason']}"
         for one in period.decisions["routes"]
     ]
-    lines += dict.fromkeys(
-        f"{one['contract']}: {one['kind']}, asked because of {place(one['slice'])} since {moment(one['since'])}"
-        for one in period.decisions["directives"]
-    )
-    text = Text("No route and no directive.")
+    asked: dict[tuple[str, str], list[Json]] = {}
+    for one in period.decisions["directives"]:
+        asked.setdefault((one["contract"], one["kind"]), []).append(one)
+    for (contract, kind), causes in asked.items():
+        slices = list(dict.fromkeys(place(one["slice"]) for one in causes))
+        since = moment(min(one["since"] for one in causes))
+        lines.append(f"{contract}: {_ASKED.get(kind, kind)} since {since}, because of {listed(slices, most=8)}")
+    for one in period.standing:
+        if one["kind"] != "route":  # every route is above
+            end = "" if one["until"] is None else f", until {moment(one['until'])}"
+            lines.append(f"{one['contract']}: {one['text']}, since {moment(one['since'])}{end}")
+    text = Text("No route, no directive, and nothing that a person decided.")
     return [Heading(2, "In force at the end"), Bullets(tuple(lines)) if lines else text]
 
 
+def _promised(period: Period) -> list[Block]:
+    """What the clauses mean, for a reader who never saw the contract."""
+    blocks: list[Block] = []
+    for one in period.contracts:
+        said = [
+            one["description"],
+            f"Owner: {one['owner']}." if one["owner"] else "",
+            f"Runbook: {one['runbook']}." if one["runbook"] else "",
+            f"Judged over {duration(one['window'])} and {duration(one['long_window'])}.",
+            f"Confidence {100 * one['confidence']:.4g} %. Hash {one['hash'][:12]}.",
+        ]
+        rows = tuple((clause["id"], clause["meaning"]) for clause in one["clauses"])
+        blocks += [
+            Heading(2, f"What {one['name']} v{one['version']} promises"),
+            Text(" ".join(part if part.endswith(".") else f"{part}." for part in said if part)),
+            Table(("Clause", "Meaning"), rows),
+        ]
+    return blocks
+
+
 def _cells(period: Period) -> list[Block]:
-    ordered = sorted(
-        (cell["verdict"] | {"since": cell["since"]} for cell in period.cells),
-        key=lambda one: (
-            one["contract"], _WORST_FIRST.index(one["status"]), one["clause"], one["slice"], one["kernel_inference"],
-        ),
-    )  # fmt: skip
-    rows = tuple(
-        (
-            one["status"],
-            one["contract"],
-            one["clause"],
-            place(one["slice"]),
-            one["kernel_inference"] or "-",
-            number(one["estimate"]),
-            interval(one["lower"], one["upper"]),
-            number(one["limit"]),
-            f"{one['samples']:,}",
-            moment(one["since"]),
-            one["reason"],
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    kernels: dict[str, set[str]] = {}
+    for cell in period.cells:
+        kernels.setdefault(cell["verdict"]["contract"], set()).add(cell["verdict"]["kernel_inference"])
+    several = {name: len(found) > 1 for name, found in kernels.items()}
+    for one in sorted((cell["verdict"] | {"since": cell["since"]} for cell in period.cells), key=_worst_first):
+        rows.setdefault(one["contract"], []).append(
+            (
+                one["status"],
+                one["clause"],
+                place(one["slice"]),
+                *((shown(one["kernel_inference"]),) if several[one["contract"]] else ()),
+                number(one["estimate"]),
+                interval(one["lower"], one["upper"]),
+                number(one["limit"]),
+                moment(one["since"]).removesuffix(" UTC"),
+                one["reason"],
+            )
         )
-        for one in ordered
-    )
-    header = (
-        "Verdict", "Contract", "Clause", "Slice", "Kernel", "Estimate", "Interval", "Limit", "Samples", "Since",
-        "Reason",
-    )  # fmt: skip
-    return [Heading(2, "Every cell at the end"), Table(header, rows) if rows else Text("No cell has been judged yet.")]
+    if not rows:
+        return [Heading(2, "Every cell at the end"), Text("No cell has been judged yet.")]
+    blocks: list[Block] = []
+    for name, found in rows.items():
+        kernel = ("Kernel",) if several[name] else ()
+        header = ("Verdict", "Clause", "Slice", *kernel, "Estimate", "Interval", "Limit", "Since (UTC)", "Reason")
+        blocks += [Heading(2, f"Every cell of {name} at the end"), Table(header, tuple(found))]
+        if not kernel:
+            blocks.append(Text(f"Inference kernel of all of them: {shown(*kernels[name])}."))
+    return blocks
+
+
+def _worst_first(one: Json) -> tuple[Any, ...]:
+    status = _WORST_FIRST.index(one["status"])
+    return one["contract"], status, one["clause"], one["slice"], one["kernel_inference"]
 
 
 def _kernels(period: Period) -> list[Block]:
@@ -217,14 +270,26 @@ def _kernels(period: Period) -> list[Block]:
 
 
 def _log(period: Period) -> list[Block]:
-    rows = tuple(
-        (moment(event["at"]), event["contract"], event["kind"], event["message"])
-        for event in period.events
-        if period.start <= event["at"] <= period.end
-    )
-    if not rows:
-        return [Heading(2, "Events"), Text("None.")]
-    return [Heading(2, "Events"), Table(("Time", "Contract", "Kind", "What"), rows)]
+    within = [event for event in period.events if period.start <= event["at"] <= period.end]
+    told = [event for event in within if _matters(event)]
+    blocks: list[Block] = [Heading(2, "Events")]
+    if told:
+        rows = tuple((moment(one["at"]), one["contract"], one["kind"], one["message"]) for one in told[-_LISTED:])
+        blocks.append(Table(("Time", "Contract", "Kind", "What"), rows))
+    elif not within:
+        blocks.append(Text("None."))
+    left = [
+        (len(told) - _LISTED, "earlier ones of these"),
+        (len(within) - len(told), "changes between PASS and INCONCLUSIVE"),
+    ]
+    blocks += [Text(f"Not listed: {many:,} {what}.") for many, what in left if many > 0]
+    return blocks
+
+
+def _matters(event: Json) -> bool:
+    """Alerts, what people did, and verdicts that break or mend something; near a limit the others come and go."""
+    change = {event["data"].get("status"), event["data"].get("before")}
+    return event["kind"] != "verdict" or not change <= {"PASS", "INCONCLUSIVE", None}
 
 
 def _spelled(period: Period, contract: str, role: str, version: str) -> str:

@@ -15,7 +15,7 @@ from kc_otel.report.words import number
 
 __all__ = ["draw_distribution", "draw_history", "draw_interval"]
 
-_WIDTH: Final = 640.0
+_WIDTH: Final = 540.0
 _LEFT: Final = 56.0
 _RIGHT: Final = 12.0
 _TOP: Final = 14.0

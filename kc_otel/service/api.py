@@ -1,4 +1,4 @@
-"""The evaluator's API: read what it knows, watch the decision table, lift a route; and a page for people at `/`.
+"""The evaluator's API: read what it knows, watch the decision table, say what people decide; and a page at `/`.
 
 It is served without authentication and therefore on loopback by default. `/openapi.json` describes it; there is no page
 of documentation, because the usual one loads its scripts from elsewhere.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse
 
 from kc_otel.service.changes import Changes
@@ -20,7 +21,10 @@ from kc_otel.service.page import page_routes
 from kc_otel.service.routes_decisions import decision_routes
 from kc_otel.service.routes_health import health_routes
 from kc_otel.service.routes_past import past_routes
+from kc_otel.service.routes_people import people_routes
+from kc_otel.service.routes_promotion import promotion_routes
 from kc_otel.service.routes_verdicts import verdict_routes
+from kc_otel.service.state import StateError
 
 __all__ = ["make_api"]
 
@@ -48,11 +52,19 @@ def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, ver
         body = Problem(title="request refused", detail=str(error.detail), status=error.status_code)
         return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
 
+    @api.exception_handler(StateError)
+    async def unwritten(_: Request, error: StateError) -> Response:
+        body = Problem(title="state cannot be written", detail=str(error), status=503)
+        return JSONResponse(body.model_dump(), 503, media_type="application/problem+json")
+
+    api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
     for router in (
         health_routes(core, readings),
         verdict_routes(core),
         past_routes(core, Overviews(core, version), readings),
         decision_routes(core, decided),
+        people_routes(core, decided),
+        promotion_routes(core),
         page_routes(),
     ):
         api.include_router(router)

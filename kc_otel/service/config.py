@@ -21,6 +21,11 @@ class ServeConfig:
         tick: Seconds between two evaluations.
         external_url: How a person reaches the API, for links in webhooks; None for the bound address.
         webhooks: False lets webhooks whose endpoint is not configured wait in the outbox instead of refusing to start.
+        dry_run: Judge every contract without any consequence: what would be done is only recorded.
+        dry_run_contracts: Names of contracts to judge so, where not all are.
+        standby: Where another evaluator holds the state file, wait until it ends, and take over then.
+        record: File that keeps what arrives, for `kc-otel replay`; None for none.
+        record_limit: Bytes that it and the file that it takes the place of may have together.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
 
@@ -32,4 +37,9 @@ class ServeConfig:
     tick: float = 1.0
     external_url: str | None = None
     webhooks: bool = True
+    dry_run: bool = False
+    dry_run_contracts: tuple[str, ...] = ()
+    standby: bool = False
+    record: Path | None = None
+    record_limit: int = 1024 * 1024 * 1024
     max_request_bytes: int = 16 * 1024 * 1024

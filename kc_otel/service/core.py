@@ -1,9 +1,10 @@
 """One tick: verdicts, policy, decisions, webhooks, and what of them must survive, in one transaction.
 
-    OTLP -> evaluator -> verdicts -> policy -> transitions -+-> outbox
+    OTLP -> evaluator -> verdicts -> policy -> transitions -+-> notices -> outbox
                                                             +-> decision table
                                                             +-> events, log records
 
+What people decide (acknowledge, silence, pin, resume) is written the same way: with its event, before it is in force.
 Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
 """
 
@@ -13,24 +14,31 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.escalation.alerts import PolicyState, Transition, What
 from kc_otel.escalation.body import alert_body, encode, summary
+from kc_otel.escalation.codec import action_to_plain
+from kc_otel.escalation.notices import Notice, Reason
 from kc_otel.escalation.outbox import Outbox
-from kc_otel.escalation.policy import advance, retire
+from kc_otel.escalation.people import People
 from kc_otel.escalation.store import PolicyStore
 from kc_otel.evaluator.evaluator import Evaluator
 from kc_otel.evaluator.store import EvaluatorStore, StoreError
 from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.otlp.sink import Outcome
-from kc_otel.routing.store import DecisionStore
-from kc_otel.routing.table import DecisionTable, apply, forget, resume
+from kc_otel.replay.writing import RecordingFile
+from kc_otel.report.words import place
+from kc_otel.routing.table import DecisionTable, resume
 from kc_otel.service.history import CellHistory, Change
+from kc_otel.service.judge import Judged, judge
+from kc_otel.service.promotions import Promotions
 from kc_otel.service.rounds import Rounds
+from kc_otel.service.standing import StandingStore
 from kc_otel.service.state import StateError, transaction
 
 __all__ = ["Core"]
@@ -39,6 +47,8 @@ _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[str, str, Mapping[str, str]], None]
 """(severity, message, attributes) of something that changed."""
+_AGAIN: Final = frozenset({Reason.REMINDER, Reason.SILENCE_ENDED})
+_TELLING: Final = frozenset({"notify", "webhook"})
 
 
 class Core:
@@ -50,6 +60,7 @@ class Core:
         external_url: How a person reaches the API, for links in webhooks.
         now: Time of the start.
         announce: Told of every change, after it has been written.
+        dry_run: Names of contracts that are judged without any consequence: what they would do is only recorded.
     """
 
     def __init__(
@@ -60,10 +71,14 @@ class Core:
         external_url: str,
         now: float,
         announce: Announce = lambda _severity, _message, _attributes: None,
+        dry_run: Collection[str] = (),
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
+        self.dry_run = frozenset(dry_run)
+        self.started_at = now
         self.external_url = external_url
         self.announce = announce
+        self.recording: RecordingFile | None = None
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
         self._connection = connection
@@ -73,18 +88,36 @@ class Core:
             self._evaluator_store.restore(self.evaluator)
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
-            self._decisions = DecisionStore(connection)
+            self._store = StandingStore(connection, self.events)
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
             self.rounds = Rounds()
-            self.decisions: DecisionTable = self._decisions.load()
-            self.policies: dict[str, PolicyState] = {name: self.events.load(name) for name in self.contracts}
-            self._retire(now)
+            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, transaction)
+            self.standing = self._store.begin(self.contracts, self.dry_run, now)
+
+    @property
+    def decisions(self) -> DecisionTable:
+        """The decision table that is published."""
+        return self.standing.decisions
+
+    @property
+    def policies(self) -> Mapping[str, PolicyState]:
+        """Alerts, by the contract's name."""
+        return self.standing.policies
+
+    @property
+    def people(self) -> People:
+        """Silences and acknowledgements in force."""
+        return self.standing.people
 
     def metrics(self, request: Any) -> Outcome:
         """Take an ExportMetricsServiceRequest."""
-        return self.evaluator.ingest_metrics(request, time.time())
+        now = time.time()
+        outcome = self.evaluator.ingest_metrics(request, now)
+        if self.recording is not None:
+            self.recording.received(request, now)
+        return outcome
 
     def traces(self, request: Any) -> Outcome:
         """Take an ExportTraceServiceRequest."""
@@ -106,19 +139,26 @@ class Core:
             with transaction(self._connection):
                 changes = self.history.write(verdicts)
                 said = [self._changed(change, now) for change in changes if not _first_silence(change)]
-                policies, decisions, transitions = self._judge(verdicts, now)
-                said += [self._escalated(transition) for transition in transitions]
+                judged = judge(
+                    tuple(self.contracts.values()), self.standing, verdicts, self._invalid(now), self.dry_run, now
+                )
+                decisions, moved = self.promotions.write(judged.standing.decisions, verdicts, now)
+                judged = replace(judged, standing=replace(judged.standing, decisions=decisions))
+                said += self._write(judged, now) + moved
                 self._evaluator_store.save(self.evaluator)
         except (sqlite3.DatabaseError, StoreError) as error:
             self._evaluator_store.rolled_back()
             msg = f"the state cannot be written, so nothing is decided: {error}"
             raise StateError(msg) from error
         self._evaluator_store.committed(self.evaluator)
-        self.policies, self.decisions = policies, decisions
+        self.standing = judged.standing
+        self.promotions.adopt()
         self.history.adopt(verdicts)
         for name in self.contracts:
             self.rounds.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
         self.evaluated_at, self.tick_seconds = now, time.perf_counter() - started
+        if self.recording is not None:
+            self.recording.evaluated(now)
         for severity, message, attributes in said:
             _log.info("%s", message)
             self.announce(severity, message, attributes)
@@ -132,18 +172,48 @@ class Core:
         """
         before = self.decisions
         after = resume(before, contract, slice, by, why, now)
-        lifted = len(before.routes) - len(after.routes)
         where = "every slice" if slice is None else f"slice {slice}"
-        with transaction(self._connection):
-            self._decisions.save(after)
-            self.events.record_event(
-                contract,
-                "resumed",
-                {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"},
-                now,
-            )
-        self.decisions = after
-        return lifted
+        said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
+        self.amend(contract, "resumed", said, now, decisions=after)
+        return len(before.routes) - len(after.routes)
+
+    def amend(
+        self,
+        contract: str,
+        kind: str,
+        said: Mapping[str, Any],
+        now: float,
+        *,
+        decisions: DecisionTable | None = None,
+        people: People | None = None,
+    ) -> None:
+        """Put in force what a person decided, once it is written together with its event.
+
+        Args:
+            contract: metadata.name.
+            kind: Kind of the event.
+            said: Its data, with `message`, `by` and `why`.
+            now: Unix time, seconds.
+            decisions: The new decision table; None leaves it as it is.
+            people: The new silences and acknowledgements; None leaves them as they are.
+
+        Raises:
+            StateError: If it cannot be written. Nothing has changed then.
+        """
+        after = replace(
+            self.standing, decisions=decisions or self.standing.decisions, people=people or self.standing.people
+        )
+        try:
+            with transaction(self._connection):
+                self._store.save(self.standing, after)
+                self.events.record_event(contract, kind, said, now)
+        except sqlite3.DatabaseError as error:
+            msg = f"the state cannot be written, so nothing is decided: {error}"
+            raise StateError(msg) from error
+        self.standing = after
+        message = f"{contract}: {said['message']}"
+        _log.info("%s", message)
+        self.announce("info", message, {"kc.contract": contract})
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
         """Alerts that fire, by (contract, clause, slice, severity)."""
@@ -154,52 +224,72 @@ class Core:
         )
 
     def acting(self) -> Counter[tuple[str, str, str, str]]:
-        """Actions of the alerts that fire, by (contract, clause, slice, action)."""
+        """Actions of the alerts that fire, by (contract, clause, slice, action); of contracts that run dry, none."""
         return Counter(
             (name, alert.cell.clause, alert.cell.slice, str(action))
             for name, state in self.policies.items()
+            if name not in self.dry_run
             for alert in state.firing
             for action in alert.actions
         )
 
-    def _judge(
-        self, verdicts: Sequence[Verdict], now: float
-    ) -> tuple[dict[str, PolicyState], DecisionTable, list[Transition]]:
-        """What the policies make of the verdicts: written, but not yet in force."""
-        policies: dict[str, PolicyState] = {}
-        decisions, happened = self.decisions, list[Transition]()
-        for name, contract in self.contracts.items():
-            own = [verdict for verdict in verdicts if verdict.cell.contract == name]
-            invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
-            policies[name], transitions = advance(contract, self.policies[name], own, invalid, now)
-            if policies[name] != self.policies[name]:
-                self.events.save(policies[name], now)
-            self.events.record(transitions)
-            self._enqueue(contract, transitions, now)
-            decisions = apply(decisions, transitions, contract, now)
-            happened += transitions
-        if decisions.version != self.decisions.version:
-            self._decisions.save(decisions)
-        return policies, decisions, happened
+    def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
+        return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
 
-    def _enqueue(self, contract: Contract, transitions: Sequence[Transition], now: float) -> None:
-        """One message per endpoint and step, with every alert that fired or resolved in this tick."""
+    def _write(self, judged: Judged, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
+        """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
+        self._store.save(self.standing, judged.standing)
+        self.events.record(judged.transitions, dry_run=self.dry_run, people=judged.standing.people)
+        for silence in judged.silences:
+            message = f"the silence of {silence.where} by {silence.by} has come to its end"
+            self.events.record_event(silence.contract, "unsilenced", {"id": silence.id, "message": message}, now)
+        for pin in judged.pins:
+            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
+            self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
+        for name, contract in self.contracts.items():
+            self._enqueue(contract, [one for one in judged.notices if one.transition.contract == name], now)
+        people = judged.standing.people
+        said = [self._escalated(one) for one in judged.transitions if not people.silencing(one.cell, now)]
+        return said + [self._told_again(one, now) for one in judged.notices if one.reason in _AGAIN and _tells(one)]
+
+    def _enqueue(self, contract: Contract, told: Sequence[Notice], now: float) -> None:
+        """One message per endpoint, step and reason, with every alert that it is about."""
         targets = {
-            str(action.target)
-            for transition in transitions
-            for action in transition.actions
-            if action.kind == "webhook"
+            str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
         }
         for target in sorted(targets):
-            wanted = [t for t in transitions if any(a.kind == "webhook" and a.target == target for a in t.actions)]
-            for _, group in groupby(wanted, key=lambda transition: (transition.step, transition.what)):
-                body = alert_body(contract, list(group), receiver=target, external_url=self.external_url)
+            wanted = [n for n in told if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
+            for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
+                body = alert_body(
+                    contract,
+                    [notice.transition for notice in group],
+                    receiver=target,
+                    external_url=self.external_url,
+                    reason=reason.value,
+                )
                 self.outbox.enqueue(target, contract.name, encode(body), now)
+
+    def _told_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
+        transition = notice.transition
+        cell = transition.cell
+        why = "a reminder" if notice.reason is Reason.REMINDER else "a silence has ended"
+        message = f"{summary(transition)} still: {why}"
+        said = {
+            "clause": cell.clause, "slice": cell.slice, "kernel_train": cell.kernel_train,
+            "kernel_inference": cell.kernel_inference, "fingerprint": transition.fingerprint,
+            "actions": [action_to_plain(action) for action in transition.actions if action.kind in _TELLING],
+            "message": message,
+        }  # fmt: skip
+        self.events.record_event(cell.contract, notice.reason.value, said, now)
+        return transition.severity, message, _attributes(self.contracts[cell.contract], transition.verdict)
 
     def _escalated(self, transition: Transition) -> tuple[str, str, Mapping[str, str]]:
         severity = transition.severity if transition.what is What.FIRING else "info"
         attributes = _attributes(self.contracts[transition.contract], transition.verdict)
-        return severity, summary(transition), attributes | {"kc.severity": transition.severity}
+        message = summary(transition)
+        if transition.contract in self.dry_run:
+            severity, message = "info", f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
+        return severity, message, attributes | {"kc.severity": transition.severity}
 
     def _changed(self, change: Change, now: float) -> tuple[str, str, Mapping[str, str]]:
         verdict = change.verdict
@@ -223,20 +313,14 @@ class Core:
         severity = "warning" if verdict.status is Status.FAIL else "info"
         return severity, message, _attributes(contract, verdict)
 
-    def _retire(self, now: float) -> None:
-        """Contracts that are no longer served leave nothing firing and nothing routed."""
-        for name in self.events.contracts():
-            if name not in self.contracts:
-                _, transitions = retire(self.events.load(name), now)
-                self.events.record(transitions)
-                self.events.forget(name)
-                self.decisions = forget(self.decisions, name, now)
-        self._decisions.save(self.decisions)
-
 
 def _first_silence(change: Change) -> bool:
     """A cell that nobody has ever reported to is not news."""
     return change.before is None and change.verdict.status is Status.NO_DATA
+
+
+def _tells(notice: Notice) -> bool:
+    return any(action.kind in _TELLING for action in notice.transition.actions)
 
 
 def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:

@@ -215,12 +215,20 @@ class IncidentView(_View):
 
 
 class StandingView(_View):
-    """A route that holds although what caused it is not broken any more."""
+    """Something that holds until a person or a time ends it.
+
+    A route whose cause is not broken any more, a pin, a silence, an acknowledgement, a dry run.
+    """
 
     contract: str
     kind: str
+    """route, pin, silence, acknowledgement, dry-run."""
     slice: str
     since: float
+    until: float | None = None
+    """Unix time at which it ends by itself; null when a person ends it."""
+    id: str = ""
+    """What a person names to end it, where its slice is not enough."""
     text: str
 
 
@@ -317,6 +325,8 @@ class HealthView(_View):
     invalid: dict[str, dict[str, int]]
     """Sequences that failed an input check within the short window, by contract and reason."""
     outbox: list[OutboxView]
+    recording: dict[str, int]
+    """What `--record` keeps, by what became of it: written, dropped, failed."""
 
 
 class ResumeRequest(_View):

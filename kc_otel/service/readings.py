@@ -11,6 +11,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.evaluator.verdict import Verdict
 from kc_otel.generate.names import label_name, prometheus_name
 from kc_otel.otlp.sink import RequestCounts
+from kc_otel.promotion.machine import share_of
+from kc_otel.promotion.state import Standing
 from kc_otel.routing.table import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.service.core import Core
 from kc_otel.service.otel import Readings
@@ -42,6 +44,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
         for name, of in _OF_VERDICT.items()
     }
+    readings["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
     readings["kc.alert.firing"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
         for contract, clause, slice, severity in core.firing()
@@ -51,6 +54,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for contract, clause, slice, action in core.acting()
     ]
     readings["kc.route"] = list(_routes(core))
+    readings |= _promotions(core)
     readings["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]
@@ -106,6 +110,21 @@ def _cell(verdict: Verdict) -> Mapping[str, str]:
         "kc.kernel.train": cell.kernel_train,
         "kc.kernel.inference": cell.kernel_inference,
     }
+
+
+def _promotions(core: Core) -> dict[str, Series]:
+    """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
+    readings: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
+    for one in core.promotions.all():
+        if one.standing is Standing.REPLACED:
+            continue
+        where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
+        share = share_of(one)
+        back = one.standing is Standing.ROLLED_BACK
+        readings["kc.promotion.stage"].append((where, -1 if back else one.place.rank[0]))
+        readings["kc.promotion.share"].append((where, 1.0 if share is None else share))
+        readings["kc.promotion.windows"].append((where, one.tally.passed))
+    return readings
 
 
 def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:

@@ -101,6 +101,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Reading
                 for name, contract in core.contracts.items()
             },
             outbox=[OutboxView(**dataclasses.asdict(one)) for one in core.outbox.status()],
+            recording=dict(core.recording.counts) if core.recording is not None else {},
         )
 
     return router

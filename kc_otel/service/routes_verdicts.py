@@ -65,10 +65,11 @@ def verdict_routes(core: Core) -> APIRouter:
         after: Annotated[int, Query(ge=0, description="Only events with greater ids.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         newest: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many, instead.")] = None,
+        verdicts: Annotated[bool, Query(description="With changes of verdicts; only for the newest.")] = True,
     ) -> Events:
         """What changed: verdicts, alerts, routes, what people did. Oldest first."""
         if newest is not None:
-            found = core.events.newest(contract, newest)
+            found = core.events.newest(contract, newest, verdicts=verdicts)
         else:
             found = core.events.events(contract, after, limit)
         return Events(

@@ -25,6 +25,8 @@ from kc_otel.otlp.grpc_server import start_grpc
 from kc_otel.otlp.http_server import http_app
 from kc_otel.otlp.limits import Limits
 from kc_otel.otlp.sink import RequestCounts
+from kc_otel.replay.reading import RecordingError
+from kc_otel.replay.writing import RecordingFile
 from kc_otel.service.api import make_api
 from kc_otel.service.changes import Changes
 from kc_otel.service.config import ServeConfig
@@ -32,7 +34,8 @@ from kc_otel.service.core import Core
 from kc_otel.service.otel import Readings, Speaker
 from kc_otel.service.readings import read
 from kc_otel.service.rotation import Rotation
-from kc_otel.service.state import StateError, open_state
+from kc_otel.service.standby import active
+from kc_otel.service.state import StateError, StatePlace
 
 __all__ = ["ServiceError", "run"]
 
@@ -53,10 +56,20 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        endpoints = _endpoints(contracts, config, os.environ)
-        asyncio.run(_serve(contracts, config, endpoints))
-    except (BindError, EndpointError, StateError, StoreError) as error:
+        dry_run = _dry_run(contracts, config)
+        acting = [contract for contract in contracts if contract.name not in dry_run]
+        endpoints = _endpoints(acting, config, os.environ)
+        asyncio.run(_serve(contracts, config, endpoints, dry_run))
+    except (BindError, EndpointError, RecordingError, StateError, StoreError) as error:
         raise ServiceError(str(error)) from None
+
+
+def _dry_run(contracts: Sequence[Contract], config: ServeConfig) -> frozenset[str]:
+    names = [contract.name for contract in contracts]
+    for name in config.dry_run_contracts:
+        if name not in names:
+            raise ServiceError(f"--dry-run-contract: no contract {name!r} is served; there are {', '.join(names)}")
+    return frozenset(names if config.dry_run else config.dry_run_contracts)
 
 
 def _endpoint_names(contracts: Sequence[Contract]) -> set[str]:
@@ -82,14 +95,23 @@ def _endpoints(
         return {}
 
 
-async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: Mapping[str, Endpoint]) -> None:
-    connection = open_state(config.state)
+async def _serve(
+    contracts: Sequence[Contract], config: ServeConfig, endpoints: Mapping[str, Endpoint], dry_run: frozenset[str]
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    connection = await active(config.state, stop, standby=config.standby)
+    if connection is None:
+        return
+    file = StatePlace(config.state)
     api_socket = _bind(config.host, config.api_port, "the API")
     api_port = api_socket.getsockname()[1]
     url = config.external_url or f"http://{config.host}:{api_port}"
-    core = Core(contracts, connection, external_url=url, now=time.time())
+    core = Core(contracts, connection, external_url=url, now=time.time(), dry_run=dry_run)
     dispatcher = Dispatcher(core.outbox, endpoints)
-    rotation = Rotation(_endpoint_names(contracts), os.environ, time.monotonic())
+    acting = [contract for contract in contracts if contract.name not in dry_run]
+    rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
 
     def readings() -> Readings:
@@ -107,27 +129,28 @@ async def _serve(contracts: Sequence[Contract], config: ServeConfig, endpoints: 
 
     limits = Limits(max_bytes=config.max_request_bytes)
     http_socket = _bind(config.host, config.http_port, "OTLP/HTTP")
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
+        if config.record is not None:
+            core.recording = RecordingFile(config.record, config.record_limit)
+            stack.callback(core.recording.close)
         grpc = await start_grpc(core, config.host, config.grpc_port, limits, requests)
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(_http(http_app(core, limits, requests), http_socket))
         api = make_api(core, readings, decided, version("kc-otel"))
         await stack.enter_async_context(_http(api, api_socket))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config.tick, decided, ticked)),
+            asyncio.create_task(_tick_forever(core, config.tick, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
         stack.push_async_callback(decided.close)
+        dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
         names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts)
         _log.info(
-            "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d, API http://%s:%d",
-            names, config.host, grpc.port, config.host, http_socket.getsockname()[1], config.host, api_port,
+            "judging %s%s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d, API http://%s:%d",
+            names, dry, config.host, grpc.port, config.host, http_socket.getsockname()[1], config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
         stopping = asyncio.create_task(stop.wait())
@@ -147,10 +170,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _tick_forever(core: Core, seconds: float, decided: Changes, ticked: Callable[[], None]) -> None:
+async def _tick_forever(
+    core: Core, seconds: float, decided: Changes, ticked: Callable[[], None], file: StatePlace
+) -> None:
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
+        file.check()  # a file that is no longer there ends the process: somebody else may be acting
         before, began = core.decisions.version, loop.time()
         try:
             core.tick(time.time())

@@ -48,14 +48,27 @@ def test_evidence_becomes_a_document_that_says_whether_to_trust_it(record: Path,
     done = run("--evidence", record, "--out", html, "--out", markdown)
     assert done.exit_code == 0, done.output
     text = markdown.read_text()
-    assert text.startswith("# Kernel b has to wait in stage canary\n\nThe record verifies")
+    assert text.startswith("# Kernel b has to wait in stage canary\n\n")
+    assert "The record verifies" in text.split("\n\n")[1]
     assert "x needs 400 more samples" in text
     assert "0.005 to unbounded" in text
     assert html.read_text().count("<svg") == 2
+    assert text.count("0.01 ") == text.count("0.01 |") == 2  # the table says it; a drawing's sentence would again
 
     record.write_text(record.read_text().replace('"samples": 5000', '"samples": 9000'))
     assert run("--evidence", record, "--out", markdown).exit_code == 0
     assert "DO NOT RELY ON THIS RECORD: the checksum does not match" in markdown.read_text()
+
+
+def test_a_record_with_a_hole_is_refused_in_a_sentence(record: Path, tmp_path: Path) -> None:
+    """What cannot be shown is not shown; what is wrong with it is said."""
+    plain = json.loads(record.read_text())
+    for hole in ("decision", "tool"):
+        record.write_text(json.dumps(plain | {hole: None}))
+        done = run("--evidence", record, "--out", tmp_path / "x.md")
+        assert done.exit_code == 2
+        assert "checksum" in done.output or "shape" in done.output
+        assert "Traceback" not in done.output
 
 
 def test_mistakes_are_answered_with_what_to_do(tmp_path: Path, record: Path) -> None:

@@ -194,6 +194,57 @@ def test_a_change_is_announced_and_a_pause_is_kept(
     assert browser.evaluate("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
 
 
+def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Nothing old is passed off as new; after a crash the page goes on by itself, and the past is there."""
+    evaluator = broken(serve, recorder)
+    port = evaluator.api.rsplit(":", 1)[1]
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.incident .deeds')")
+    since = browser.evaluate("document.querySelector('.incident time').dateTime")
+    evaluator.kill()
+    browser.wait("document.querySelector('main.stale')")
+    assert "No answer from the evaluator since" in browser.evaluate("document.querySelector('#notices').innerText")
+    assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
+    assert browser.evaluate("document.title").startswith("! no answer")
+    serve("--api-port", port)
+    browser.wait("!document.querySelector('main.stale')", 40.0)
+    assert browser.evaluate("document.querySelector('#notices').innerText") == ""
+    assert browser.evaluate("document.querySelector('#announce').textContent") == "The evaluator answers again."
+    browser.wait("document.querySelector('.incident .deeds')")
+    assert browser.evaluate("document.querySelector('.incident time').dateTime") == since
+
+
+def test_what_people_decided_and_where_a_version_is_are_on_the_page(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """A pin, a silence, an acknowledgement and a promotion, in words, with who and what ends it."""
+    evaluator = broken(serve, recorder)
+    for arguments in (
+        ("pin", "policy", "train-kernel", "--slice", "prose", "--for", "1h"),
+        ("silence", "policy", "--slice", "prose", "--for", "1h"),
+        ("ack", "policy", "--slice", "code"),
+        ("promote", "policy", BAD.fingerprint),
+    ):
+        why = () if arguments[0] == "promote" else ("--why", "a drill")
+        done = subprocess.run(
+            [sys.executable, "-m", "kc_otel.cli", *arguments, *why, "--by", "ada", "--url", evaluator.api],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == (3 if arguments[0] == "promote" else 0), done.stderr  # 3: it is on its way
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#standing li')")
+    said = browser.evaluate("document.querySelector('main').innerText")
+    assert "prose is pinned to the training kernel by ada (a drill)" in said
+    assert "kc-otel unpin policy --slice prose" in said
+    assert "every clause on slice prose is silenced by ada (a drill)" in said
+    assert "ada acknowledged token-tv on code: a drill" in said
+    assert f"vllm 2 int8 ({BAD.fingerprint}) is in offline-ci" in said
+    assert browser.evaluate("document.querySelector('#events').innerText").count("ada") >= 4
+    assert browser.complaints() == []
+
+
 def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[..., Evaluator]) -> None:
     """Nothing is called broken; the endpoint and the lines of code are there."""
     evaluator = serve()
@@ -246,9 +297,8 @@ def test_a_report_opens_from_a_file_and_asks_for_nothing(
     assert done.returncode == 0, done.stderr
     browser.open(target.as_uri(), width=360, height=740)
     browser.wait("document.readyState === 'complete' && document.querySelector('svg .over')")
-    assert browser.evaluate("document.querySelector('h1').textContent").startswith(
-        "token-tv is above its limit on code"
-    )
+    assert browser.evaluate("document.querySelector('h1').textContent") == "1 promise is broken on code"
+    assert "token-tv is above its limit on code" in browser.evaluate("document.querySelector('h2').textContent")
     assert browser.evaluate("document.querySelectorAll('svg .bar').length") > 5
     assert browser.evaluate("document.querySelectorAll('img').length") == 0
     assert browser.evaluate(NO_SIDEWAYS)

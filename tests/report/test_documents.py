@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kc_otel.promotion.evidence import EvidenceError
+from kc_otel.contract import load
+from kc_otel.promotion import orders
+from kc_otel.promotion.evidence import EvidenceError, step_evidence
+from kc_otel.promotion.machine import begin
+from kc_otel.promotion.stages import Stage
 from kc_otel.report.blocks import Bullets, Heading, Picture, Table, Text, to_html, to_markdown
 from kc_otel.report.gate import gate_blocks
 from kc_otel.report.period import Period, period_blocks, wanted_cells
@@ -31,6 +36,14 @@ PERIOD = Period(
         {
             "name": "policy",
             "version": 3,
+            "hash": "0" * 64,
+            "owner": EVIL,
+            "description": "trainer against rollouts",
+            "runbook": None,
+            "window": 20.0,
+            "long_window": 60.0,
+            "confidence": 0.99,
+            "clauses": [{"id": "tv", "meaning": "Mean of tv_token must not be above 0.02."}],
             "kernels": [{"role": "inference", "version": "b", "fields": {"engine": "vllm", "dtype": EVIL}}],
         }
     ],
@@ -40,6 +53,10 @@ PERIOD = Period(
          "data": {"clause": "tv", "slice": "code", "kernel_train": "t", "kernel_inference": "b", "status": "FAIL"}},
     ],
     decisions={"routes": [], "directives": []},
+    standing=[
+        {"contract": "policy", "kind": "pin", "text": "code is pinned by ada", "since": 50.0, "until": 90.0},
+        {"contract": "policy", "kind": "route", "text": "told above", "since": 50.0, "until": None},
+    ],
     health={"outbox": []},
     histories={
         KEY: [[10.0, 0.01, 0.005, 0.015, 0.02, 9, 0], [20.0, None, None, None, 0.02, 0, 2],
@@ -104,7 +121,9 @@ def test_drawings_stand_extremes(value: float) -> None:
 
 def test_a_quiet_period_says_so() -> None:
     """No incident, no cell, no event: still a report."""
-    calm = replace(PERIOD, cells=[], events=[], contracts=[], histories={}, distributions={}, complete=False)
+    calm = replace(
+        PERIOD, cells=[], events=[], contracts=[], standing=[], histories={}, distributions={}, complete=False
+    )
     text = to_markdown(period_blocks(calm))
     assert text.startswith("# No promise was broken\n")
     assert "the beginning of the period is missing" in text
@@ -120,3 +139,58 @@ def test_something_else_is_no_evidence() -> None:
     """A file that a gate did not write is refused."""
     with pytest.raises(EvidenceError):
         gate_blocks({"hello": 1})
+
+
+def test_markdown_shows_names_as_they_are_and_calls_nobody() -> None:
+    """No list, formula, entity or mention comes of a name, and no character that turns the order of the others."""
+    said = ("1. x", "- x", "= x", "a &lt; $b$", "@ada", "x\u202ey")
+    assert to_markdown([Text(one) for one in said]).split("\n\n") == [
+        "1\\. x", "\\- x", "\\= x", "a \\&lt; \\$b\\$", "@\u200bada", "x\ufffdy\n",
+    ]  # fmt: skip
+    assert "x\ufffdy" in to_html("x", [Text("x\u202ey")])
+
+
+def test_the_title_says_what_is_broken_or_that_it_is_over() -> None:
+    """A reader of the attachment's name knows whether to hurry."""
+    assert to_markdown(period_blocks(PERIOD)).startswith("# 1 promise is broken on code\n")
+    healthy = replace(PERIOD, cells=[{"verdict": VERDICT | {"status": "PASS"}, "since": 90.0}])
+    assert to_markdown(period_blocks(healthy)).startswith("# 1 promise was broken on code, and holds again\n")
+
+
+def test_the_contract_and_what_holds_are_spelled_out() -> None:
+    """For a reader who never saw the contract: what each clause means, and what people decided, until when."""
+    text = to_markdown(period_blocks(PERIOD))
+    assert "| tv | Mean of tv\\_token must not be above 0.02. |" in text
+    assert "code is pinned by ada, since 1970-01-01 00:00:50 UTC, until 1970-01-01 00:01:30 UTC" in text
+    assert "told above" not in text
+
+
+def test_a_flood_of_verdicts_is_counted_not_listed() -> None:
+    """What comes and goes near a limit does not bury what broke; of what matters the newest are kept."""
+    (breach,) = PERIOD.events
+    flips = [
+        breach | {"id": 9, "at": 50.0, "message": "flip", "data": {"status": "PASS", "before": "INCONCLUSIVE"}}
+    ] * 300
+    text = to_markdown(period_blocks(replace(PERIOD, events=[breach, *flips])))
+    assert "flip" not in text
+    assert "Not listed: 300 changes between PASS and INCONCLUSIVE." in text
+    alerts = [{**breach, "kind": "resolved", "at": 1.0 + index / 10, "message": f"no. {index}"} for index in range(250)]
+    text = to_markdown(period_blocks(replace(PERIOD, events=alerts)))
+    assert "no. 249 |" in text
+    assert "no. 49 |" not in text
+    assert "Not listed: 50 earlier ones of these." in text
+
+
+def test_a_step_says_from_where_to_where_and_who_forced_it() -> None:
+    """Evidence of a promotion's step, which may rest on no verdict at all; an edited one is called out."""
+    terms = load(Path(__file__).parents[2] / "contracts" / "serving-int8.yaml")
+    started, _ = begin(terms, "abcdef012345", "ada", 0.0)
+    _, (forced,) = orders.force(started, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
+    record = step_evidence(terms, started, forced, (), 5.0)
+    text = to_markdown(gate_blocks(record))
+    assert re.match(r"# Kernel abcdef012345 went from \S+ to canary at \S+ %, forced by ada\n", text)
+    assert "The record verifies" in text
+    assert "Why: the launch." in text
+    assert "## Verdicts\n\nNone." in text
+    edited = record | {"step": record["step"] | {"by": "nobody"}}
+    assert "DO NOT RELY ON THIS RECORD" in to_markdown(gate_blocks(edited))

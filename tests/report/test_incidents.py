@@ -120,3 +120,47 @@ def test_what_was_done_says_whether_it_holds() -> None:
 def test_what_is_not_broken_is_no_incident(status: str) -> None:
     """An open question is none either."""
     assert incidents([cell("tv", "code", status, 1.0)], [event("verdict", 1.0, status=status)], CALM) == ()
+
+
+def test_what_is_in_force_is_told_when_its_event_is_no_longer_kept() -> None:
+    """The decision table remembers what a long log of events has dropped, of its own slices and kernel only."""
+    route = {"contract": "policy", "slice": "code", "avoid": "b", "since": 11.0}
+    hold = {"contract": "policy", "slice": "code", "kind": "hold-promotion", "since": 12.0}
+    decisions = {
+        "routes": [route, route | {"slice": "prose"}, route | {"avoid": "a"}],
+        "directives": [hold | {"since": 13.0}, hold, hold | {"contract": "other", "kind": "halt"}],
+    }
+    one = only(incidents([cell("tv", "code", "FAIL", 10.0)], [], decisions))
+    assert [(deed.at, deed.kind, deed.text, deed.in_force) for deed in one.deeds] == [
+        (11.0, "route", "code routed to the training kernel", True),
+        (12.0, "hold-promotion", "promotions held", True),
+    ]
+
+
+def test_a_headline_is_about_what_is_broken_still() -> None:
+    """A slice that has recovered while others have not is part of the incident, not of what is said to be broken."""
+    cells = [cell("tv", "code", "FAIL", 10.0), cell("tail", "prose", "PASS", 30.0)]
+    one = only(incidents(cells, [event("verdict", 12.0, "tail", "prose", status="FAIL")], CALM))
+    assert one.headline == "tv is above its limit on code"
+    assert (one.clauses, one.slices, len(one.places)) == (("tv",), ("code",), 2)
+
+
+def test_a_dry_run_says_what_it_would_do_once() -> None:
+    """Whatever the number of cells; nothing of it is said to have been done."""
+    cells = [cell("tv", name, "FAIL", 10.0) for name in ("code", "prose")]
+    events = [
+        event("would-fire", 11.0, slice=name, actions=[{"webhook": "pager"}, "halt"]) for name in ("code", "prose")
+    ]
+    one = only(incidents(cells, events, CALM))
+    assert [deed.text for deed in one.deeds] == ["dry run: it would halt", "dry run: it would webhook pager"]
+
+
+def test_nobody_is_told_of_what_is_silenced() -> None:
+    """The route of a silenced alert is a deed, its webhook is not; who silenced it is."""
+    events = [
+        event("firing", 11.0, actions=[{"route": "train-kernel"}, {"webhook": "pager"}], silenced=["1"]),
+        {"id": 99, "at": 10.5, "kind": "silenced", "contract": "policy", "message": "ada silenced code: planned",
+         "data": {"slice": "code", "clause": None}},
+    ]  # fmt: skip
+    one = only(incidents([cell("tv", "code", "FAIL", 10.0)], events, CALM))
+    assert [deed.kind for deed in one.deeds] == ["silenced", "route"]

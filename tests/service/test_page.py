@@ -182,3 +182,41 @@ def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:
     assert health["outbox"][0]["endpoint"] == "pager"
     assert health["outbox"][0]["waiting"] == 1
     assert health["invalid"] == {"policy": {}}
+
+
+def test_what_was_done_is_told_however_many_verdicts_came_after_it(client: TestClient, core: Core) -> None:
+    """Cells near their limits fill the log of events; the overview and the page's timeline see past them."""
+    for index in range(2500):
+        core.events.record_event("policy", "verdict", {"message": "flip", "status": "PASS"}, time.time() + index / 1e6)
+    core.tick(time.time())
+    (incident,) = client.get("/api/v1/overview").json()["incidents"]
+    assert {"route", "halt", "webhook"} <= {deed["kind"] for deed in incident["deeds"]}
+    events = client.get("/api/v1/events", params={"newest": 50, "verdicts": False}).json()["events"]
+    assert events
+    assert {one["kind"] for one in events} == {"firing"}
+
+
+def test_what_people_decided_is_shown_with_its_end(client: TestClient) -> None:
+    """A pin, a silence and an acknowledgement: who, why, until when, and what ends it."""
+    said = {"contract": "policy", "by": "ada", "why": "drill"}
+    until = time.time() + 3600
+    for path, body in (
+        ("decisions/pin", {"slice": "code", "kernel": "train-kernel", "until": until}),
+        ("silences", {"slice": "code", "until": until}),
+        ("alerts/acknowledge", {"slice": "code"}),
+    ):
+        answer = client.post(f"/api/v1/{path}", json=said | body)
+        assert answer.status_code == 200, answer.text
+    standing = {one["kind"]: one for one in client.get("/api/v1/overview").json()["standing"]}
+    assert standing["pin"]["text"] == "code is pinned to the training kernel by ada (drill)"
+    assert standing["silence"]["text"] == "every clause on slice code is silenced by ada (drill)"
+    assert standing["pin"]["until"] == standing["silence"]["until"] == until
+    assert standing["silence"]["id"]
+    assert standing["acknowledgement"]["text"] == "ada is at work on token-tv on code (drill)"
+
+
+def test_long_answers_are_compressed(client: TestClient) -> None:
+    """Two hundred slices every second fit through a tunnel."""
+    answer = client.get("/page/page.css", headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in client.get("/page/page.css", headers={"accept-encoding": "identity"}).headers

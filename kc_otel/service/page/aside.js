@@ -1,16 +1,8 @@
-// Beside the cells: what happened, what is in force, and how the evaluator itself is doing.
+// Beside the cells: what is in force, and how the evaluator itself is doing.
 
-import { byId, el, fill, sync } from "./dom.js";
-import { clock, count, iso, place, span } from "./format.js";
+import { byId, el, fill } from "./dom.js";
+import { clock, count, kernel, listed, place, span } from "./format.js";
 
-const KINDS = {
-  verdict: ["•", "verdict"],
-  firing: ["▲", "alert"],
-  resolved: ["▽", "resolved"],
-  resumed: ["↺", "resumed"],
-};
-const FEW = 14;
-let everything = false;
 const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "late", "over_cap"];
 const REMEDIES = {
   malformed: "points lack attributes or cannot be read",
@@ -20,32 +12,14 @@ const REMEDIES = {
   late: "older than the long window",
   over_cap: "more series than observability.max_series",
 };
-
-/** An action as a contract writes it: `notify`, or `{webhook: pager}`. */
-const action = (one) => (typeof one === "string" ? one : Object.entries(one).flat().join(" "));
-
-const said = (event, several) => event.message.replace(several ? "" : `${event.contract}: `, "").replace(" -> ", " → ");
-
-/** One line of the log of events; also used for a single cell. */
-export function eventLine(event, several) {
-  const [shape, word] = KINDS[event.kind] ?? ["·", event.kind];
-  const status = event.data.status;
-  const tone = event.kind === "firing" || status === "FAIL" ? "fail" : status === "PASS" || event.kind === "resolved" ? "pass" : status === "NO_DATA" ? "silent" : "open";
-  return el("li", { class: tone },
-    el("time", { datetime: iso(event.at) }, clock(event.at)),
-    el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape),
-    el("span", {}, el("span", { class: "kind" }, word), " ", said(event, several),
-      event.kind === "firing" && event.data.actions?.length ? el("span", { class: "quiet" }, ` Then: ${event.data.actions.map(action).join(", ")}.`) : null));
-}
-
-export function showEvents({ events, contracts }) {
-  if (!events.length) return fill(byId("events"), el("li", { class: "quiet none" }, "Nothing yet. Changes of verdicts, alerts, routes and what people do appear here."));
-  byId("events").querySelector(".none")?.remove();
-  const more = byId("events-more");
-  more.hidden = everything || events.length <= FEW;
-  more.onclick = () => { everything = true; showEvents({ events, contracts }); };
-  return sync(byId("events"), everything ? events : events.slice(0, FEW), (one) => String(one.id), () => clock(0).slice(0, 6), (one) => eventLine(one, contracts.length > 1));
-}
+const FEW = 6; // routes that are told one by one
+const ASKED = {
+  "sample-more": "Recorders are asked to sample more",
+  "hold-promotion": "Promotions are held",
+  "quarantine-rollouts": "Rollouts are quarantined",
+  "resync-weights": "Trainers are asked to send the weights again",
+  halt: "Trainers are told to halt",
+};
 
 export function showDecisions({ decisions, contracts }) {
   const names = new Set(contracts.map((one) => one.name));
@@ -53,10 +27,21 @@ export function showDecisions({ decisions, contracts }) {
   const asked = decisions.directives.filter((one) => names.has(one.contract));
   if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route and no hold: every slice is served by the inference kernel."));
   return fill(byId("decisions-body"), el("ul", { class: "plain" },
-    routes.map((one) => el("li", {}, el("strong", {}, place(one.slice)), " is served by the training kernel, not by ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
-      one.until ? ` until ${clock(one.until)}` : "", ". ", el("span", { class: "quiet" }, one.reason))),
-    grouped(asked).map(([kind, slices, since]) => el("li", {}, el("strong", {}, kind), ` for ${slices.map(place).join(", ")}, since ${clock(since)}.`))));
+    byKernel(routes).map(([avoid, found]) => (found.length > FEW ? [together(avoid, found)] : found.map(alone))),
+    grouped(asked).map(([kind, slices, since]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}, since ${clock(since)}.`))));
 }
+
+function byKernel(routes) {
+  const by = new Map();
+  for (const one of routes) by.set(one.avoid, [...(by.get(one.avoid) ?? []), one]);
+  return [...by];
+}
+
+const alone = (one) => el("li", {}, el("strong", {}, place(one.slice)), " is served by the training kernel, not by ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
+  one.until ? ` until ${clock(one.until)}` : "", ". ", el("span", { class: "quiet" }, `${one.clause}: ${one.reason}`));
+
+const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.map((one) => place(one.slice)), 12)), " are served by the training kernel, not by ", el("code", {}, avoid),
+  `, the first since ${clock(Math.min(...routes.map((one) => one.since)))}.`);
 
 function grouped(directives) {
   const by = new Map();
@@ -66,8 +51,35 @@ function grouped(directives) {
     known[2] = Math.min(known[2], one.since);
     by.set(`${one.contract} ${one.kind}`, known);
   }
-  return [...by.values()].map(([kind, slices, since]) => [kind, slices.length > 6 ? [...slices.slice(0, 6), `${slices.length - 6} more`] : slices, since]);
+  return [...by.values()];
 }
+
+const PATHS = {
+  "rolled-back": ["✕", "fail", "was rolled back from"],
+  replaced: ["·", "", "was replaced in"],
+  running: ["→", "open", "is in"],
+};
+
+/** Where every kernel version is on its way to all traffic, and what its next step waits for. */
+export function showPromotions({ promotions, contracts }) {
+  byId("promotions").hidden = !promotions.length;
+  fill(byId("promotions-body"), el("ul", { class: "plain" }, promotions.map((one) => {
+    const [shape, tone, verb] = one.standing === "running" && one.stage === "full" ? ["✓", "pass", "serves as"] : PATHS[one.standing] ?? PATHS.running;
+    const left = one.hold ? `Held by ${one.hold.by} since ${clock(one.hold.at)}: ${one.hold.why}.` : one.missing.length ? `${one.next} needs: ${listed(one.missing, 2).replaceAll("`", "")}.` : one.reason;
+    return el("li", {},
+      el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), " ",
+      el("strong", {}, kernel(contracts.find((each) => each.name === one.contract), "inference", one.kernel)),
+      ` ${verb} ${one.place}, since ${clock(one.entered)}. `,
+      one.standing === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
+      el("span", { class: "quiet" }, left));
+  })));
+}
+
+const webhook = (one) => {
+  if (one.disabled) return one.disabled;
+  if (!one.waiting) return "delivered";
+  return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
+};
 
 export function showHealth({ health, overview }) {
   const refused = REFUSED.filter((name) => health.points[name]);
@@ -78,7 +90,7 @@ export function showHealth({ health, overview }) {
     ["Points refused", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
     ["Series", count(health.series)],
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],
-    ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, one.disabled || (one.waiting ? `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}` : "delivered")]),
+    ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, webhook(one)]),
   ];
   fill(byId("health-body"), el("dl", { class: "rows-list" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
 }

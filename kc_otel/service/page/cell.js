@@ -1,7 +1,7 @@
 // One cell in full: why its verdict is what it is, its past against the limit, and what was observed.
 
 import { byId, el, fill } from "./dom.js";
-import { eventLine } from "./aside.js";
+import { eventLine, grouped } from "./events.js";
 import { drawDistribution, drawHistory, forget } from "./charts.js";
 import { STATES, address, clock, count, iso, number, place, span } from "./format.js";
 
@@ -46,6 +46,7 @@ export function closeCell() {
 function figure(name, title) {
   return el("figure", { class: "chart", "aria-labelledby": `${name}-title` },
     el("h3", { id: `${name}-title` }, title),
+    el("p", { id: `${name}-key`, class: "key", "aria-hidden": "true" }),
     el("div", { id: `${name}-chart`, class: "plot", role: "img", "aria-labelledby": `${name}-title ${name}-text` }),
     el("figcaption", { id: `${name}-text`, class: "quiet" }, "Loading"),
     el("details", {}, el("summary", {}, "As a table"), el("div", { id: `${name}-table`, class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}, as a table` })));
@@ -84,6 +85,7 @@ export async function refreshCell(state) {
     ]);
   } catch (error) {
     console.warn(error.message);
+    for (const id of ["history-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
   }
 }
 
@@ -135,8 +137,8 @@ function showKernels(contract, { kernel_train, kernel_inference }) {
 }
 
 function showCellEvents(events, { clause, slice }) {
-  const mine = events.filter(({ data, kind }) => (data.clause === clause && data.slice === slice) || (kind === "resumed" && (data.slice === null || data.slice === slice)));
+  const mine = events.filter(({ data, kind }) => (data.clause === clause && data.slice === slice) || (kind !== "verdict" && kind !== "promotion" && data.by && [undefined, null, slice].includes(data.slice) && [undefined, null, clause].includes(data.clause)));
   fill(byId("cell-events"), mine.length
-    ? mine.slice(-SHOWN_EVENTS).reverse().map((event) => eventLine(event, false))
+    ? grouped(mine.reverse()).slice(0, SHOWN_EVENTS).map((members) => eventLine(members, false))
     : el("li", { class: "quiet" }, "Nothing yet."));
 }

@@ -23,12 +23,12 @@ function plotly() {
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function layout(more) {
-  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), tickfont: { color: colour("quiet") }, fixedrange: true, automargin: true };
+  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), tickfont: { color: colour("quiet"), size: 12 }, fixedrange: true, automargin: true };
   return {
     font: { family: "system-ui, sans-serif", size: 12, color: colour("text") },
     paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     margin: { l: 48, r: 12, t: 8, b: 36 },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colour("quiet") } },
+    showlegend: false,
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
     hovermode: "x unified",
     ...more,
@@ -48,7 +48,16 @@ async function draw(id, traces, more) {
   drawn.set(id, [traces, more]);
   const made = traces();
   const looks = layout(more());
+  fill(byId(id.replace("-chart", "-key")), made.map(key));
   await Plotly.react(node, made, looks, { displayModeBar: false, responsive: true });
+}
+
+/** A line of the legend: it wraps where plotly's own would take the chart's place on a phone. */
+function key({ name, line, fillcolor }) {
+  const swatch = el("span", { class: "swatch", "aria-hidden": "true" });
+  if (fillcolor) swatch.style.background = fillcolor;
+  if (line.width) swatch.style.borderTop = `2px ${{ dot: "dotted", dash: "dashed" }[line.dash] ?? "solid"} ${line.color}`;
+  return el("span", {}, swatch, name.replaceAll("&lt;", "<").replaceAll("&amp;", "&"));
 }
 
 /** Free what the charts of a closed cell hold. */
@@ -112,7 +121,7 @@ export async function drawHistory(history, cell) {
       made.push({ x: xs, y: ys, name: "confidence band", fill: "toself", fillcolor: colour("band"), mode: "lines", line: { width: 0 }, hoverinfo: "skip" });
       made.push({ x: times(mine.points), y: mine.points.map((p) => p[1]), name: "estimate", mode: "lines", line: { color: colour("accent"), width: 2 }, hovertemplate: "%{y:.3g}" });
       if (mine.points.some((p) => CODES[p[6]] === "FAIL")) made.push({
-        x: times(mine.points), y: mine.points.map((p) => (CODES[p[6]] === "FAIL" ? p[1] : null)), name: "fail", mode: "lines+markers",
+        x: times(mine.points), y: mine.points.map((p) => (CODES[p[6]] === "FAIL" ? p[1] : null)), name: "estimate, where it fails", mode: "lines+markers",
         line: { color: colour("fail"), width: 2.5 }, marker: { symbol: "x", size: 7, color: colour("fail"), maxdisplayed: 14 }, hoverinfo: "skip",
       });
     }
@@ -120,7 +129,7 @@ export async function drawHistory(history, cell) {
     return made;
   };
   await draw("history-chart", traces, () => ({
-    height: 260,
+    height: 230,
     yaxis: { range: [Math.min(0, ...all.map((p) => p[1] ?? 0)), highest(all)], title: cell.unit === "1" ? undefined : { text: cell.unit.replace(/[{}]/g, "") } },
   }));
 }
@@ -179,11 +188,11 @@ export async function drawDistribution(own, whole, name) {
     return made;
   };
   await draw("distribution-chart", traces, () => ({
-    height: 240,
-    xaxis: { type: "log", title: { text: `${signed ? "size of " : ""}${escaped(own.metric)}${own.unit === "1" ? "" : `, ${own.unit.replace(/[{}]/g, "")}`}`, font: { color: colour("quiet") } }, dtick: 1, exponentformat: "power" },
+    height: 220,
+    xaxis: { type: "log", title: { text: `${signed ? "size of " : ""}${escaped(own.metric)}${own.unit === "1" ? "" : `, ${own.unit.replace(/[{}]/g, "")}`}`, font: { color: colour("quiet"), size: 12 } }, tickfont: { color: colour("quiet"), size: 9.6 }, dtick: 1, exponentformat: "power" },
     yaxis: { ticksuffix: " %", range: [0, 1.2 * Math.max(...own.above, ...own.below) * (100 / own.total)] },
     shapes: own.marks.filter((one) => one.value > 0).map((one) => ({ type: "line", x0: one.value, x1: one.value, yref: "paper", y0: 0, y1: 1, line: { color: colour("fail"), width: 1.5, dash: "dash" } })),
-    annotations: own.marks.filter((one) => one.value > 0).map((one) => ({ x: Math.log10(one.value), yref: "paper", y: 1, yanchor: "top", xanchor: "left", showarrow: false, text: escaped(one.text), bgcolor: colour("card"), font: { color: colour("fail"), size: 11 } })),
+    annotations: own.marks.filter((one) => one.value > 0).map((one) => ({ x: Math.log10(one.value), yref: "paper", y: 1, yanchor: "top", xanchor: Math.log10(one.value) > (Math.log10(own.edges[0]) + Math.log10(own.edges.at(-1))) / 2 ? "right" : "left", borderpad: 4, showarrow: false, text: escaped(one.text), bgcolor: colour("card"), font: { color: colour("fail"), size: 11 } })),
   }));
 }
 

@@ -3,7 +3,7 @@
 export const STATES = {
   FAIL: { rank: 0, shape: "✕", word: "Fail", tone: "fail", means: "above its limit" },
   NO_DATA: { rank: 1, shape: "○", word: "No data", tone: "silent", means: "nothing is reported" },
-  INCONCLUSIVE: { rank: 2, shape: "?", word: "Open", tone: "open", means: "not enough samples yet" },
+  INCONCLUSIVE: { rank: 2, shape: "?", word: "Inconclusive", tone: "open", means: "needs more samples" },
   PASS: { rank: 3, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
 };
 export const CODES = ["PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"];
@@ -49,7 +49,8 @@ export function share(verdict) {
   if (bound === null || !(verdict.limit > 0)) return "";
   const times = bound / verdict.limit;
   if (times > 1.05) return times >= 100 ? ">99×" : `${Number(times.toPrecision(2))}×`;
-  return `${Math.round(times * 100)} %`;
+  // Never rounded to the limit's other side.
+  return `${times > 1 ? Math.ceil(times * 100) : Math.floor(times * 100)} %`;
 }
 
 /** What orders cells: state first, then how far the deciding bound is beyond its limit. */
@@ -64,6 +65,28 @@ export const address = (verdict) =>
   ["contract", "clause", "slice", "kernel_train", "kernel_inference"]
     .map((name) => encodeURIComponent(verdict[name]))
     .join("/");
+
+const DONE = {
+  notify: "announced in the log",
+  route: "routed to the training kernel",
+  "sample-more": "recorders asked to sample more",
+  "hold-promotion": "promotions held",
+  "quarantine-rollouts": "rollouts quarantined",
+  "resync-weights": "trainers asked to send the weights again",
+  halt: "trainers told to halt",
+};
+
+/** An action, as a contract writes it (`notify`, or `{webhook: pager}`), in words. */
+export function action(one) {
+  const [kind, target] = typeof one === "string" ? [one] : Object.entries(one)[0];
+  return kind === "webhook" ? `${target} told by webhook` : (DONE[kind] ?? kind);
+}
+
+/** Words as an enumeration, cut where it gets long. */
+export function listed(words, most = 6) {
+  if (words.length > most) return `${words.slice(0, most).join(", ")} and ${words.length - most} more`;
+  return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : (words[0] ?? "");
+}
 
 /** A kernel version spelled out, as far as it reported itself. */
 export function kernel(contract, role, version) {

@@ -1,7 +1,8 @@
 // Clauses x slices: every cell's state as a shape, a word and a number, the worst slices first.
 
 import { byId, el, sync } from "./dom.js";
-import { STATES, address, badness, count, number, place, share } from "./format.js";
+import { STATES, address, badness, count, number, place, share, span } from "./format.js";
+import { runbook } from "./overview.js";
 
 const AT_ONCE = 40; // rows that are made before somebody asks for the rest
 
@@ -33,10 +34,10 @@ export function showGrids({ contracts, cells }) {
     const kept = rows.filter((row) => (!only || row.worst !== "PASS") && (!query || row.text.includes(query)));
     all += rows.length;
     shown += kept.length;
-    tables.push({ contract, rows: kept, several: contracts.length > 1 });
+    tables.push({ contract, rows: kept });
   }
   byId("shown").textContent = shown === all ? "" : `${count(shown)} of ${count(all)} slices match.`;
-  sync(byId("grids"), tables, (one) => one.contract.name, (one) => JSON.stringify([one.contract.hash, one.several]), frame);
+  sync(byId("grids"), tables, (one) => one.contract.name, (one) => one.contract.hash, frame);
   for (const table of tables) {
     const node = [...byId("grids").children].find((one) => one.dataset.key === table.contract.name);
     const most = wanted.has(table.contract.name) ? Infinity : AT_ONCE;
@@ -70,10 +71,23 @@ function grouped(cells) {
   return rows.sort((a, b) => rank(a) - rank(b) || (b.slice === "all") - (a.slice === "all") || b.bad - a.bad || a.slice.localeCompare(b.slice));
 }
 
-function frame({ contract, several }) {
+/** What a reader has to know of a contract to read its table. */
+function terms(contract) {
+  const parts = [
+    `judged over ${span(contract.window, 2)} and ${span(contract.long_window, 2)}`,
+    `${Number((contract.confidence * 100).toPrecision(4))} % confidence`,
+    contract.owner && `owner ${contract.owner}`,
+    runbook(contract),
+    el("code", { title: "Hash of the contract in force" }, contract.hash.slice(0, 12)),
+  ].filter(Boolean);
+  return parts.flatMap((part, index) => (index ? [" · ", part] : [part]));
+}
+
+function frame({ contract }) {
   const title = `grid-${contract.name}`;
   const box = el("div", { class: "grid-box" },
-    el("h3", { id: title, class: several ? "" : "hidden" }, `${contract.name} v${contract.version}`),
+    el("h3", { id: title }, `${contract.name} v${contract.version}`, contract.description && el("span", { class: "quiet" }, ` ${contract.description}`)),
+    el("p", { class: "terms" }, terms(contract)),
     el("div", { class: "grid", role: "table", "aria-labelledby": title },
       el("div", { class: "grid-row head", role: "row" },
         el("span", { role: "columnheader" }, "Slice"),
@@ -97,7 +111,7 @@ function mark(verdict, row) {
   const used = share(verdict);
   const several = row.verdicts.filter((one) => one.clause === verdict.clause).length > 1;
   return el("a", {
-    class: `mark ${tone}`,
+    class: `mark ${verdict.status === "NO_DATA" && !verdict.kernel_inference ? "never" : tone}`,
     href: address(verdict),
     title: verdict.reason,
     "data-focus": `${verdict.clause} ${verdict.kernel_inference}`,

@@ -2,20 +2,22 @@
 
 import { byId, el, fill, sync } from "./dom.js";
 import { STATES, clock, place } from "./format.js";
-import { showDecisions, showEvents, showHealth } from "./aside.js";
+import { showDecisions, showHealth, showPromotions } from "./aside.js";
 import { closeCell, openCell, refreshCell } from "./cell.js";
+import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
+import { showNotices } from "./notices.js";
 import { showOverview } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
 const SHARE = 10; // no more than a tenth of the time is spent on asking and drawing
-const EVENTS = 60;
+const EVENTS = 150;
 
-const state = { contracts: [], overview: null, cells: [], events: [], decisions: null, health: null, only: "" };
+const state = { contracts: [], overview: null, cells: [], events: [], decisions: null, health: null, promotions: [], only: "" };
 let paused = false;
 let timer = 0;
-let failures = 0;
+let lost = 0;
 let seen = new Map();
 
 async function get(path) {
@@ -28,26 +30,32 @@ async function look() {
   clearTimeout(timer);
   const started = performance.now();
   try {
-    const [contracts, overview, cells, events, decisions, health] = await Promise.all([
+    const [contracts, overview, cells, events, decisions, health, promotions] = await Promise.all([
       get("/api/v1/contracts"),
       get("/api/v1/overview"),
       get("/api/v1/cells?glances=0"),
-      get(`/api/v1/events?newest=${EVENTS}`),
+      get(`/api/v1/events?newest=${EVENTS}&verdicts=${byId("verdicts").checked}`),
       get("/api/v1/decisions"),
       get("/api/v1/health"),
+      get("/api/v1/promotions"),
     ]);
+    if (state.overview && state.overview.version !== overview.version) location.reload(); // this page is of another version
     Object.assign(state, {
       contracts: contracts.contracts, overview, cells: cells.cells, events: events.events.reverse(), decisions, health,
+      promotions: promotions.promotions,
     });
-    failures = 0;
+    if (lost) byId("announce").textContent = "The evaluator answers again.";
+    lost = 0;
     show();
-    await refreshCell(state);
     live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
+    await refreshCell(state);
   } catch (error) {
-    failures += 1;
-    live("lost", `No answer from the evaluator${failures > 1 ? ` (tried ${failures} times)` : ""}`);
+    lost ||= Date.now() / 1000;
+    live("lost", "No answer");
+    document.title = "! no answer · kc-otel";
     console.warn(error.message);
   }
+  showNotices(state, lost);
   if (paused || document.hidden) return;
   timer = setTimeout(look, Math.min(Math.max(MIN_WAIT, SHARE * (performance.now() - started)), MAX_WAIT));
 }
@@ -63,6 +71,7 @@ function show() {
     contracts,
     cells,
     events: state.events.filter(mine),
+    promotions: state.promotions.filter(mine),
     overview: {
       ...state.overview,
       incidents: state.overview.incidents.filter(mine),
@@ -74,6 +83,7 @@ function show() {
   showGrids(narrowed);
   showEvents(narrowed);
   showDecisions(narrowed);
+  showPromotions(narrowed);
   showHealth(narrowed);
   byId("version").textContent = `kc-otel ${state.overview.version}`;
   document.title = title(narrowed.overview);
@@ -150,7 +160,9 @@ byId("pause").addEventListener("click", () => {
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) look(); });
 window.addEventListener("hashchange", follow);
+byId("verdicts").addEventListener("change", look);
 watchFilter(() => state.overview && show());
 fill(byId("legend"), ...Object.values(STATES).map(({ shape, word, tone, means }) =>
-  el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)));
+  el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)), el("span", {}, "% or ×: how much of its limit the deciding bound takes"));
+byId("zone").textContent = `Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
 look().then(follow);

@@ -1,11 +1,11 @@
 // What is broken, since when, for whom, and what was done about it: in words, the worst first.
 
 import { byId, el, fill, sync } from "./dom.js";
-import { STATES, address, clock, count, iso, kernel, place, span } from "./format.js";
+import { STATES, address, clock, count, iso, kernel, listed, place, span } from "./format.js";
 
 const SLICES = 8;
 
-export function showOverview({ overview, contracts }) {
+export function showOverview({ overview, contracts, promotions }) {
   const broken = overview.incidents.filter((one) => one.status === "FAIL");
   const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
   const totals = {};
@@ -15,11 +15,14 @@ export function showOverview({ overview, contracts }) {
   byId("overview-title").textContent = headline(broken, silent, totals, all, overview);
   byId("overview-title").className = broken.length ? "fail" : silent.length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = subtitle(overview, totals, all);
-  sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts)]),
-    (one) => card(one, contracts));
+  sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
+    (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
-    node.textContent = `${span(overview.now - Number(node.dataset.since), 2)} ago`;
-  sync(byId("standing"), overview.standing, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since}`, () => "", standing);
+    node.textContent = `${span(overview.now - Number(node.dataset.since))} ago`;
+  // Who is at work on an incident is among what was done about it.
+  const told = new Set(overview.incidents.filter((one) => one.deeds.some((deed) => deed.kind === "acknowledged")).map((one) => one.contract));
+  const held = overview.standing.filter((one) => one.kind !== "acknowledgement" || !told.has(one.contract));
+  sync(byId("standing"), held, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since} ${one.id}`, (one) => `${one.text} ${new Date().toDateString()}`, standing);
   showEmpty(overview, contracts);
 }
 
@@ -28,7 +31,7 @@ function headline(broken, silent, totals, all, overview) {
     const promises = new Set(broken.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
     const slices = new Set(broken.flatMap((one) => one.slices));
     const named = [...slices].filter((slice) => slice !== "all");
-    const only = named.length > 1 ? `${named.length} slices` : place(named[0] ?? "all");
+    const only = named.length > 3 ? `${named.length} slices` : listed(named.length ? named : [place("all")]);
     return `${promises} ${promises === 1 ? "promise is" : "promises are"} broken on ${only}`;
   }
   if (silent.length) return "A kernel has stopped reporting";
@@ -42,7 +45,7 @@ function subtitle(overview, totals, all) {
   const said = [];
   if (overview.incidents.length) {
     const first = Math.min(...overview.incidents.map((one) => one.since));
-    said.push(`Since ${clock(first)}.`);
+    said.push(`For ${span(overview.now - first, 2)}, since ${clock(first)}.`);
   }
   const parts = Object.entries(STATES).filter(([name]) => totals[name]).map(([name, { word }]) => `${count(totals[name])} ${word.toLowerCase()}`);
   return [...said, `Of ${count(all)} cells: ${parts.join(", ")}.`].join(" ");
@@ -53,7 +56,10 @@ const kernels = (one, contracts) => {
   return [kernel(contract, "inference", one.kernel_inference), kernel(contract, "train", one.kernel_train)];
 };
 
-function card(one, contracts) {
+/** Where the kernel version of an incident is on its way, when it is. */
+const stage = (one, promotions) => promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference)?.place;
+
+function card(one, contracts, place) {
   const { shape, word, tone } = STATES[one.status];
   const [inference, train] = kernels(one, contracts);
   const title = `incident-${one.id}`;
@@ -61,21 +67,33 @@ function card(one, contracts) {
     el("header", {},
       el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word),
       el("h2", { id: title }, one.headline),
-      contracts.length > 1 && el("span", { class: "of" }, one.contract)),
+      owner(contracts.find((each) => each.name === one.contract), contracts.length > 1)),
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
     el("dl", { class: "facts" },
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one)),
-      fact("On kernel", inference, el("span", { class: "quiet" }, ` against ${train}`)),
+      fact("On kernel", inference, place ? `, in ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
       fact("What was done", deeds(one))));
+}
+
+/** Whose it is, and what to do: the first questions at night. */
+function owner(contract, several) {
+  const parts = [several && contract?.name, contract?.owner && `owner ${contract.owner}`, contract && runbook(contract)].filter(Boolean);
+  return parts.length > 0 && el("span", { class: "of" }, parts.flatMap((part, index) => (index ? [" · ", part] : [part])));
+}
+
+/** A link to the runbook; text where it is none that a browser should follow. */
+export function runbook({ runbook: where }) {
+  if (!where) return null;
+  return /^https?:\/\//.test(where) ? el("a", { href: where, rel: "noopener noreferrer" }, "Runbook") : `runbook ${where}`;
 }
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
 function where(one) {
-  const bySlice = new Map();
-  for (const cell of one.places) if (!bySlice.has(cell.slice)) bySlice.set(cell.slice, cell);
-  const first = [...bySlice].slice(0, SLICES);
+  const bySlice = new Map(one.slices.map((slice) => [slice, null]));
+  for (const cell of one.places) if (!bySlice.get(cell.slice)) bySlice.set(cell.slice, cell);
+  const first = [...bySlice].filter(([, cell]) => cell).slice(0, SLICES);
   const left = one.slices.length - first.length;
   return el("ul", { class: "chips" },
     first.map(([slice, cell]) => el("li", {}, el("a", {
@@ -94,11 +112,20 @@ function deeds(one) {
     deed.in_force === false && el("span", { class: "tag over" }, "no longer"))));
 }
 
+const STANDING = {
+  route: ["Still routed", (one) => `kc-otel resume ${one.contract} --slice ${one.slice} --why …`],
+  pin: ["Pinned", (one) => `kc-otel unpin ${one.contract} --slice ${one.slice} --why …`],
+  silence: ["Silenced", (one) => `kc-otel unsilence ${one.id} --why …`],
+  acknowledgement: ["Acknowledged", null],
+  "dry-run": ["Dry run", null],
+};
+
 function standing(one) {
-  return el("p", { class: "notice" },
-    el("strong", {}, "Still in force: "), `${one.text}, since `, el("time", { datetime: iso(one.since) }, clock(one.since)), ".",
-    one.kind === "route" && el("span", { class: "quiet" }, " A person ends it: ",
-      el("code", {}, `kc-otel resume ${one.contract} --slice ${one.slice} --why …`)));
+  const [word, command] = STANDING[one.kind] ?? ["In force", null];
+  return el("li", {},
+    el("strong", {}, `${word}: `), `${one.text}, since `, el("time", { datetime: iso(one.since) }, clock(one.since)),
+    one.until && [", until ", el("time", { datetime: iso(one.until) }, clock(one.until))], ".",
+    command && el("span", { class: "quiet" }, ` A person ends it${one.until ? " before" : ""}: `, el("code", {}, command(one))));
 }
 
 function showEmpty(overview, contracts) {

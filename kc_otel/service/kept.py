@@ -1,0 +1,37 @@
+"""Small values in the state file, by name, as JSON. Nothing here commits."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+__all__ = ["Kept"]
+
+
+class Kept:
+    """What must survive a restart and is too small for a table of its own.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT")
+
+    def load(self, name: str) -> Any:
+        """The value that was saved last; None when there is none."""
+        row = self._connection.execute("SELECT content FROM kept WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def save(self, name: str, value: Any) -> None:
+        """Keep a JSON value in place of the last one; None keeps nothing."""
+        if value is None:
+            self._connection.execute("DELETE FROM kept WHERE name = ?", (name,))
+            return
+        self._connection.execute(
+            "INSERT INTO kept (name, content) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET content = excluded.content",
+            (name, json.dumps(value, separators=(",", ":"), allow_nan=False)),
+        )

@@ -1,0 +1,174 @@
+"""Shapes of what people tell the evaluator, and of what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AcknowledgeRequest",
+    "Acknowledged",
+    "AcknowledgementView",
+    "AlertView",
+    "Alerts",
+    "DryRun",
+    "EndRequest",
+    "PinRequest",
+    "Pinned",
+    "SilenceRequest",
+    "SilenceView",
+    "Silences",
+    "UnpinRequest",
+]
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class _Signed(_View):
+    # A misspelt `slice` would silence every slice: what is not known is refused.
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    by: str
+    """Who decides this; kept with the event."""
+    why: str
+    """Their reason; kept with the event."""
+
+
+class AcknowledgementView(_View):
+    """Who is at work on an alert."""
+
+    by: str
+    why: str
+    at: float
+    """Unix time, seconds."""
+
+
+class AlertView(_View):
+    """A step of an escalation policy that waits or fires for a cell."""
+
+    contract: str
+    clause: str
+    slice: str
+    kernel_train: str
+    kernel_inference: str
+    on: str
+    """What the step waits for: fail, no-data, inconclusive or invalid-input."""
+    severity: str
+    phase: Literal["pending", "firing"]
+    since: float
+    """Unix time of the first matching verdict, seconds."""
+    started_at: float | None
+    """Unix time of firing, seconds; null while pending."""
+    actions: list[str]
+    """What the step does, such as `route:train-kernel`."""
+    reason: str
+    """The last verdict's sentence."""
+    fingerprint: str
+    """Identifies the alert here, in webhooks and in events."""
+    acknowledged: AcknowledgementView | None
+    silenced: list[str]
+    """Ids of the silences that mute it."""
+    said: int
+    """How often people have been told that it fires, reminders included."""
+    dry_run: bool
+    """Whether its contract runs dry: nothing of what the step does is done."""
+
+
+class Alerts(_View):
+    """Alerts that wait or fire."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    alerts: list[AlertView]
+
+
+class AcknowledgeRequest(_Signed):
+    """Somebody is at work on alerts."""
+
+    contract: str
+    clause: str | None = None
+    """Only alerts of this clause."""
+    slice: str | None = None
+    """Only alerts on this slice."""
+
+
+class Acknowledged(_View):
+    """Alerts that were taken on."""
+
+    fingerprints: list[str]
+
+
+class SilenceRequest(_Signed):
+    """Nobody is to be told of some alerts for some time. Routes, holds, quarantines and halts are not silenced."""
+
+    contract: str
+    clause: str | None = None
+    """Only this clause."""
+    slice: str | None = None
+    """Only this slice."""
+    until: float
+    """Unix time at which it ends, seconds."""
+
+
+class SilenceView(_View):
+    """A silence in force."""
+
+    id: str
+    contract: str
+    clause: str | None
+    slice: str | None
+    by: str
+    why: str
+    at: float
+    """Unix time of the decision, seconds."""
+    until: float
+    """Unix time at which it ends, seconds."""
+
+
+class Silences(_View):
+    """Silences in force."""
+
+    silences: list[SilenceView]
+
+
+class EndRequest(_Signed):
+    """A person ends something before its time."""
+
+
+class PinRequest(_Signed):
+    """A person decides which kernel serves a slice."""
+
+    contract: str
+    slice: str = "all"
+    """The slice; `all` for every request."""
+    kernel: Literal["train-kernel", "inference-kernel"]
+    until: float | None = Field(default=None)
+    """Unix time at which it ends by itself, seconds; null for a pin that a person ends."""
+
+
+class UnpinRequest(_Signed):
+    """A person ends pins."""
+
+    contract: str
+    slice: str | None = None
+    """Only this slice's; every pin of the contract when null."""
+
+
+class Pinned(_View):
+    """What pinning or unpinning changed."""
+
+    pins: int
+    """Pins that were made or ended."""
+    version: int
+    """Version of the decision table."""
+
+
+class DryRun(_View):
+    """Contracts that run dry, and what they would have done."""
+
+    contracts: list[str]
+    would: dict[str, Any]
+    """The decision table that they would have published."""

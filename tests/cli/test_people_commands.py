@@ -1,0 +1,123 @@
+"""`kc-otel alerts`, `ack`, `silence`, `pin` and their ends, against the evaluator's real API."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import httpx
+import pytest
+import typer
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from kc_otel.cli import live, people
+from kc_otel.contract import load_text
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+from kc_otel.service.state import open_state
+
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}]
+"""
+VERDICT = Verdict(
+    Cell("policy", "token-tv", "code", "aaaaaaaaaaaa", "bbbbbbbbbbbb"), Status.FAIL, 0.0, 0.02, 0.05, 0.04, 0.06, 4096,
+    "short", "mixture betting", "lower bound 0.04 > limit 0.02", 1, "0" * 64,
+)  # fmt: skip
+
+
+@pytest.fixture
+def kc(monkeypatch):
+    """Runs a command against a core whose one slice is broken; returns its exit code and output."""
+    connection = open_state(None)
+    core = Core([load_text(CONTRACT)], connection, external_url="", now=time.time())
+    core.evaluator.evaluate = lambda _now: (VERDICT,)
+    core.tick(time.time())
+    api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+
+    def request(method, url, **arguments):
+        arguments.pop("timeout", None)
+        return api.request(method, httpx.URL(url).path, **arguments)
+
+    monkeypatch.setattr(httpx, "request", request)
+    app = typer.Typer()
+    people.register(app)
+    live.register(app)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    run.core = core
+    yield run
+    connection.close()
+
+
+def test_an_alert_is_listed_and_acknowledged(kc):
+    """With who and why, also in the status and in the events; a second time there is nothing to take on."""
+    code, shown = kc("alerts")
+    assert code == 1
+    assert "firing   critical policy: token-tv on code (fail)" in shown
+    assert kc("ack", "policy", "--slice", "code", "--why", "looking")[1].startswith("1 alert(s) acknowledged")
+    assert "acknowledged by ada: looking" in kc("alerts")[1]
+    assert "ada is at work on token-tv on code (looking)" in kc("status")[1]
+    assert "acknowledged  policy: ada acknowledged token-tv on code: looking" in kc("events")[1]
+    code, shown = kc("ack", "policy", "--why", "again", "--by", "bob")
+    assert code != 0
+    assert "acknowledged already, by ada" in shown
+
+
+def test_a_silence_is_made_and_ended(kc):
+    """By duration and by id."""
+    code, shown = kc("silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
+    assert code == 0
+    (one,) = kc.core.people.silences
+    assert shown.startswith(f"silence {one.id} until ")
+    assert 7190 < one.until - time.time() <= 7200
+    assert f"silenced ({one.id})" in kc("alerts")[1]
+    assert f"silence {one.id}  every clause of policy on slice code until " in kc("alerts")[1]
+    assert "every clause on slice code is silenced by ada" in kc("status")[1]
+    assert kc("unsilence", one.id, "--why", "done", "--by", "bob")[0] == 0
+    assert kc.core.people.silences == ()
+    assert "bob ended the silence of every clause on slice code by ada: done" in kc("events")[1]
+
+
+@pytest.mark.parametrize("lasting", ["2", "-1h", "0s", "soon"])
+def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
+    """With what to write instead."""
+    code, shown = kc("silence", "policy", "--for", lasting, "--why", "planned")
+    assert code == 2
+    assert "2h" in shown or "30s" in shown
+    assert kc.core.people.silences == ()
+
+
+def test_a_slice_is_pinned_and_unpinned(kc):
+    """For a time or until a person ends it."""
+    assert "all is pinned to train-kernel until it is unpinned" in kc("pin", "policy", "train-kernel", "--why", "x")[1]
+    code, shown = kc("pin", "policy", "inference-kernel", "--slice", "code", "--for", "1h", "--why", "a test")
+    assert code == 0
+    assert "code is pinned to inference-kernel until 2" in shown
+    assert {pin.slice for pin in kc.core.decisions.pins} == {"all", "code"}
+    assert "code is pinned to the inference kernel by ada (a test)" in kc("status")[1]
+    assert kc("unpin", "policy", "--slice", "code", "--why", "done")[1].startswith("1 pin(s) ended")
+    assert kc("pin", "policy", "fp8", "--why", "x")[0] == 2
+    assert "ada ended the pin of code: done" in kc("events", "--newest", "1")[1]
+
+
+@pytest.mark.parametrize("command", [["ack"], ["silence", "--for", "1h"], ["unpin"], ["pin", "train-kernel"]])
+def test_nobody_decides_without_a_reason(kc, command):
+    """`--why` is asked for before anything is sent."""
+    code, shown = kc(command[0], "policy", *command[1:])
+    assert code == 2
+    assert "--why" in shown

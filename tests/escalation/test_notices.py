@@ -1,0 +1,160 @@
+"""Who is told, and when: a first word, reminders, what a silence held back, and the end of whatever was said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.body import alert_body
+from kc_otel.escalation.notices import Book, notices
+from kc_otel.escalation.people import People, Silence, acknowledge, current, silence
+from kc_otel.escalation.policy import advance
+
+
+class Pager:
+    """Policy and notices side by side, an evaluation at a time."""
+
+    def __init__(self, contract, make_verdict):
+        self.contract, self.make_verdict = contract, make_verdict
+        self.state, self.book, self.people = PolicyState(contract.name), Book(contract.name), People()
+        self.now = 1000.0
+
+    def tick(self, seconds, status):
+        """(reason, what) of everything that is said after so many seconds."""
+        self.now += seconds
+        self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
+        self.book = Book.from_json(json.loads(json.dumps(self.book.to_json())))
+        self.book, said = notices(self.contract, self.book, self.state.firing, edges, self.people, self.now)
+        return [(str(one.reason), str(one.transition.what)) for one in said]
+
+    def silence(self, seconds):
+        made = Silence("s", self.contract.name, None, None, "ada", "planned", self.now, self.now + seconds)
+        self.people = silence(self.people, made)
+
+    def acknowledge(self):
+        self.people = acknowledge(self.people, self.state.firing, "ada", "looking", self.now)
+
+
+@pytest.fixture
+def pager(make_contract, make_verdict):
+    step = {"on": "fail", "repeat": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
+    return Pager(make_contract([step]), make_verdict)
+
+
+def test_reminders_come_after_every_interval(pager):
+    """And an end is said once."""
+    assert pager.tick(0, "FAIL") == [("firing", "firing")]
+    said = [pager.tick(60, "FAIL") for _ in range(20)]
+    assert [index for index, one in enumerate(said) if one] == [9, 19]
+    assert said[9] == [("reminder", "firing")]
+    assert pager.tick(60, "PASS") == [("resolved", "resolved")]
+    assert pager.tick(600, "PASS") == []
+
+
+def test_an_acknowledged_alert_sends_no_reminder(pager):
+    """Its end is still said."""
+    pager.tick(0, "FAIL")
+    pager.acknowledge()
+    assert [pager.tick(300, "FAIL") for _ in range(10)] == [[]] * 10
+    assert pager.tick(60, "PASS") == [("resolved", "resolved")]
+
+
+def test_repeat_zero_says_it_once(make_contract, make_verdict):
+    """For receivers that act on every message."""
+    pager = Pager(make_contract([{"on": "fail", "repeat": "0s", "do": [{"webhook": "pager"}]}]), make_verdict)
+    pager.tick(0, "FAIL")
+    assert [pager.tick(300, "FAIL") for _ in range(100)] == [[]] * 100
+
+
+def test_a_silence_holds_back_until_it_ends(pager):
+    """What still fires is said then, as late news."""
+    pager.silence(100)
+    assert pager.tick(10, "FAIL") == []
+    assert pager.tick(80, "FAIL") == []
+    assert pager.tick(10, "FAIL") == [("silence-ended", "firing")]
+    assert pager.tick(10, "PASS") == [("resolved", "resolved")]
+
+
+def test_what_came_and_went_in_a_silence_is_never_said(pager):
+    """There is nothing to take back."""
+    pager.silence(100)
+    assert [pager.tick(10, status) for status in ("FAIL", "PASS")] == [[], []]
+    assert pager.tick(100, "PASS") == []
+
+
+def test_the_end_of_what_was_said_is_said_in_a_silence_too(pager):
+    """Whoever acted on the first word has to hear the last."""
+    pager.tick(0, "FAIL")
+    pager.silence(10_000)
+    assert [pager.tick(300, "FAIL") for _ in range(5)] == [[]] * 5
+    assert pager.tick(10, "PASS") == [("resolved", "resolved")]
+
+
+def test_a_clock_that_jumps_sends_no_storm(pager):
+    """A jump counts for no more than the window, 5 minutes; back it counts for nothing."""
+    pager.tick(0, "FAIL")
+    assert pager.tick(1e9, "FAIL") == []
+    assert pager.tick(-1e9, "FAIL") == []
+    assert pager.tick(299, "FAIL") == []
+    assert pager.tick(1, "FAIL") == [("reminder", "firing")]
+
+
+def test_the_body_says_why_it_is_sent(pager):
+    """A reminder says for how long it has fired; the labels are those of the first word."""
+    verdicts = [pager.make_verdict("FAIL")]
+    state, edges = advance(pager.contract, pager.state, verdicts, {}, 1000.0)
+    first = alert_body(pager.contract, edges, receiver="pager", reason="firing")
+    again = alert_body(pager.contract, [replace(edges[0], at=4600.0)], receiver="pager", reason="reminder")
+    assert state.firing
+    assert first["kernelContract"]["reason"] == "firing"
+    assert again["kernelContract"]["reason"] == "reminder"
+    assert again["alerts"][0]["annotations"]["description"].startswith(
+        "Reminder: it has fired for 1h and nobody has acknowledged it. "
+    )
+    for name in ("labels", "fingerprint", "startsAt", "endsAt", "status"):
+        assert again["alerts"][0][name] == first["alerts"][0][name]
+
+
+DEED = st.sampled_from(["", "", "", "", "silence", "acknowledge", "unsilence"])
+TICKS = st.lists(
+    st.tuples(st.integers(-400, 900), st.sampled_from(["FAIL", "FAIL", "PASS", "INCONCLUSIVE", "NO_DATA"]), DEED),
+    max_size=60,
+)
+
+
+@given(ticks=TICKS, repeat=st.sampled_from(["0s", "1m", "10m"]))
+def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, ticks, repeat):
+    """A first word before any reminder, one end for it, no word while silenced, no reminder once acknowledged."""
+    step = {"on": "fail", "clear_for": "5m", "repeat": repeat, "do": [{"webhook": "pager"}]}
+    pager = Pager(make_contract([step]), make_verdict)
+    open_, counted, due = False, 0.0, 0.0
+    for seconds, status, deed in ticks:
+        firing = pager.state.firing
+        if deed == "silence" and not pager.people.silences:
+            pager.silence(300)
+        elif deed == "unsilence" and pager.people.silences:
+            pager.people = People(acknowledgements=pager.people.acknowledgements)
+        elif deed == "acknowledge" and firing and not pager.people.acknowledgements:
+            pager.acknowledge()
+        said = pager.tick(seconds, status)
+        counted += min(max(0, seconds), 300)
+        firing = pager.state.firing
+        muted = bool(firing) and bool(pager.people.silencing(firing[0].cell, pager.now))
+        taken = bool(firing) and pager.people.acknowledged(firing[0].fingerprint) is not None
+        assert len(said) <= 1
+        for reason, what in said:
+            assert (what == "firing") == bool(firing)
+            assert open_ == (reason in {"reminder", "resolved"})
+            assert not (muted and what == "firing")
+            if reason == "reminder":
+                assert not taken
+                assert repeat != "0s"
+                assert counted - due >= {"1m": 60, "10m": 600}[repeat]
+            open_, due = what == "firing", counted
+        assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
+        pager.people, _ = current(pager.people, {one.fingerprint for one in firing}, pager.now)

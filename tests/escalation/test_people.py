@@ -1,0 +1,100 @@
+"""Silences and acknowledgements as values: whom they concern, when they end, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kc_otel.escalation.alerts import PolicyState
+from kc_otel.escalation.people import People, Silence, acknowledge, current, silence, unsilence
+from kc_otel.escalation.policy import advance
+from kc_otel.evaluator.verdict import Cell
+
+
+def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
+    """A silence by somebody for a reason."""
+    return Silence(id, "policy-7b", clause, slice, by, why, at, until)
+
+
+@pytest.fixture
+def firing(make_contract, make_verdict):
+    contract = make_contract([{"on": "fail", "do": ["notify"]}])
+    verdicts = [make_verdict("FAIL", slice=name) for name in ("all", "code")]
+    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, 10.0)
+    return state.firing
+
+
+@pytest.mark.parametrize(
+    ("clause", "slice", "covered"),
+    [
+        (None, None, {("token-tv", "all"), ("token-tv", "code"), ("reward", "code")}),
+        ("token-tv", None, {("token-tv", "all"), ("token-tv", "code")}),
+        (None, "code", {("token-tv", "code"), ("reward", "code")}),
+        ("token-tv", "all", {("token-tv", "all")}),
+    ],
+)
+def test_a_silence_covers_what_it_names(clause, slice, covered):
+    """What is left out matches everything; another contract's cells are never covered."""
+    people = silence(People(), silenced(clause=clause, slice=slice))
+    cells = [("token-tv", "all"), ("token-tv", "code"), ("reward", "code")]
+    assert {cell for cell in cells if people.silencing(Cell("policy-7b", *cell), 50.0)} == covered
+    assert not people.silencing(Cell("other", "token-tv", "all"), 50.0)
+
+
+def test_a_silence_ends_by_its_time_or_by_a_person():
+    """At its end it mutes nothing; ended by a person it is gone."""
+    people = silence(silence(People(), silenced()), silenced("two", until=200.0))
+    cell = Cell("policy-7b", "token-tv", "all")
+    assert [one.id for one in people.silencing(cell, 99.9)] == ["one", "two"]
+    assert [one.id for one in people.silencing(cell, 100.0)] == ["two"]
+    left, ended = current(people, (), 100.0)
+    assert ([one.id for one in left.silences], [one.id for one in ended]) == (["two"], ["one"])
+    left, taken = unsilence(people, "one")
+    assert ([one.id for one in left.silences], taken.id) == (["two"], "one")
+    with pytest.raises(LookupError, match="no silence 'nine' is in force; in force: one, two"):
+        unsilence(people, "nine")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"by": " "}, "say who silences and why"),
+        ({"why": ""}, "say who silences and why"),
+        ({"until": 0.0}, "no time to come"),
+        ({"until": float("inf")}, "no time to come"),
+        ({"until": float("nan")}, "no time to come"),
+    ],
+)
+def test_a_silence_without_author_reason_or_end_is_refused(wanted, said):
+    """A silence that nobody owns, or that never ends, is how pages get lost."""
+    with pytest.raises(ValueError, match=said):
+        silence(People(), silenced(**wanted))
+
+
+def test_an_acknowledgement_ends_with_its_alert(firing):
+    """Whoever took an alert on first keeps it; when it fires again it is a new one."""
+    people = acknowledge(People(), firing[:1], "ada", "looking", 20.0)
+    assert people.acknowledged(firing[0].fingerprint).by == "ada"
+    people = acknowledge(people, firing, "bob", "me too", 30.0)
+    assert [people.acknowledged(one.fingerprint).by for one in firing] == ["ada", "bob"]
+    with pytest.raises(LookupError, match="acknowledged already, by ada, bob"):
+        acknowledge(people, firing, "eve", "late", 40.0)
+    left, _ = current(people, {firing[1].fingerprint}, 50.0)
+    assert left.acknowledged(firing[0].fingerprint) is None
+    assert left.acknowledged(firing[1].fingerprint).by == "bob"
+
+
+def test_nobody_acknowledges_nothing(firing):
+    """No alert, no name or no reason: refused."""
+    with pytest.raises(LookupError, match="no such alert fires"):
+        acknowledge(People(), (), "ada", "looking", 20.0)
+    for by, why in (("", "looking"), ("ada", "  ")):
+        with pytest.raises(ValueError, match="say who acknowledges and why"):
+            acknowledge(People(), firing, by, why, 20.0)
+
+
+def test_people_survive_their_json_form(firing):
+    """A restart forgets no silence and no acknowledgement."""
+    people = acknowledge(silence(People(), silenced(clause="token-tv")), firing, "ada", "looking", 20.0)
+    assert People.from_json(json.loads(json.dumps(people.to_json()))) == people

@@ -1,0 +1,120 @@
+"""A contract that runs dry is judged like any other, and nothing follows from it but a record of what would have."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from kc_otel.contract.model import Contract
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.config import ServeConfig
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+from kc_otel.service.server import ServiceError, run
+
+
+@pytest.fixture
+def start(contract: Contract, open_file: Callable) -> Callable[..., Core]:
+    """Makes a core on a file, dry or not."""
+
+    def make(path: Path | None = None, *, dry: bool = True) -> Core:
+        names = {"policy"} if dry else ()
+        return Core([contract], open_file(path), external_url="", now=time.time(), dry_run=names)
+
+    return make
+
+
+def kinds(core: Core) -> list[str]:
+    return [event.kind for event in core.events.newest(limit=1000) if event.kind != "verdict"]
+
+
+def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., Core], drift: Callable) -> None:
+    """No webhook, no route, no directive; events, an announcement and a table of their own tell what would be."""
+    core, said = start(), []
+    core.announce = lambda severity, message, _attributes: said.append((severity, message))
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    assert core.outbox.messages() == ()
+    assert (core.decisions.routes, core.decisions.directives) == ((), ())
+    assert {route.slice for route in core.standing.would.routes} == {"all", "code"}
+    assert core.acting() == Counter()
+    assert kinds(core) == ["dry-run", "would-fire", "would-fire"]
+    would = "it would route:train-kernel, webhook:pager, halt"
+    assert ("info", f"dry run: policy: token-tv is broken on slice code; {would}") in said
+    assert core.events.newest(limit=1)[0].data["dry_run"] is True
+
+
+def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable) -> None:
+    """In the alerts, in the overview that the page shows, and in a table that nobody takes for the real one."""
+    core = start()
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+    assert {one["dry_run"] for one in client.get("/api/v1/alerts").json()["alerts"]} == {True}
+    answer = client.get("/api/v1/dry-run").json()
+    assert answer["contracts"] == ["policy"]
+    assert {one["slice"] for one in answer["would"]["routes"]} == {"all", "code"}
+    assert client.get("/api/v1/decisions").json()["routes"] == []
+    overview = client.get("/api/v1/overview").json()
+    assert [one["text"] for one in overview["standing"]] == ["policy runs dry: what it would do is only recorded"]
+    deeds = {deed["kind"] for incident in overview["incidents"] for deed in incident["deeds"]}
+    assert deeds == {"would-fire"}
+
+
+def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
+    start: Callable[..., Core], drift: Callable, tmp_path: Path
+) -> None:
+    """The breach that a dry run saw fires again, and this time it is told and routed."""
+    path, request = tmp_path / "state.sqlite", drift(0.3)
+    core = start(path)
+    core.metrics(request)
+    core.tick(time.time())
+    core._connection.close()
+    again = start(path, dry=False)
+    assert again.policies["policy"].alerts == ()
+    assert again.standing.would.routes == ()
+    again.tick(time.time())
+    assert len(again.outbox.messages()) == 1
+    assert {route.slice for route in again.decisions.routes} == {"all", "code"}
+    assert kinds(again)[-5:] == ["would-resolve", "would-resolve", "dry-run", "firing", "firing"]
+
+
+def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
+    """A person lifts it; what holds for as long as an alert ends with it, and nobody is told that it is mended."""
+    path, request = tmp_path / "state.sqlite", drift(0.3)
+    core = start(path, dry=False)
+    core.metrics(request)
+    core.tick(time.time())
+    core._connection.close()
+    again = start(path)
+    again.tick(time.time())
+    assert {route.slice for route in again.decisions.routes} == {"all", "code"}
+    assert again.decisions.directives == ()
+    assert again.decisions.version > core.decisions.version
+    assert len(again.outbox.messages()) == 1
+
+
+def test_a_dry_run_goes_on_after_a_restart(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
+    """What it would have done is still known, and not said twice."""
+    path, request = tmp_path / "state.sqlite", drift(0.3)
+    core = start(path)
+    core.metrics(request)
+    core.tick(time.time())
+    core._connection.close()
+    again = start(path)
+    again.tick(time.time())
+    assert again.standing.would == core.standing.would
+    assert kinds(again) == ["dry-run", "would-fire", "would-fire"]
+
+
+def test_a_name_that_is_not_served_cannot_run_dry(contract: Contract) -> None:
+    """Otherwise a misspelt name would act in earnest."""
+    with pytest.raises(ServiceError, match="no contract 'polcy' is served; there are policy"):
+        run([contract], ServeConfig(dry_run_contracts=("polcy",)))

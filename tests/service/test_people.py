@@ -1,0 +1,206 @@
+"""People and the evaluator: acknowledge, silence, pin over the API, each with who and why, and what each changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from kc_otel.otlp.sink import RequestCounts
+from kc_otel.routing.client import Router
+from kc_otel.service import people
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+
+SIGNED = {"by": "ada", "why": "known false alarm"}
+
+
+@pytest.fixture
+def failing(make_core: Callable[..., Core], drift: Callable) -> Core:
+    """A core whose contract is broken, and which has not evaluated it yet."""
+    core = make_core()
+    core.metrics(drift(0.3))
+    return core
+
+
+@pytest.fixture
+def client(failing: Core) -> TestClient:
+    from collections import Counter
+
+    return TestClient(make_api(failing, lambda: read(failing, RequestCounts(), Counter()), Changes(), "0"))
+
+
+def events(core: Core, kind: str) -> list:
+    return [event for event in core.events.newest(limit=1000) if event.kind == kind]
+
+
+def bodies(core: Core) -> list[dict]:
+    """Bodies of all webhooks, oldest first."""
+    return [json.loads(message.body) for message in reversed(core.outbox.messages())]
+
+
+def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, failing: Core) -> None:
+    """The alert goes on firing; who, why and when are in the list, in the events and on the page."""
+    now = time.time()
+    failing.tick(now)
+    taken = client.post("/api/v1/alerts/acknowledge", json={"contract": "policy", "slice": "code", **SIGNED}).json()
+    alerts = {one["slice"]: one for one in client.get("/api/v1/alerts").json()["alerts"]}
+    assert taken["fingerprints"] == [alerts["code"]["fingerprint"]]
+    assert {one["phase"] for one in alerts.values()} == {"firing"}
+    assert alerts["all"]["acknowledged"] is None
+    assert {**alerts["code"]["acknowledged"], "at": 0} == {**SIGNED, "at": 0}
+    (event,) = events(failing, "acknowledged")
+    assert event.data["message"] == "ada acknowledged token-tv on code: known false alarm"
+    (standing,) = client.get("/api/v1/overview").json()["standing"]
+    assert standing["text"] == "ada is at work on token-tv on code (known false alarm)"
+
+    for minutes in range(1, 251):  # the window is a minute, and the clock may count no more at once
+        failing.tick(now + 60 * minutes)
+        failing.metrics  # noqa: B018 - nothing more is received; the verdict turns NO_DATA, which holds the alert
+    assert [body["kernelContract"]["reason"] for body in bodies(failing)] == ["firing", "reminder"]
+    assert [alert["labels"]["slice"] for alert in bodies(failing)[1]["alerts"]] == ["all"]
+
+
+def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Core) -> None:
+    """No webhook and no log record; the route and the halt are there, and the event says what muted it."""
+    said: list[str] = []
+    now = time.time()
+    made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
+    failing.announce = lambda _severity, message, _attributes: said.append(message)
+    failing.tick(now)
+    assert failing.outbox.messages() == ()
+    assert not [message for message in said if "broken" in message]
+    assert {route.slice for route in failing.decisions.routes} == {"all", "code"}
+    assert "halt" in {directive.kind for directive in failing.decisions.directives}
+    assert {tuple(event.data["silenced"]) for event in events(failing, "firing")} == {(made["id"],)}
+    assert client.get("/api/v1/silences").json()["silences"] == [made]
+    assert {tuple(one["silenced"]) for one in client.get("/api/v1/alerts").json()["alerts"]} == {(made["id"],)}
+
+    failing.tick(now + 101)
+    (body,) = bodies(failing)
+    assert body["kernelContract"]["reason"] == "silence-ended"
+    assert len(body["alerts"]) == 2
+    assert "come to its end" in events(failing, "unsilenced")[0].data["message"]
+    assert len([message for message in said if message.endswith("still: a silence has ended")]) == 2
+
+
+def test_a_person_ends_a_silence(client: TestClient, failing: Core) -> None:
+    """What still fires is said with the next evaluation."""
+    now = time.time()
+    made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
+    failing.tick(now)
+    ended = client.post(f"/api/v1/silences/{made['id']}/end", json={"by": "bob", "why": "work is done"})
+    assert ended.json() == made
+    failing.tick(now + 1)
+    assert len(bodies(failing)) == 1
+    (event,) = events(failing, "unsilenced")
+    assert event.data["message"].startswith("bob ended the silence of every clause on every slice by ada")
+    assert client.post(f"/api/v1/silences/{made['id']}/end", json=SIGNED).status_code == 404
+
+
+def test_a_silence_survives_a_restart_with_what_it_holds_back(
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path
+) -> None:
+    """What fired unsaid before the restart is said when the silence ends after it."""
+    path, now = tmp_path / "state.sqlite", time.time()
+    connection = open_file(path)
+    core = make_core(connection)
+    people.silence(core, "policy", None, None, now + 100, "ada", "planned", now)
+    core.metrics(drift(0.3))
+    core.tick(now)
+    connection.close()
+    again = make_core(open_file(path), now=now)
+    again.tick(now + 50)
+    assert again.outbox.messages() == ()
+    again.tick(now + 100)
+    assert [body["kernelContract"]["reason"] for body in bodies(again)] == ["silence-ended"]
+
+
+def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
+    """Until it is ended by a person, with a reason too; then the route holds again."""
+    failing.tick(time.time())
+    version = failing.decisions.version
+    pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
+    assert client.post("/api/v1/decisions/pin", json=pin).json() == {"pins": 1, "version": version + 1}
+    assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "inference-kernel"
+    (standing,) = client.get("/api/v1/overview").json()["standing"]
+    assert standing["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
+    unpin = {"contract": "policy", **SIGNED}
+    assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"pins": 1, "version": version + 2}
+    assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "train-kernel"
+    assert [event.data["by"] for event in (*events(failing, "pinned"), *events(failing, "unpinned"))] == ["ada", "ada"]
+    assert client.post("/api/v1/decisions/unpin", json=unpin).status_code == 404
+
+
+def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
+    """Nobody has to remember that it was there."""
+    now = time.time()
+    people.pin(failing, "policy", "code", "train-kernel", now + 10, "ada", "a test", now)
+    failing.tick(now + 9)
+    assert len(failing.decisions.pins) == 1
+    failing.tick(now + 10)
+    assert failing.decisions.pins == ()
+    assert events(failing, "unpinned")[0].data["message"] == (
+        "the pin of code to train-kernel by ada has come to its end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("alerts/acknowledge", {"contract": "nope", **SIGNED}, 404, "there are policy"),
+        (
+            "alerts/acknowledge",
+            {"contract": "policy", "clause": "token-tw", **SIGNED},
+            404,
+            "there are token-tv, input",
+        ),
+        ("alerts/acknowledge", {"contract": "policy", "slice": "prose", **SIGNED}, 404, "there are all, code"),
+        ("alerts/acknowledge", {"contract": "policy", **SIGNED}, 404, "no such alert fires"),
+        ("silences", {"contract": "policy", "until": 5.0, **SIGNED}, 422, "no time to come"),
+        ("silences", {"contract": "policy", "until": 9e18, "by": "", "why": "x"}, 422, "say who"),
+        ("silences", {"contract": "policy", **SIGNED}, 422, "until"),
+        ("silences", {"contract": "policy", "until": 9e9, "slize": "code", **SIGNED}, 422, "slize"),
+        ("silences/nine/end", {"by": "ada"}, 422, "why"),
+        ("decisions/pin", {"contract": "policy", "kernel": "fp8", **SIGNED}, 422, "train-kernel"),
+        (
+            "decisions/pin",
+            {"contract": "policy", "slice": "prose", "kernel": "train-kernel", **SIGNED},
+            404,
+            "no slice",
+        ),
+        ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "until": 5, **SIGNED}, 422, "the past"),
+        ("decisions/unpin", {"contract": "policy", "by": " ", "why": "x"}, 422, "say who"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    client: TestClient, failing: Core, path: str, body: dict, status: int, said: str
+) -> None:
+    """And changes nothing: a silence of a slice that is misspelt would mute the wrong people."""
+    before = failing.standing
+    answer = client.post(f"/api/v1/{path}", json=body)
+    assert answer.status_code == status
+    assert said in json.dumps(answer.json())
+    assert failing.standing == before
+
+
+def test_what_cannot_be_written_is_not_in_force(
+    client: TestClient, failing: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is 503, and the table is the old one."""
+    import sqlite3
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(failing.events, "record_event", full)
+    pin = {"contract": "policy", "kernel": "train-kernel", **SIGNED}
+    answer = client.post("/api/v1/decisions/pin", json=pin)
+    assert (answer.status_code, failing.decisions.pins) == (503, ())
+    assert "disk is full" in answer.json()["detail"]

@@ -1,0 +1,320 @@
+"""Any history of verdicts, any clock, a crash anywhere, people in between: what the evaluator promises all the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kc_otel.contract import load_text
+from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.routing.client import Router
+from kc_otel.service import people
+from kc_otel.service.core import Core
+from kc_otel.service.state import open_state
+
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices:
+  code: {where: {task: code}}
+statistical:
+  - {id: token-tv, metric: tv_token, limit: 0.02}
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+escalation:
+  - {on: fail, severity: warning, repeat: 90s, do: [{webhook: chat}, sample-more]}
+  - {on: fail, for: 20s, clear_for: 40s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
+  - {on: no-data, for: 10s, do: [{webhook: chat}, hold-promotion]}
+"""
+WINDOW = 60.0
+WAITS = {("fail", "warning"): (0.0, 0.0), ("fail", "critical"): (20.0, 40.0), ("no-data", "warning"): (10.0, 0.0)}
+PAIRS = {"new": ("aaaaaaaaaaaa", "bbbbbbbbbbbb"), "swapped": ("bbbbbbbbbbbb", "aaaaaaaaaaaa")}
+STATUS = st.sampled_from([Status.PASS, Status.FAIL, Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA])
+PLACES = [(slice, pair) for slice in ("all", "code") for pair in PAIRS]
+SLICES = st.sampled_from(["all", "code"])
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Evaluations(RuleBasedStateMachine):
+    """An evaluator on a real state file; every restart opens what a killed process would have left."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="kc-otel-"))
+        self.contract = load_text(CONTRACT)
+        self.now = 1_000_000.0
+        self.counted = 0.0
+        self.committed = self.now
+        self.starts = 0
+        self.seen_event = 0
+        self.edges = {}
+        self.owed = set()
+        self.heard = {}
+        self.tables = {}
+        self.routed = {}
+        self.pinned = {}
+        self.verdicts = []
+        self.core = None
+
+    @initialize()
+    def begin(self):
+        self._open(self.folder / "0" / "state.sqlite")
+
+    def _open(self, path):
+        self.path = path
+        self.connection = open_state(path)
+        self.connection.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing by it, and it is quick
+        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
+        self.core.evaluator.evaluate = lambda _now: tuple(self.verdicts)
+
+    def _files(self):
+        """A copy of the state file and its log as they are at this instant, in the middle of whatever."""
+        self.starts += 1
+        copy = self.folder / str(self.starts)
+        copy.mkdir()
+        for file in self.path.parent.iterdir():
+            shutil.copy(file, copy)
+        return copy / self.path.name
+
+    def _tick(self):
+        self.core.tick(self.now)
+        self.counted += min(max(0.0, self.now - self.committed), WINDOW)
+        self.committed = self.now
+        self._read_events()
+
+    def _read_events(self):
+        """The log says what fired and resolved; here it becomes what must be true from now on."""
+        for event in self.core.events.events(after_id=self.seen_event, limit=10_000):
+            self.seen_event = event.id
+            if event.kind in {"firing", "resolved"}:
+                self._edge(event.kind, event.data)
+
+    def _edge(self, kind, data):
+        before, at = self.edges.get(data["fingerprint"], ("resolved", -math.inf))
+        wait, clear = WAITS[data["on"], data["severity"]]
+        assert kind != before, "firings and resolves alternate"
+        assert self.counted - at >= (clear if kind == "resolved" else wait) - 1e-6, "it flaps"
+        self.edges[data["fingerprint"]] = (kind, self.counted)
+        targets = [action["webhook"] for action in data["actions"] if "webhook" in action and action != "halt"]
+        for target in targets:
+            key = (target, data["fingerprint"], data["started_at"])
+            if kind == "firing" and "silenced" not in data:
+                self.owed.add((*key, "firing"))
+            if kind == "resolved" and (*key, "firing") in self.owed | self._messages():
+                self.owed.add((*key, "resolved"))
+        if kind == "firing" and {"route": "train-kernel"} in data["actions"]:
+            self._route(data)
+
+    def _route(self, data):
+        avoid, train = data["kernel_inference"], data["kernel_train"]
+        if avoid not in self.routed.values():
+            self.routed.setdefault((data["slice"], avoid), train)
+
+    def _messages(self):
+        """(endpoint, fingerprint, started_at, what) of every alert of every message that was ever enqueued."""
+        found = set()
+        for message in self.core.outbox.messages(limit=100_000):
+            cells = json.loads(message.body)["alerts"]
+            for alert in cells:
+                found.add((message.endpoint, alert["fingerprint"], _unix(alert["startsAt"]), alert["status"]))
+        return found
+
+    @rule(status=STATUS, seconds=st.sampled_from([5, 10, 20, -40, -10]), times=st.integers(1, 5))
+    def everything_is_alike(self, status, seconds, times):
+        self.evaluate_all(dict.fromkeys(PLACES, status), set(), seconds, times)
+
+    @rule(seconds=st.sampled_from([5, 10, 20, -40]), times=st.integers(1, 3))
+    def everything_fails(self, seconds, times):
+        self.evaluate_all(dict.fromkeys(PLACES, Status.FAIL), set(), seconds, times)
+
+    @rule(seconds=st.sampled_from([5, 10, 20, -40]), times=st.integers(1, 4))
+    def everything_passes(self, seconds, times):
+        self.evaluate_all(dict.fromkeys(PLACES, Status.PASS), set(), seconds, times)
+
+    @rule(
+        statuses=st.fixed_dictionaries(dict.fromkeys(PLACES, STATUS)),
+        gone=st.sets(st.sampled_from(PLACES)),
+        seconds=st.sampled_from([1, 1, 5, 10, 20, 30, 50, 100, -40, -5000, 5000]),
+        times=st.integers(1, 6),
+    )
+    def everything_differs(self, statuses, gone, seconds, times):
+        self.evaluate_all(statuses, gone, seconds, times)
+
+    def evaluate_all(self, statuses, gone, seconds, times):
+        self.verdicts = [_verdict(place, statuses[place], self.now) for place in PLACES if place not in gone]
+        for _ in range(times):
+            self.now += seconds
+            self._tick()
+
+    @rule(seconds=st.sampled_from([1, 10, 30, -5000]), where=st.sampled_from(["event", "webhook", "evaluator"]))
+    def is_killed_in_an_evaluation(self, seconds, where):
+        self.now += seconds
+        owner, name = {
+            "event": (self.core.events, "record_event"),
+            "webhook": (self.core.outbox, "enqueue"),
+            "evaluator": (self.core._evaluator_store, "save"),
+        }[where]
+        real, left = getattr(owner, name), []
+
+        def kill(*arguments, **more):
+            if where != "evaluator":
+                real(*arguments, **more)
+            left.append(self._files())
+            raise Killed
+
+        setattr(owner, name, kill)
+        standing = self.core.standing
+        with suppress(Killed):
+            self.core.tick(self.now)
+            self.counted += min(max(0.0, self.now - self.committed), WINDOW)
+            self.committed = self.now
+            left.append(self._files())
+        self.connection.close()
+        before, after = standing, self.core.standing
+        self._open(left[0])
+        assert self.core.standing in (before, after), "a part of an evaluation was kept"
+        self._read_events()
+
+    @rule()
+    def is_killed_between_evaluations(self):
+        copy, standing = self._files(), self.core.standing
+        self.connection.close()
+        self._open(copy)
+        assert self.core.standing == standing, "a restart forgets"
+
+    @rule(marked=st.booleans())
+    def a_message_is_delivered(self, marked):
+        """With `marked` false the process is killed before it can write down that it was."""
+        for message in self.core.outbox.due(self.now):
+            assert self.heard.setdefault(message.id, message.body) == message.body
+            if marked:
+                self.core.outbox.delivered(message.id)
+
+    @rule(
+        deed=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
+        slice=SLICES,
+        kernel=st.sampled_from(["train-kernel", "inference-kernel"]),
+        seconds=st.sampled_from([10, 100, 400]),
+    )
+    def a_person_decides(self, deed, slice, kernel, seconds):
+        with suppress(LookupError):  # there is nothing of the kind to end or to take on
+            if deed == "pin":
+                people.pin(self.core, "policy", slice, kernel, None, "ada", "she knows", self.now)
+                self.pinned[slice] = kernel
+            elif deed == "unpin":
+                people.unpin(self.core, "policy", slice, "ada", "done", self.now)
+                del self.pinned[slice]
+            elif deed == "silence":
+                people.silence(self.core, "policy", None, None, self.now + seconds, "ada", "planned", self.now)
+            elif deed == "acknowledge":
+                people.acknowledge(self.core, "policy", None, slice, "ada", "looking", self.now)
+            else:
+                self.core.resume("policy", slice, "ada", "mended", self.now)
+                self.routed = {key: train for key, train in self.routed.items() if key[0] != slice}
+
+    @invariant()
+    def every_action_is_in_the_outbox_or_the_table(self):
+        if self.core is None:
+            return
+        missing = self.owed - self._messages()
+        assert not missing, f"never to be told: {missing}"
+        routes = {(route.slice, route.avoid): route.train for route in self.core.decisions.routes}
+        assert routes == self.routed
+        asked = {(one.fingerprint, one.kind.value) for one in self.core.decisions.directives}
+        bare = {"sample-more", "halt", "hold-promotion"}
+        assert asked == {
+            (alert.fingerprint, action.kind)
+            for alert in self.core.policies["policy"].firing
+            for action in alert.actions
+            if action.kind in bare
+        }
+
+    @invariant()
+    def the_last_healthy_kernel_is_never_routed_away(self):
+        if self.core is None:
+            return
+        routes = self.core.decisions.routes
+        assert not {route.avoid for route in routes} & {route.train for route in routes}
+
+    @invariant()
+    def a_pin_always_wins(self):
+        if self.core is None:
+            return
+        router = Router.from_table(self.core.decisions, contracts=[self.contract])
+        pins = sorted(self.core.decisions.pins, key=lambda pin: pin.at)
+        assert {pin.slice: pin.kernel for pin in pins} == self.pinned, "only a person ends what a person pinned"
+        for pin in pins:
+            newest = [one for one in pins if one.slice in {"all", pin.slice} and one.at >= pin.at]
+            if len({one.kernel for one in newest}) == 1:
+                assert router.choose("policy", [pin.slice], "bbbbbbbbbbbb") == pin.kernel
+                assert router.choose("policy", [pin.slice], "aaaaaaaaaaaa") == pin.kernel
+
+    @invariant()
+    def the_tables_version_never_goes_back(self):
+        if self.core is None:
+            return
+        table = self.core.decisions
+        assert table.version >= max(self.tables, default=0)
+        assert self.tables.setdefault(table.version, table) == table, "two tables have one version"
+
+    def teardown(self):
+        if self.core is None:
+            return
+        try:
+            self._everything_is_told_in_the_end()
+        finally:
+            self.connection.close()
+            shutil.rmtree(self.folder)
+
+    def _everything_is_told_in_the_end(self):
+        ends = [one.until for one in self.core.people.silences]
+        self.now = max([self.now, *ends]) + 1
+        self._tick()
+        firing = self.core.policies["policy"].firing
+        self.every_action_is_in_the_outbox_or_the_table()
+        for alert in firing:
+            for action in alert.actions:
+                if action.kind == "webhook":
+                    assert (action.target, alert.fingerprint, alert.started_at, "firing") in self._messages()
+        self.now += 1e6
+        while due := self.core.outbox.due(self.now):
+            for message in due:
+                assert self.heard.setdefault(message.id, message.body) == message.body
+                self.core.outbox.delivered(message.id)
+        assert set(self.heard) == {message.id for message in self.core.outbox.messages(limit=100_000)}
+
+
+def _verdict(place, status, now):
+    slice, pair = place
+    empty = status is Status.NO_DATA
+    return Verdict(
+        cell=Cell("policy", "token-tv", slice, *PAIRS[pair]), status=status, at=now, limit=0.02,
+        estimate=0.0 if empty else 0.05, lower=0.0 if empty else 0.04, upper=0.0 if empty else 0.06,
+        samples=0 if empty else 4096, window="" if empty else "short", method="", reason=f"{status} for the test",
+        contract_version=1, contract_hash="0" * 64,
+    )  # fmt: skip
+
+
+def _unix(text):
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+TestEvaluations = pytest.mark.slow(Evaluations.TestCase)
+TestEvaluations.settings = settings(
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
