@@ -79,9 +79,8 @@ def show(spool: Path) -> None:
         print(f"\none of them: {request.request_id}")
         print(f"  attributes   {dict(request.attributes)}")
         print(f"  processing   {dict(request.processing) or 'none'}, log-probabilities are {request.logprobs_mode}")
-        print(
-            f"  first tokens {request.token_ids[:6].tolist()}, log Q {request.logprobs[:6].astype(float).round(2).tolist()}"
-        )
+        log_q = request.logprobs[:6].astype(float).round(2)
+        print(f"  first tokens {request.token_ids[:6].tolist()}, log Q {log_q.tolist()}")
 
 
 if __name__ == "__main__":
