@@ -55,25 +55,21 @@ def _register() -> None:
         serve,
     )
 
-    commands = (
-        init,
-        contract,
-        explain,
-        compare,
-        operators,
-        serve,
-        live,
-        people,
-        rescore,
-        importing,
-        gate,
-        promote,
-        replay,
-        report,
-        generate,
-    )
-    for module in commands:
-        module.register(app)
+    subjects = {
+        "Write a contract": (init, contract, explain),
+        "Measure": (compare, importing, rescore, operators),
+        "Run the evaluator": (serve, live, report),
+        "People and the policy": (people, replay),
+        "Roll out a kernel": (gate, promote),
+        "Grafana and Prometheus": (generate,),
+    }
+    for subject, modules in subjects.items():
+        known = [*app.registered_commands, *app.registered_groups]
+        for module in modules:
+            module.register(app)
+        for command in (*app.registered_commands, *app.registered_groups):
+            if command not in known:
+                command.rich_help_panel = subject
 
 
 def main() -> None:
