@@ -64,12 +64,13 @@ def _register() -> None:
         "Grafana and Prometheus": (generate,),
     }
     for subject, modules in subjects.items():
-        known = [*app.registered_commands, *app.registered_groups]
+        commands, groups = len(app.registered_commands), len(app.registered_groups)
         for module in modules:
             module.register(app)
-        for command in (*app.registered_commands, *app.registered_groups):
-            if command not in known:
-                command.rich_help_panel = subject
+        for command in app.registered_commands[commands:]:
+            command.rich_help_panel = subject
+        for group in app.registered_groups[groups:]:
+            group.rich_help_panel = subject
 
 
 def main() -> None:
