@@ -43,6 +43,8 @@ def main() -> int:
     parser.add_argument("--stay", action="store_true", help="go on serving at the end, until Ctrl-C")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A shell script has what it starts in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     terminal = Terminal()
     try:
         corpus, model = trained(terminal, QUICK_STEPS if options.quick else STEPS, options.weights)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -22,7 +22,7 @@ from kc_otel.promotion.evidence import offline_evidence
 from kc_otel.promotion.findings import findings, for_whom, how_far, notes
 from kc_otel.promotion.junit import junit
 from kc_otel.promotion.markdown import headline, markdown
-from kc_otel.promotion.offline import OfflineGate, Terms, gate_recordings, read_input
+from kc_otel.promotion.offline import OfflineGate, Terms, check_terms, gate_recordings, read_input
 from kc_otel.promotion.stages import Outcome
 from kc_otel.telemetry.kernel import Kernel
 
@@ -49,8 +49,14 @@ class Asked:
     evidence: Path | None = None
 
 
-def gate_files(asked: Asked) -> Outcome:
-    """Judge, print, write what was asked for, and return the decision; ends the program with 2 on what is unusable."""
+def gate_files(asked: Asked, record: Callable[[], str] | None = None) -> Outcome:
+    """Judge, print, write what was asked for, and return the decision; ends the program with 2 on what is unusable.
+
+    Args:
+        asked: The options.
+        record: Makes the one recording that is judged and returns its path, where none is given; called once the
+            contract and the options are known to be good.
+    """
     try:
         text = sys.stdin.read() if asked.contract == "-" else None
         contract = load(asked.contract) if text is None else load_text(text, "<stdin>")
@@ -60,7 +66,9 @@ def gate_files(asked: Asked) -> Outcome:
             asked.windows, asked.require, asked.slices, asked.allow_unjudged, _pairs("--columns", _split(asked.columns))
         )
         kernels = kernels_of(contract, asked.kernel)
-        inputs = [read_input(path, terms.columns) for path in asked.recordings]
+        check_terms(contract, terms)
+        recordings = asked.recordings if record is None else (record(),)
+        inputs = [read_input(path, terms.columns) for path in recordings]
         gate = gate_recordings(contract, inputs, kernels, terms, _now())
     except ContractError as error:
         _refuse(*map(str, error.problems))

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
 
+from kc_otel.cli import _gate_options as options
 from kc_otel.cli._client import DEFAULT_URL, Url, get
+from kc_otel.cli._gate_options import refuse, refuse_mixed
 from kc_otel.promotion.stages import Stage
 
 __all__ = ["register"]
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
-_RECORDED: Final = "Recordings (with --contract)"
-_PLANNED: Final = "Before anything is recorded (with --contract)"
-_LIVE: Final = "A running evaluator (without --contract)"
-_ONLY_LIVE: Final = ("stage", "since", "url")
-_ONLY_RECORDED: Final = ("columns", "kernel", "require", "slice", "allow_unjudged", "junit", "markdown")
-_ONLY_PLANNED: Final = ("tokens_per_second", "sampling", "tokens_per_sequence", "share")
 
 
 def register(app: typer.Typer) -> None:
@@ -31,99 +27,50 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     context: typer.Context,
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECORDING... | NAME KERNEL]",
-            help="With --contract: .npz, .jsonl, .jsonl.gz or .parquet, each its own window. Without: a contract's "
-            "name and the short fingerprint of an inference kernel, to ask a running evaluator.",
-            show_default=False,
-        ),
-    ] = None,
-    contract: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Contract that judges recordings.", rich_help_panel=_RECORDED)
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIDE.FIELD=VALUE",
-            help="What a kernel was, such as inference.version=0.32.0; repeatable. The contract says the rest.",
-            rich_help_panel=_RECORDED,
-        ),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLAUSE", help="Only this clause has to PASS; repeatable.", rich_help_panel=_RECORDED),
-    ] = None,
-    slice: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only on this slice, or `all`; repeatable.", rich_help_panel=_RECORDED),
-    ] = None,
-    allow_unjudged: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unjudged", help="Leave out clauses that no recording can tell.", rich_help_panel=_RECORDED
-        ),
-    ] = False,
-    columns: Annotated[
-        str | None, typer.Option(help="Names of columns: train=A,inference=B.", rich_help_panel=_RECORDED)
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.", rich_help_panel=_RECORDED)
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write Markdown; it also goes to $GITHUB_STEP_SUMMARY.", rich_help_panel=_RECORDED
-        ),
-    ] = None,
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan", help="Only say how many observations each clause needs at best.", rich_help_panel=_PLANNED
-        ),
-    ] = False,
-    tokens_per_second: Annotated[
-        float | None, typer.Option(min=1e-9, help="Tokens that are generated.", rich_help_panel=_PLANNED)
-    ] = None,
-    sampling: Annotated[
-        float | None,
-        typer.Option(min=1e-9, max=1.0, help="Share that is measured; else the contract's.", rich_help_panel=_PLANNED),
-    ] = None,
-    tokens_per_sequence: Annotated[
-        float | None, typer.Option(min=1.0, help="Else assumptions.horizon, at worst.", rich_help_panel=_PLANNED)
-    ] = None,
-    share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.", rich_help_panel=_PLANNED),
-    ] = None,
-    stage: Annotated[Stage, typer.Option(help="Stage that the version is in.", rich_help_panel=_LIVE)] = Stage.CANARY,
-    since: Annotated[
-        float, typer.Option(help="Unix time at which the version entered the stage.", rich_help_panel=_LIVE)
-    ] = 0.0,
+    what: options.What = None,
+    contract: options.Contract = None,
+    kernel: options.Kernel = None,
+    require: options.Require = None,
+    slice: options.Slice = None,
+    allow_unjudged: options.AllowUnjudged = False,
+    columns: options.Columns = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    inference_url: options.InferenceUrl = None,
+    train_url: options.TrainUrl = None,
+    prompts: options.Prompts = None,
+    inference_model: options.InferenceModel = None,
+    train_model: options.TrainModel = None,
+    samples: options.Samples = 1,
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 1.0,
+    concurrency: options.Concurrency = 8,
+    timeout: options.Timeout = 120.0,
+    record: options.Record = None,
+    plan: options.Plan = False,
+    tokens_per_second: options.TokensPerSecond = None,
+    sampling: options.Sampling = None,
+    tokens_per_sequence: options.TokensPerSequence = None,
+    share: options.Share = None,
+    stage: options.InStage = Stage.CANARY,
+    since: options.Since = 0.0,
     url: Url = DEFAULT_URL,
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Consecutive windows that must PASS; 3, of recordings 1. All given must.", show_default=False
-        ),
-    ] = None,
-    evidence: Annotated[
-        Path | None, typer.Option(metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel verify`.")
-    ] = None,
+    windows: options.Windows = None,
+    evidence: options.Evidence = None,
 ) -> None:
     """Ask whether a kernel version may leave its stage; it prints what failed or what is missing.
 
-    With --contract FILE, recordings of both kernels are judged here: the offline stage, in a CI job. Without it, a
-    running evaluator is asked about the traffic that it has seen.
+    With --contract FILE, recordings of both kernels are judged here: the offline stage, in a CI job. With two live
+    endpoints, the recording is made first: one samples, the other scores the same tokens. Without --contract, a running
+    evaluator is asked about the traffic that it has seen.
 
     Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used.
     """
     given = {name for name in context.params if _was_given(context, name)}
-    _refuse_mixed(given, recorded=contract is not None, plan=plan)
+    refuse_mixed(given, recorded=contract is not None, plan=plan)
     if contract is None:
         if len(what or []) != 2:
-            _refuse("name a contract and a kernel to ask an evaluator, or give --contract FILE and recordings")
+            refuse("name a contract and a kernel to ask an evaluator, or give --contract FILE and recordings")
         name, version = what or []
         _ask(name, version, stage=stage, windows=windows or 3, since=since, evidence=evidence, url=url)
         return
@@ -132,7 +79,7 @@ def gate(
         from kc_otel.cli._gate_plan import print_plan  # noqa: PLC0415
 
         if what:
-            _refuse(f"--plan: reads no recording; leave {what[0]} out, or leave --plan out")
+            refuse(f"--plan: reads no recording; leave {what[0]} out, or leave --plan out")
         code = print_plan(
             contract,
             windows=windows or 3,
@@ -144,8 +91,6 @@ def gate(
         raise typer.Exit(code)
     from kc_otel.cli._gate_recorded import Asked, gate_files  # noqa: PLC0415
 
-    if not what:
-        _refuse("no recording is given; name at least one .npz, .jsonl, .jsonl.gz or .parquet, or ask for --plan")
     asked = Asked(
         contract=contract,
         recordings=tuple(what or []),
@@ -159,6 +104,28 @@ def gate(
         markdown=markdown,
         evidence=evidence,
     )
+    if inference_url is not None and train_url is not None and prompts is not None:
+        from kc_otel.cli._gate_live import Live, gate_live  # noqa: PLC0415
+
+        live = Live(
+            inference_url,
+            train_url,
+            prompts,
+            inference_model,
+            train_model,
+            samples=samples,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            concurrency=concurrency,
+            timeout=timeout,
+            record=record,
+        )
+        raise typer.Exit(_EXIT[gate_live(live, asked)])
+    if not what:
+        refuse(
+            "no recording is given; name at least one .npz, .jsonl, .jsonl.gz or .parquet, give --inference-url, "
+            "--train-url and --prompts to make one, or ask for --plan"
+        )
     raise typer.Exit(_EXIT[gate_files(asked)])
 
 
@@ -216,27 +183,3 @@ def _files(path: Path) -> list[Path]:
 def _was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _refuse_mixed(given: set[str], *, recorded: bool, plan: bool) -> None:
-    """An option of another way to ask would be read as if it had counted."""
-    if plan and not recorded:
-        _refuse("--plan: needs --contract FILE")
-    wrong: list[tuple[tuple[str, ...], str]] = []
-    if recorded:
-        wrong.append((_ONLY_LIVE, "asks a running evaluator; leave it out, or leave --contract out"))
-    else:
-        wrong.append((_ONLY_RECORDED, "is about recordings; give --contract FILE and recordings"))
-    if plan:
-        wrong.append(((*_ONLY_RECORDED, "evidence"), "is about recordings; leave it out, or leave --plan out"))
-    else:
-        wrong.append((_ONLY_PLANNED, "is for planning; add --plan"))
-    for names, why in wrong:
-        for name in names:
-            if name in given:
-                _refuse(f"--{name.replace('_', '-')}: {why}")
-
-
-def _refuse(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise typer.Exit(2)

@@ -15,12 +15,23 @@ import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.evaluator.statistics import samples_needed
+from kc_otel.instrument.membership import SliceTable
 from kc_otel.instrument.recordings import Recording, load_recording
 from kc_otel.promotion.recorded import Judged, Unjudged, by_contract, judge
 from kc_otel.promotion.stages import Decision, GateSpec, Round, Stage, decide
 from kc_otel.telemetry.kernel import Kernel
 
-__all__ = ["Input", "OfflineGate", "Terms", "digest_of", "gate_decision", "gate_recordings", "not_judged", "read_input"]
+__all__ = [
+    "Input",
+    "OfflineGate",
+    "Terms",
+    "check_terms",
+    "digest_of",
+    "gate_decision",
+    "gate_recordings",
+    "not_judged",
+    "read_input",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +153,32 @@ def gate_recordings(
                 f"leave one of them out"
             )
         seen[about.sha256] = about.name
-    ids = [clause.id for clause in contract.clauses]
-    for name in terms.require:
-        if name not in ids:
-            raise ValueError(f"--require: the contract has no clause {name!r}; there are {', '.join(ids)}")
+    check_terms(contract, terms)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     judged = []
     for _, recording in recordings:
         parts = by_contract(recording, contract)
-        names = [part.name for part in parts]
-        for name in terms.slices:
-            if name not in names:
-                raise ValueError(f"--slice: the contract has no slice {name!r}; there are {', '.join(names)}")
         judged.append(judge(contract, parts, now, pair))
     terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
     inputs = tuple(about for about, _ in recordings)
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
+
+
+def check_terms(contract: Contract, terms: Terms) -> None:
+    """Refuse terms that name what a contract does not have.
+
+    Raises:
+        ValueError: If a clause or slice of the terms is not of the contract.
+    """
+    clauses, slices = [clause.id for clause in contract.clauses], SliceTable.of(contract).names
+    for option, what, given, known in (
+        ("--require", "clause", terms.require, clauses),
+        ("--slice", "slice", terms.slices, slices),
+    ):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{option}: the contract has no {what} {name!r}; there are {', '.join(known)}")
 
 
 def gate_decision(contract: Contract, judged: Sequence[Judged], version: str, terms: Terms, now: float) -> Decision:
