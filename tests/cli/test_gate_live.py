@@ -1,0 +1,290 @@
+"""`kc-otel gate` with two live endpoints: a verdict whose truth is known, and every way in which there is none."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import gate
+from kc_otel.instrument.recordings import load_recording
+from tests.tools.completions import completions, table
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
+slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+runtime: [{id: lag, metric: weights_lag, limit: 1}]
+observability: {min_samples: 500}
+"""
+PROMPTS, TOKENS = 60, 80
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A contract and prompts of two slices."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    for side in ("INFERENCE", "TRAIN"):
+        monkeypatch.delenv(f"KC_OTEL_{side}_API_KEY", raising=False)
+    (tmp_path / "policy.yaml").write_text(CONTRACT)
+    tasks = ("code", "prose")
+    rows = [{"prompt": f"prompt {i}", "task": tasks[i % 2]} for i in range(PROMPTS)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture
+def endpoints():
+    """Starts two servers: `endpoints(drift=..., inference={...}, train={...})`."""
+    with ExitStack() as stack:
+
+        def start(*, drift=0.0, inference=None, train=None):
+            sampler = stack.enter_context(completions(table(), **(inference or {})))
+            return sampler, stack.enter_context(completions(table(drift=drift), **(train or {})))
+
+        yield start
+
+
+@pytest.fixture
+def run():
+    """Exit code, standard output and standard error of `kc-otel gate`, in the folder."""
+    app = typer.Typer()
+    gate.register(app)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def asked(inference, train, *more):
+    """The command's arguments."""
+    urls = (getattr(each, "address", each) for each in (inference, train))
+    where = [part for pair in zip(("--inference-url", "--train-url"), urls, strict=True) for part in pair]
+    options = ("--prompts", "prompts.jsonl", "--max-tokens", TOKENS, "--require", "token-tv")
+    return ("gate", "--contract", "policy.yaml", *where, *options, *more)
+
+
+def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
+    """The recording stands beside the evidence, which verifies from it; progress goes to standard error."""
+    code, out, err = run(*asked(*endpoints(), "--evidence", "gate"))
+    assert code == 0, err
+    assert out.startswith("advance: vllm ")
+    assert "both sides are the same number in every token" in out
+    assert f"recording: gate/recording.npz ({PROMPTS} completions, {PROMPTS * TOKENS:,} tokens)" in err
+    assert run("verify", "gate", "--recordings", "gate")[0] == 0
+    recording = load_recording(folder / "gate" / "recording.npz")
+    assert [each["task"] for each in recording.attributes[:2]] == ["code", "prose"]
+
+
+def test_another_model_rolls_back_and_the_recording_can_be_judged_again(run, endpoints):
+    """What the gate says of the endpoints it says of their recording, whose format is the one that was asked for."""
+    code, out, err = run(*asked(*endpoints(drift=0.5), "--record", "made/log.jsonl"))
+    assert code == 1, err
+    assert "FAIL token-tv on all traffic: lower bound" in out
+    again = run("gate", "--contract", "policy.yaml", "made/log.jsonl", "--require", "token-tv")
+    assert again[:2] == (code, out)
+
+
+def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder, monkeypatch):
+    """Evidence of it could be wanted later."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    code, _, err = run(*asked(*endpoints()))
+    assert code == 0
+    path = Path(err.partition("recording: ")[2].partition(" (")[0])
+    assert (path.parent.parent, path.exists()) == (folder, True)
+
+
+def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
+    """Who samples, who scores, and from time to time how far it is; standard output is the verdict's alone."""
+    monkeypatch.setattr("kc_otel.cli._gate_live._EVERY_SECONDS", 0.0)
+    code, out, err = run(*asked(*endpoints()))
+    assert code == 0
+    assert err.startswith("sampling from tiny at the inference endpoint http://127.0.0.1:")
+    assert f"  {PROMPTS} of {PROMPTS} completions, " in err
+    assert "completions" not in out
+
+
+def test_several_samples_and_evidence_in_one_file(run, endpoints):
+    """Completions are prompts times samples, and the recording has the name of the evidence."""
+    code, _, err = run(*asked(*endpoints(), "--samples", 2, "--evidence", "gate/e.json", "--concurrency", 3))
+    assert code == 0
+    assert f"recording: gate/e.npz ({2 * PROMPTS} completions" in err
+
+
+def test_prompts_that_were_not_answered_leave_no_verdict(run, endpoints):
+    """The rest would have passed; it is kept, and can be judged by whoever knows why those are missing."""
+
+    def too_long(_path, body, right):
+        if body.get("prompt") in {"prompt 7", "prompt 8"}:
+            return {"error": {"message": "maximum context length is 6"}}, 400, {}
+        return right, 200, {}
+
+    code, out, err = run(*asked(*endpoints(inference={"fault": too_long}), "--record", "log.npz", "--evidence", "gate"))
+    assert (code, out) == (2, "")
+    assert f"2 of {PROMPTS} completions are missing, 2 of them failed:" in err
+    assert "prompts.jsonl: line 8, 9: inference endpoint http" in err
+    assert "400: maximum context length is 6 (2 times)" in err
+    assert "no verdict: what failed is no sample at random" in err
+    assert not Path("gate/evidence.json").exists()
+    command = err.partition("kc-otel ")[2].split()
+    assert run(*command, "--require", "token-tv")[0] == 0
+
+
+def test_a_busy_endpoint_delays_and_changes_nothing(run, endpoints):
+    """A few answers of 503 are waited out."""
+    left = [3]
+
+    def busy(_path, _body, right):
+        left[0] -= 1
+        return (right, 200, {}) if left[0] < 0 or not _body else ({}, 503, {"Retry-After": "0"})
+
+    code, _, err = run(*asked(*endpoints(train={"fault": busy})))
+    assert (code, "missing" in err) == (0, False)
+
+
+def test_an_endpoint_that_dies_on_the_way_leaves_no_verdict(run, endpoints, monkeypatch):
+    """What was answered before is kept; the rest is not asked for long."""
+    monkeypatch.setattr("kc_otel.instrument.endpoints.client._FIRST_WAIT", 0.001)
+    answered = []
+
+    def dies(path, _body, right):
+        if path == "/v1/completions":
+            answered.append(path)
+        return (right, 200, {}) if len(answered) <= 10 else ({}, 503, {})
+
+    code, out, err = run(*asked(*endpoints(train={"fault": dies}), "--record", "log.npz"))
+    assert (code, out) == (2, "")
+    assert f"{PROMPTS - 10} of {PROMPTS} completions are missing, 2" in err
+    assert load_recording("log.npz").lengths.size == 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"logprobs": None}, "inference endpoint http"),
+        ({"logprobs": None}, "though logprobs was asked for; take a server that returns them"),
+        ({"token_ids": None, "logprobs": {"token_logprobs": [-1.0], "tokens": ["a"]}}, "vLLM has them from 0.10.2 on"),
+        ({"prompt_token_ids": None}, "put prompt_token_ids in place of prompt"),
+    ],
+)
+def test_a_sampler_that_lacks_something_says_what_to_switch_on(run, endpoints, fault, said):
+    """At the first answer, and nothing is written."""
+
+    def lacking(_path, body, right):
+        if body:
+            right["choices"][0].update(fault)
+        return right, 200, {}
+
+    sampler, scorer = endpoints(inference={"fault": lacking})
+    code, out, err = run(*asked(sampler, scorer, "--record", "log.npz"))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not Path("log.npz").exists()
+    assert len(sampler.requests) <= 10
+
+
+def test_a_scorer_of_other_tokens_is_refused(run, endpoints):
+    """Such as one that puts a token of its own in front."""
+
+    def more(_path, body, right):
+        if body:
+            choice = right["choices"][0]
+            choice["prompt_token_ids"] = [0, *choice["prompt_token_ids"]]
+        return right, 200, {}
+
+    code, _, err = run(*asked(*endpoints(train={"fault": more})))
+    assert code == 2
+    assert "train endpoint http" in err
+    assert "read other tokens than were sent" in err
+
+
+def test_numbers_that_are_no_log_probabilities_are_refused_by_the_recording_s_checks(run, endpoints):
+    """As those of any recording: the row, the token, and what it may be."""
+
+    def logits(_path, body, right):
+        if body:
+            right["choices"][0]["logprobs"]["token_logprobs"][2] = 3.5
+        return right, 200, {}
+
+    code, _, err = run(*asked(*endpoints(inference={"fault": logits}), "--record", "log.npz"))
+    assert code == 2
+    assert "log.npz: row 0: inference_logprobs: token 2 is 3.5; a log-probability is at most 0" in err
+
+
+def test_keys_go_to_their_own_endpoint_and_are_never_printed(run, endpoints, monkeypatch):
+    """Each from its variable; not even an endpoint that repeats a key gets it onto the screen."""
+    monkeypatch.setenv("KC_OTEL_INFERENCE_API_KEY", "sk-sample")
+    monkeypatch.setenv("KC_OTEL_TRAIN_API_KEY", "sk-score\n")
+    inference, train = endpoints()
+    code, out, err = run(*asked(inference, train, "--evidence", "gate"))
+    assert code == 0
+    for server, key in ((inference, "sk-sample"), (train, "sk-score")):
+        assert {each["Authorization"] for each in server.headers} == {f"Bearer {key}"}
+    shown = out + err + Path("gate/evidence.json").read_text()
+    train.fault = lambda *_: ({"error": {"message": "no such key: sk-score"}}, 400, {})
+    shown += "".join(run(*asked(inference, train, "--train-model", "tiny", "--record", "log.npz"))[1:])
+    assert "no such key: ***" in shown
+    assert "sk-s" not in shown
+
+
+def test_a_dead_endpoint_is_named(run, endpoints):
+    """Before anything is sampled."""
+    inference, _ = endpoints()
+    code, out, err = run(*asked(inference, "http://127.0.0.1:9"))
+    assert (code, out) == (2, "")
+    assert err.startswith("train endpoint http://127.0.0.1:9: does not answer (ConnectError: ")
+    assert [path for path, _ in inference.requests] == ["/v1/models"]
+
+
+def test_models_of_other_names_are_told(run, endpoints):
+    """And a server's two models can be compared with each other, but none with itself."""
+    inference, _ = endpoints(inference={"models": ("bf16", "fp8")})
+    code, _, err = run(*asked(inference, inference, "--inference-model", "fp9", "--train-model", "bf16"))
+    assert (code, "--inference-model: serves no 'fp9'; it serves bf16, fp8" in err) == (2, True)
+    assert run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "bf16"))[0] == 0
+    code, _, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
+    assert (code, "a kernel does not drift from itself" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--temperature", "0.7"), "--temperature: 0.7: log-probabilities of given tokens are from before"),
+        (("log.npz",), "RECORDING: a recording, or two endpoints"),
+        (("--columns", "train=a"), "--columns: is about recordings that are there"),
+        (("--windows", "3"), "--windows: two endpoints make one recording"),
+        (("--plan",), "leave --plan out"),
+        (("--require", "tv"), "--require: the contract has no clause 'tv'; there are token-tv, lag"),
+        (("--slice", "cod"), "--slice: the contract has no slice 'cod'; there are all, code, prose"),
+        (("--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
+        (("--record", "log.txt"), "log.txt: the name does not end in"),
+        (("--record", "policy.yaml/log.npz"), "policy.yaml/log.npz: cannot be written"),
+        (("--prompts", "none.jsonl"), "none.jsonl: cannot be read"),
+        (("--train-url", "localhost:80"), "--train-url: 'localhost:80' is not a URL"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_asked(run, endpoints, more, said):
+    """No endpoint gets a request."""
+    inference, train = endpoints()
+    code, out, err = run(*asked(inference, train, *more))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not inference.requests
+
+
+def test_half_an_order_is_refused(run):
+    """Two endpoints and prompts belong together, and to a contract."""
+    some = ("--inference-url", "http://a", "--prompts", "prompts.jsonl")
+    assert run("gate", "--contract", "policy.yaml", *some)[2].startswith("--train-url: is missing; two endpoints take")
+    assert run("gate", "policy", "abc", *some)[2].startswith("--inference-url: records from two endpoints; give --con")
+    assert "--inference-url, --train-url and --prompts" in run("gate", "--contract", "policy.yaml")[2]

@@ -1,0 +1,96 @@
+"""`kc-otel gate` with two real vLLM servers: the same number format passes, a narrower one does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from examples.tiny_model import prompts
+from examples.vllm_server.server import serving
+from kc_otel.instrument.recordings import load_recording
+
+pytestmark = pytest.mark.slow
+
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: served, version: 1, owner: tests}
+kernels: {train: {engine: vllm, dtype: float32}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.004}]
+observability: {min_samples: 500}
+"""
+KEY = "sk-of-the-trainer"
+SERVERS = {
+    "train": ("--dtype", "float32", "--api-key", KEY),
+    "float32": ("--dtype", "float32"),
+    "fp8": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8"),
+}
+EACH, TOKENS = 60, 32
+
+
+@pytest.fixture(scope="module")
+def gates(tiny_model, tmp_path_factory):
+    """Exit code, output and recording of the gate, by the number format of the inference endpoint."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "contract.yaml").write_text(CONTRACT)
+    rows = [{"prompt": text, "task": "code"} for text in prompts("code", EACH, characters=60)]
+    talks = [[{"role": "user", "content": text}] for text in prompts("prose", EACH, characters=60)]
+    rows += [{"messages": talk, "task": "prose"} for talk in talks]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with ExitStack() as stack, ThreadPoolExecutor(len(SERVERS)) as starting:
+        # Starting takes most of the time, so they start together; each is stopped even if another does not start.
+        begun = {
+            name: starting.submit(
+                stack.enter_context, serving(tiny_model, {}, log=folder / f"{name}.log", options=options)
+            )
+            for name, options in SERVERS.items()
+        }
+        address = {name: each.result().address for name, each in begun.items()}
+        return {name: gate(folder, name, address) for name in ("float32", "fp8")}
+
+
+def gate(folder, name, address):
+    """The command as a job runs it."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "KC_OTEL_"))}
+    command = [
+        *(sys.executable, "-m", "kc_otel.cli", "gate", "--contract", "contract.yaml", "--evidence", name),
+        *("--inference-url", address[name], "--train-url", f"{address['train']}/v1"),
+        *("--prompts", "prompts.jsonl", "--max-tokens", str(TOKENS), "--kernel", f"inference.dtype={name}"),
+    ]
+    environment.pop("GITHUB_STEP_SUMMARY", None)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**environment, "KC_OTEL_TRAIN_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode in {0, 1}, done.stderr
+    assert KEY not in done.stdout + done.stderr
+    return done.returncode, done.stdout, load_recording(folder / name / "recording.npz")
+
+
+def test_the_same_format_on_both_endpoints_passes(gates):
+    """Two servers of the same checkpoint in float32 differ by rounding at most."""
+    code, out, recording = gates["float32"]
+    assert (code, out.startswith("advance: vllm ")) == (0, True), out
+    assert abs(recording.train - recording.inference).max() < 1e-3
+    assert recording.lengths.size == 2 * EACH
+
+
+def test_a_narrower_format_is_refused(gates):
+    """An fp8 KV cache under bfloat16 breaks the limit, on code and on prose."""
+    code, out, recording = gates["fp8"]
+    assert (code, out.startswith("rollback: vllm ")) == (1, True), out
+    assert "FAIL token-tv on slice code" in out
+    assert "FAIL token-tv on slice prose" in out
+    assert abs(recording.train - recording.inference).mean() > 0.005

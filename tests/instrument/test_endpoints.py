@@ -1,0 +1,348 @@
+"""Two live endpoints: what is asked, what answers say, and what becomes of those that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from kc_otel.instrument.endpoints import (
+    Client,
+    Endpoint,
+    Prompt,
+    PromptsError,
+    RefusedError,
+    RequestFailedError,
+    answers,
+    collect,
+    read_prompts,
+)
+from tests.tools.completions import completions, table, token_ids
+
+CHOICE = {
+    "finish_reason": "stop",
+    "token_ids": [7, 8],
+    "prompt_token_ids": [1, 2],
+    "logprobs": {"token_logprobs": [-0.5, -9999.0], "tokens": ["token_id:7", "token_id:8"]},
+}
+SCORED = [None, {"2": {"logprob": -1.0}}, {"7": {"logprob": -0.25}}, {"8": {"logprob": -9999.0}}]
+
+
+def answer(**changes):
+    return {"choices": [{**CHOICE, **changes}]}
+
+
+def ask(server, action, *, side="inference", key="", **options):
+    """What `action(client)` returns, with a client of the server."""
+
+    async def run():
+        async with httpx.AsyncClient() as http:
+            return await action(Client(Endpoint(side, server.address, key), http, **options))
+
+    return asyncio.run(run())
+
+
+def gathered(inference, train, prompts, **options):
+    async def run():
+        async with httpx.AsyncClient() as http:
+            clients = (
+                Client(Endpoint(side, server.address), http)
+                for side, server in (("inference", inference), ("train", train))
+            )
+            return await collect(prompts, *((client, "tiny") for client in clients), **options)
+
+    return asyncio.run(run())
+
+
+def after(times, status, headers=None, *, on="/v1/completions", error="busy"):
+    """A fault: so many answers of a path are an error, and all later ones are right."""
+    left = [times]
+
+    def fault(path, _body, right):
+        if path == on and left[0] > 0:
+            left[0] -= 1
+            return {"error": {"message": error}}, status, headers or {}
+        return right, 200, {}
+
+    return fault
+
+
+def test_a_request_leaves_no_parameter_to_the_server():
+    """A server takes what is missing from the checkpoint's generation_config, so everything is said."""
+    for body in (answers.sampling_body("tiny", "Hi", 9), answers.scoring_body("tiny", (1, 2))):
+        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        assert neutral.items() <= body.items()
+        assert (body["presence_penalty"], body["frequency_penalty"], body["return_token_ids"]) == (0.0, 0.0, True)
+    assert answers.sampling_body("tiny", (1, 2), 9)["prompt"] == [1, 2]
+    scoring = answers.scoring_body("tiny", (1, 2, 7))
+    assert (scoring["prompt"], scoring["prompt_logprobs"], scoring["max_tokens"]) == ([1, 2, 7], 0, 1)
+
+
+def test_a_completion_is_read_with_its_ids_and_log_probabilities():
+    """In vLLM's answers -9999 is log 0; ids come from token_ids, or from tokens as older versions write them."""
+    found = answers.sampled(answer(), "Hi")
+    assert found == answers.Sampled((1, 2), (7, 8), (-0.5, -math.inf), "stop")
+    assert answers.sampled(answer(token_ids=None), "Hi") == found
+    assert answers.sampled(answer(prompt_token_ids=None), (1, 2)) == found
+    assert math.isnan(answers.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": None}, "without log-probabilities of the sampled tokens .* a server that returns them"),
+        (
+            {"token_ids": None, "logprobs": {"token_logprobs": [-1.0], "tokens": ["a"]}},
+            "without the ids of the sampled",
+        ),
+        ({"token_ids": [7]}, "2 log-probabilities for 1 sampled"),
+        ({"prompt_token_ids": None}, "put prompt_token_ids in place of prompt"),
+        ({"prompt_token_ids": []}, "a prompt without a token"),
+    ],
+)
+def test_a_completion_that_lacks_something_says_what_to_switch_on(changes, said):
+    """The field's place in the answer, and the option or the version that brings it."""
+    with pytest.raises(answers.AnswerError, match=said):
+        answers.sampled(answer(**changes), "Hi")
+
+
+def test_something_else_than_a_completion_is_refused():
+    """Such as a chat server's page."""
+    for wrong in ([], {"choices": []}, {"detail": "no"}, None):
+        with pytest.raises(answers.AnswerError, match="is it an OpenAI-compatible"):
+            answers.sampled(wrong, "Hi")
+
+
+def test_another_prompt_than_was_sent_is_refused():
+    """A proxy that makes text of tokens, or a server that puts one in front, changes what is compared."""
+    with pytest.raises(answers.AnswerError, match="3 for 2, different from place 0 on"):
+        answers.sampled(answer(prompt_token_ids=[0, 1, 2]), (1, 2))
+
+
+def test_given_tokens_are_read_by_their_ids():
+    """The first token of the prompt has no log-probability, and the sampled ones are found by id, not by place."""
+    rows = [*SCORED[:2], {"3": {"logprob": -0.1}} | SCORED[2], SCORED[3]]
+    assert answers.scored(answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8]), (1, 2), (7, 8)) == (
+        -0.25,
+        -math.inf,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompt_logprobs": None}, "though prompt_logprobs was asked for; take a server"),
+        ({"prompt_logprobs": SCORED, "prompt_token_ids": [1, 2, 7, 9]}, "different from place 3 on"),
+        ({"prompt_logprobs": SCORED[:3]}, "scored 3 tokens where 4 were sent"),
+        ({"prompt_logprobs": [*SCORED[:3], {"9": {"logprob": -1.0}}]}, "another token than 8 at place 3"),
+        ({"prompt_logprobs": [*SCORED[:3], None]}, "another token than 8 at place 3"),
+    ],
+)
+def test_scores_of_other_tokens_are_refused(changes, said):
+    """Both sides are about the same tokens, or there is nothing to compare."""
+    with pytest.raises(answers.AnswerError, match=said):
+        answers.scored(answer(**{"prompt_token_ids": None, **changes}), (1, 2), (7, 8))
+
+
+def test_prompts_are_read_with_what_slices_are_made_of(tmp_path):
+    """Text, tokens or a conversation; plain values beside it and in `attributes` count, longer ones do not."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {"prompt": "Hi", "task": "code", "id": 3, "tags": ["a"], "temperature": 1},
+        {"prompt_token_ids": [1, 2], "attributes": {"task": "prose"}},
+        {"messages": [{"role": "user", "content": "Hi"}], "prompt": None},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert read_prompts(path) == (
+        Prompt(1, text="Hi", attributes={"task": "code", "id": 3, "temperature": 1}),
+        Prompt(2, token_ids=(1, 2), attributes={"task": "prose"}),
+        Prompt(3, messages=({"role": "user", "content": "Hi"},)),
+    )
+
+
+def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
+    """File, line, field, and what to write."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"prompt": "Hi"}\n{\n{"prompt": ""}\n{"prompt": [1]}\n{"prompt_token_ids": [1.5]}\n'
+        '{"prompt": "Hi", "temperature": 0.7, "top_p": 1}\n[]\n{"prompt": "a", "messages": [{}]}\n'
+    )
+    with pytest.raises(PromptsError) as caught:
+        read_prompts(path)
+    said = str(caught.value).splitlines()
+    assert [line.partition(": line ")[2].partition(":")[0] for line in said] == list("2345678")
+    assert "it has none" in said[1]
+    assert "tokens are called prompt_token_ids" in said[2]
+    assert "temperature: 0.7: both endpoints are compared at temperature 1" in said[4]
+    assert "it has prompt and messages" in said[6]
+    path.write_text("\n")
+    with pytest.raises(PromptsError, match="has no prompt"):
+        read_prompts(path)
+    with pytest.raises(PromptsError, match="cannot be read"):
+        read_prompts(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
+def test_an_address_that_is_none_is_refused(url):
+    """It names the option that it came from."""
+    with pytest.raises(ValueError, match=r"--train-url: .*is not a URL"):
+        Endpoint("train", url)
+
+
+def test_an_endpoint_shows_neither_key_nor_password():
+    """Not where it is printed, and not where a traceback would show it; with or without /v1 it is the same."""
+    endpoint = Endpoint("train", "https://me:secret@host:81/serve/v1/", "sk-secret")
+    assert (str(endpoint), endpoint.root) == ("train endpoint https://host:81/serve", "https://me:secret@host:81/serve")
+    assert "sk-secret" not in repr(endpoint)
+    with pytest.raises(ValueError, match="KC_OTEL_TRAIN_API_KEY: holds characters") as caught:
+        Endpoint("train", "https://host", "sk-sécret")
+    assert "cret" not in str(caught.value)
+
+
+def test_a_model_is_found_or_the_choice_is_told():
+    """The only one is taken; of several one has to be named; of one that is not served the others are."""
+    with completions(table(), models=("a", "b")) as server:
+        assert ask(server, lambda client: client.model("b")) == "b"
+        with pytest.raises(RefusedError, match=r"serves a, b; name the model with --inference-model"):
+            ask(server, lambda client: client.model(None))
+        with pytest.raises(RefusedError, match=r"--inference-model: serves no 'c'; it serves a, b"):
+            ask(server, lambda client: client.model("c"))
+        server.models = ("tiny",)
+        assert ask(server, lambda client: client.model(None)) == "tiny"
+        server.fault = after(2, 404, on="/v1/models", error="Not Found")
+        assert ask(server, lambda client: client.model("d")) == "d"
+        with pytest.raises(RefusedError, match=r"does not say what it serves \(404: Not Found\)"):
+            ask(server, lambda client: client.model(None))
+
+
+def test_a_busy_endpoint_is_asked_again():
+    """429 and 503 are waited out, as long as it says or a little longer each time, and not for ever."""
+    prompt = Prompt(1, text="Hi")
+    with completions(table(), fault=after(2, 503, {"Retry-After": "0"})) as server:
+        assert len(ask(server, lambda client: client.sample("tiny", prompt, 5)).token_ids) == 5
+        assert len(server.requests) == 3
+        server.fault = after(9, 429, {"Retry-After": "0"})
+        with pytest.raises(RequestFailedError, match="429: busy; 3 attempts"):
+            ask(server, lambda client: client.sample("tiny", prompt, 5), attempts=3)
+
+
+def test_what_one_request_did_wrong_fails_that_request():
+    """A prompt that is too long, or an answer that takes too long, says nothing of the others."""
+    prompt, release = Prompt(1, text="Hi"), threading.Event()
+
+    def slow(_path, _body, right):
+        release.wait(10.0)
+        return right, 200, {}
+
+    with completions(table(), fault=after(1, 400, error="maximum context\nlength is 8")) as server:
+        with pytest.raises(RequestFailedError, match="400: maximum context length is 8"):
+            ask(server, lambda client: client.sample("tiny", prompt, 5))
+        server.fault = slow
+        try:
+            with pytest.raises(RequestFailedError, match="no answer in time"):
+                ask(server, lambda client: client.sample("tiny", prompt, 5), timeout=0.2)
+        finally:
+            release.set()
+
+
+def test_keys_are_sent_and_what_refuses_them_names_the_variable():
+    """An endpoint that repeats the key in its words does not get it into ours."""
+    prompt = Prompt(1, text="Hi")
+    with completions(table(), fault=after(1, 400, error="bad key sk-1234?")) as server:
+        with pytest.raises(RequestFailedError, match=r"400: bad key \*\*\*\?"):
+            ask(server, lambda client: client.sample("tiny", prompt, 5), key="sk-1234")
+        assert server.headers[-1]["Authorization"] == "Bearer sk-1234"
+        server.fault = after(3, 401)
+        with pytest.raises(RefusedError, match="401: the key in KC_OTEL_INFERENCE_API_KEY is refused"):
+            ask(server, lambda client: client.sample("tiny", prompt, 5), key="sk-1234")
+        with pytest.raises(RefusedError, match="401: it wants a key; put it into KC_OTEL_TRAIN_API_KEY"):
+            ask(server, lambda client: client.score("tiny", (1,), (2,)), side="train")
+        assert "Authorization" not in server.headers[-1]
+
+
+def test_a_redirect_is_not_followed():
+    """A key goes where its owner sent it and nowhere else."""
+    with completions(table(), fault=after(1, 307, {"Location": "http://127.0.0.1:9/"}, error="")) as server:
+        with pytest.raises(RefusedError, match=r"307: http://127\.0\.0\.1:9/"):
+            ask(server, lambda client: client.sample("tiny", Prompt(1, text="Hi"), 5), key="sk-1234")
+        assert len(server.requests) == 1
+
+
+def test_both_sides_are_of_the_same_tokens_in_the_order_of_the_prompts():
+    """Each number is the one that its table has for its token, and attributes stay with their sequence."""
+    prompts = [
+        Prompt(1, text="ab", attributes={"task": "code"}),
+        Prompt(2, token_ids=(3,), attributes={"model": "mine"}),
+        Prompt(3, messages=({"role": "user", "content": "xyz"},)),
+    ]
+    with completions(table()) as inference, completions(table(drift=0.3)) as train:
+        found = gathered(inference, train, prompts, samples=2, max_tokens=6, concurrency=3)
+    recording = found.recording
+    assert (found.asked, found.missing, found.failures) == (6, 0, ())
+    assert recording.lengths.tolist() == [6] * 6
+    last = [token_ids("ab")[-1]] * 2 + [3] * 2 + [token_ids("xyz")[-1]] * 2
+    ids = recording.token_ids.reshape(6, 6)
+    before = np.column_stack([last, ids[:, :-1]])
+    assert np.array_equal(recording.inference, inference.logprobs[before, ids].ravel())
+    assert np.array_equal(recording.train, train.logprobs[before, ids].ravel())
+    about = {"prompt_tokens": 2, "completion_tokens": 6, "response_tokens": 6, "temperature": 1.0}
+    first = about | {"model": "tiny", "finish_reason": "length", "task": "code"}
+    assert recording.attributes[0] == recording.attributes[1] == first
+    assert recording.attributes[2]["model"] == "mine"
+    assert recording.attributes[4]["prompt_tokens"] == 3
+
+
+def test_no_more_requests_than_allowed_are_under_way():
+    """The bound holds for both endpoints together."""
+    lock, under_way, most = threading.Lock(), [0], [0]
+
+    def counted(_path, _body, right):
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        time.sleep(0.005)
+        with lock:
+            under_way[0] -= 1
+        return right, 200, {}
+
+    with completions(table(), fault=counted) as inference, completions(table(), fault=counted) as train:
+        gathered(inference, train, [Prompt(1, text="ab")] * 30, max_tokens=4, concurrency=2)
+    assert most[0] == 2
+
+
+def test_failures_are_kept_with_their_lines_beside_what_succeeded():
+    """And after enough of them nothing more is asked."""
+
+    def long_prompts(_path, body, right):
+        if len(body.get("prompt", "")) > 5 and isinstance(body["prompt"], str):
+            return {"error": {"message": "too long"}}, 400, {}
+        return right, 200, {}
+
+    prompts = [Prompt(line, text="a" * (9 if line % 3 == 0 else 2)) for line in range(1, 91)]
+    with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
+        some = gathered(inference, train, prompts[:9], max_tokens=3)
+        many = gathered(inference, train, prompts, max_tokens=3, concurrency=1)
+    assert sorted(each.line for each in some.failures) == [3, 6, 9]
+    assert (some.asked, some.missing, some.recording.lengths.size) == (9, 3, 6)
+    assert (len(many.failures), many.asked, many.missing) == (20, 90, 50)
+
+
+def test_an_answer_that_would_be_the_same_for_all_ends_it_at_once():
+    """An endpoint without log-probabilities is not asked once more for each prompt."""
+
+    def without(_path, _body, right):
+        right["choices"][0]["prompt_logprobs"] = None
+        return right, 200, {}
+
+    with completions(table()) as inference, completions(table(), fault=without) as train:
+        with pytest.raises(
+            RefusedError, match=r"^train endpoint .*: answers without log-probabilities of given tokens"
+        ):
+            gathered(inference, train, [Prompt(1, text="ab")] * 50, concurrency=2)
+        assert len(train.requests) <= 4

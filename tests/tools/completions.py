@@ -1,0 +1,141 @@
+"""An OpenAI-compatible server in vLLM's format whose model is exact: the next token's softmax depends on the last one.
+
+    with completions(table) as server:
+        server.address, server.requests, server.headers
+
+`table` is a model's logits [V, V], so that both endpoints' log-probabilities, and the drift between two tables, are
+known. A function given as `fault` may change any answer: `fault(path, body, answer) -> answer, status, headers`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+
+import numpy as np
+
+VOCABULARY = 16
+
+
+def table(*, drift=0.0, seed=5):
+    """Logits [V, V]; `drift` is how far, in standard deviations of noise, they are from those of drift 0."""
+    rng = np.random.default_rng(seed)
+    logits = 1.5 * rng.standard_normal((VOCABULARY, VOCABULARY))
+    return logits + drift * rng.standard_normal(logits.shape)
+
+
+def token_ids(text):
+    """The server's tokenizer: a character is a token."""
+    return [ord(each) % VOCABULARY for each in text]
+
+
+@dataclass
+class Completions:
+    """A server that runs."""
+
+    address: str
+    logprobs: np.ndarray
+    fault: object = None
+    models: tuple = ("tiny",)
+    requests: list = field(default_factory=list)
+    headers: list = field(default_factory=list)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(11))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, path, body):
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+        if path == "/tokenize":
+            text = "\n".join(each["content"] for each in body["messages"])
+            return {"count": len(text), "max_model_len": 1024, "tokens": token_ids(text), "token_strs": None}
+        if path != "/v1/completions":
+            return None
+        prompt = token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
+        drawn = self._draw(prompt[-1], body["max_tokens"])
+        choice = {
+            "index": 0,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": drawn if body.get("return_token_ids") else None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": prompt if body.get("return_token_ids") else None,
+        }
+        if body.get("logprobs") is not None:
+            choice["logprobs"] = {
+                "text_offset": [0] * len(drawn),
+                "token_logprobs": self._logprobs_of([prompt[-1], *drawn]),
+                "tokens": [f"token_id:{each}" for each in drawn],
+                "top_logprobs": [{} for _ in drawn],
+            }
+        if body.get("prompt_logprobs") is not None:
+            scored = zip(prompt[1:], self._logprobs_of(prompt), strict=True)
+            choice["prompt_logprobs"] = [None] + [
+                {str(token): {"logprob": value, "rank": 1, "decoded_token": ""}} for token, value in scored
+            ]
+        return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+
+    def _draw(self, last, count):
+        drawn = []
+        with self.lock:
+            for _ in range(count):
+                last = int(self.rng.choice(VOCABULARY, p=np.exp(self.logprobs[last])))
+                drawn.append(last)
+        return drawn
+
+    def _logprobs_of(self, tokens):
+        return [float(self.logprobs[one, other]) for one, other in pairwise(tokens)]
+
+
+@contextmanager
+def completions(logits, *, fault=None, models=("tiny",)):
+    """A server on a free port until the block ends."""
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    served = Completions("", logprobs, fault, models)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # headers and body in one packet: in two, the second waits for an acknowledgement
+
+        def do_GET(self):
+            self._reply({})
+
+        def do_POST(self):
+            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def log_message(self, *_):
+            pass
+
+        def _reply(self, body):
+            with served.lock:
+                served.requests.append((self.path, body))
+                served.headers.append(dict(self.headers))
+            answer, status, headers = served.answer(self.path, body), 200, {}
+            if served.fault is not None:
+                answer, status, headers = served.fault(self.path, body, answer)
+            elif answer is None:
+                answer, status = {"error": {"message": "Not Found", "code": 404}}, 404
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            for name, value in {"content-type": "application/json", **headers}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    served.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
