@@ -236,6 +236,7 @@ class Router:
 
     def _arrived(self, table: DecisionTable) -> None:
         self._take(table)
+        self._touch()  # before the file is written: a slow disk does not make it stale
         if self._kept is not None:
             self._kept.save(table)
 

@@ -65,7 +65,9 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
         send(0.005, lambda: statuses() == {"PASS"})
         send(0.2, lambda: bool(pager.bodies))
         send(0.005, lambda: any(body["status"] == "resolved" for body in pager.bodies))
-    evaluator.wait("/api/v1/alerts", lambda answer: any(one["on"] == "no-data" for one in answer["alerts"]))
+    evaluator.wait(
+        "/api/v1/alerts", lambda answer: {("no-data", "firing")} == {(a["on"], a["phase"]) for a in answer["alerts"]}
+    )
     assert evaluator.get("/api/v1/health")["recording"]["written"] > 20
     events = evaluator.get("/api/v1/events", limit=1000)["events"]
     evaluator.stop()
