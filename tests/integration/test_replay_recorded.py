@@ -63,6 +63,8 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
 
     with recorder:
         send(0.005, lambda: statuses() == {"PASS"})
+        healthy = time.monotonic() + 2.0  # in which a tighter limit has time to be broken
+        send(0.005, lambda: time.monotonic() > healthy)
         send(0.2, lambda: bool(pager.bodies))
         send(0.005, lambda: any(body["status"] == "resolved" for body in pager.bodies))
     evaluator.wait(
