@@ -28,7 +28,7 @@ test: $(VENV)/.test ## everything that CI runs
 	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 
 test-fast: $(VENV)/.test ## the part for everyday work: under a minute
-	$(BIN)/python -m pytest -m "not slow" -q -n auto $(ARGS)
+	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -m "not slow" -q -n auto $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines $(ARGS)

@@ -1,6 +1,7 @@
 """What every test has in common."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes says more about the machine's other tenants than about the code.
 settings.register_profile("kc-otel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("kc-otel")
+# Fewer examples for everyday work, where a test does not ask for a number of its own.
+settings.register_profile("fast", settings.get_profile("kc-otel"), max_examples=25)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kc-otel"))
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ def test_shares_of_two_versions_are_independent():
     assert least <= both <= most
 
 
+@pytest.mark.slow
 def test_another_process_decides_alike():
     """The hash does not depend on the process, as Python's own does."""
     program = (

@@ -1,4 +1,4 @@
-"""Prometheus remote write 1.0: what an exporter of this repository sends over OTLP, written into a Prometheus.
+"""Prometheus remote write 1.0: what an exporter of this repository sends over OTLP, and plain numbers.
 
 Debian's Prometheus has no OTLP receiver. This does what that receiver does: an exponential histogram becomes a native
 one, its bucket i the bucket i + 1, for Prometheus counts buckets by their upper edge. Source of the message:
@@ -7,6 +7,7 @@ prometheus/prompb/types.proto; of the framing: the snappy block format, of which
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics.export import MetricsData
 
 ZERO_THRESHOLD = 1e-128
+_STALE = struct.pack("<Q", 0x7FF0000000000002)
+"""The NaN by which Prometheus marks that a series has ended."""
 HEADERS = {
     "Content-Encoding": "snappy",
     "Content-Type": "application/x-protobuf",
@@ -27,10 +30,17 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series: its labels, and (milliseconds, point) of exponential histograms as they are in OTLP."""
+    """One series.
+
+    Attributes:
+        labels: Its labels, with its name.
+        histograms: (Milliseconds, point) of exponential histograms as they are in OTLP.
+        samples: (Milliseconds, number); NaN where the series ends.
+    """
 
     labels: Mapping[str, str]
-    histograms: Sequence[tuple[int, Any]]
+    histograms: Sequence[tuple[int, Any]] = ()
+    samples: Sequence[tuple[int, float]] = ()
 
 
 def body(series: Iterable[Series]) -> bytes:
@@ -82,8 +92,9 @@ def _series(one: Series) -> tuple[bytes, ...]:
     exemplars = b"".join(
         _message(3, _exemplar(exemplar, at)) for at, point in one.histograms for exemplar in point.exemplars
     )
+    samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in one.samples)
     histograms = b"".join(_message(4, _histogram(point, at)) for at, point in one.histograms)
-    return (labels + histograms, *((labels + exemplars,) if exemplars else ()))
+    return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
 
 
 def _histogram(point: Any, at: int) -> bytes:
@@ -134,7 +145,7 @@ def _integer(field: int, value: int) -> bytes:
 
 
 def _double(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 1) + struct.pack("<d", value)
+    return _varint(field << 3 | 1) + (_STALE if math.isnan(value) else struct.pack("<d", value))
 
 
 def _zigzag(value: int) -> int:

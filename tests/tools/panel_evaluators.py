@@ -1,0 +1,139 @@
+"""Evaluators that take played exports over OTLP/HTTP and are told the time: their `/metrics`, and what is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from kc_otel.contract import Contract
+from kc_otel.escalation.deliver import Dispatcher
+from kc_otel.escalation.endpoints import Endpoint
+from kc_otel.escalation.signing import Secret
+from kc_otel.evaluator.verdict import Verdict
+from kc_otel.otlp.http_server import http_app
+from kc_otel.otlp.sink import Outcome, RequestCounts
+from kc_otel.promotion.stages import Stage
+from kc_otel.promotion.state import Promotion
+from kc_otel.routing.table import DecisionTable
+from kc_otel.service.api import make_api
+from kc_otel.service.changes import Changes
+from kc_otel.service.core import Core
+from kc_otel.service.readings import read
+from kc_otel.service.state import open_state
+from tests.tools.panel_traffic import ENGINE, STEP, Recorded
+
+TICK = 10
+"""Seconds between two evaluations; each is followed by a look at the page."""
+_OTLP = {"content-type": "application/x-protobuf"}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an evaluator knew when its page was read.
+
+    Attributes:
+        at: Unix time, seconds.
+        page: Its `/metrics`.
+        cells: (verdict, Unix time since when) of every cell.
+        firing: How many steps fire, by (contract, clause, slice, severity).
+        acting: How many steps ask for it, by (contract, clause, slice, action).
+        decisions: Which slices are routed away.
+        promotions: Kernel versions on their way, or rolled back.
+        points: Data points received by outcome; likewise `requests` by (transport, outcome) and `attempts` by
+            (endpoint, outcome).
+        waiting: Webhooks by endpoint.
+        series: Series that state is kept for.
+        tick_seconds: How long the evaluation took.
+    """
+
+    at: int
+    page: bytes
+    cells: tuple[tuple[Verdict, float], ...]
+    firing: Mapping[tuple[str, str, str, str], int]
+    acting: Mapping[tuple[str, str, str, str], int]
+    decisions: DecisionTable
+    promotions: tuple[Promotion, ...]
+    points: Mapping[str, int]
+    requests: Mapping[tuple[str, str], int]
+    attempts: Mapping[tuple[str, str], int]
+    waiting: Mapping[str, int]
+    series: int
+    tick_seconds: float
+
+
+class _Told(Core):
+    """An evaluator that takes what arrives at the time that is played."""
+
+    clock = 0.0
+
+    def metrics(self, request: Any) -> Outcome:
+        return self.evaluator.ingest_metrics(request, self.clock)
+
+
+def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, pager: str) -> Iterator[Moment]:
+    """Judge, route, escalate and promote from `begin` to the last export, Unix seconds; a moment per evaluation.
+
+    Args:
+        contracts: The contracts; what happens is about the first of them.
+        recorded: What recorders exported; the evaluator hears of what they export from `begin` on.
+        begin: When the evaluator starts.
+        pager: Address of the endpoint `pager`; there is no other.
+    """
+    requests = RequestCounts()
+    with closing(open_state(None)) as connection:
+        core = _Told(contracts, connection, external_url="http://evaluator", now=begin)
+        endpoint = Endpoint("pager", pager, (Secret(bytes(range(32))),), allow_private=True)
+        dispatcher = Dispatcher(core.outbox, {"pager": endpoint}, clock=lambda: core.clock)
+        api = make_api(core, lambda: read(core, requests, dispatcher.attempts), Changes(), "0")
+        with TestClient(http_app(core, counts=requests)) as otlp, TestClient(api) as reader:
+            for now in range(begin, recorded.end + 1, TICK):
+                core.clock = now
+                _receive(otlp, recorded, now)
+                core.tick(now)
+                if now == recorded.end - 3 * STEP:
+                    _promote(core, contracts[0].name, recorded)
+                asyncio.run(_deliver(dispatcher))
+                yield Moment(
+                    at=now,
+                    page=reader.get("/metrics").content,
+                    cells=tuple((verdict, since) for verdict, since, _ in core.history.cells()),
+                    firing=core.firing(),
+                    acting=core.acting(),
+                    decisions=core.decisions,
+                    promotions=tuple(core.promotions.all()),
+                    points=dict(core.evaluator.counters),
+                    requests=dict(requests.snapshot()),
+                    attempts=dict(dispatcher.attempts),
+                    waiting={one.endpoint: one.waiting for one in core.outbox.status()},
+                    series=core.evaluator.series_count,
+                    tick_seconds=core.tick_seconds,
+                )
+
+
+def _receive(otlp: TestClient, recorded: Recorded, now: int) -> None:
+    """What arrives now: every recorder's export, the last of them twice, and now and then what nobody can read."""
+    arriving = [one for one in recorded.exports if one.at == now and one.recorder != ENGINE]
+    for export in (*arriving, *arriving[-1:]):
+        content = export.request.SerializeToString()
+        assert otlp.post("/v1/metrics", content=content, headers=_OTLP).status_code == 200
+    if arriving:
+        assert otlp.post("/v1/metrics", content=b"\xff", headers=_OTLP).status_code == 400
+
+
+def _promote(core: _Told, contract: str, recorded: Recorded) -> None:
+    """One version is rolled back; the next is forced into the canary."""
+    back, on = (recorded.kernels[name][1].fingerprint for name in ("int4", "bf16"))
+    core.promotions.start(contract, back, "ada", core.clock)
+    core.promotions.tell(contract, back, "rollback", "ada", "it drifts", core.clock)
+    core.promotions.start(contract, on, "ada", core.clock)
+    core.promotions.tell(contract, on, "force", "ada", "it has been looked at", core.clock, stage=Stage.CANARY)
+
+
+async def _deliver(dispatcher: Dispatcher) -> None:
+    await dispatcher.drain()
+    await dispatcher.aclose()
