@@ -14,7 +14,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import Step
+from kc_otel.contract.policy import REPEAT, Step
 from kc_otel.contract.units import format_duration
 from kc_otel.escalation.body import ALERT_NAMES
 from kc_otel.escalation.policy import INPUT_CLAUSE
@@ -22,7 +22,7 @@ from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.describe import promise
 from kc_otel.generate.names import label, metric, selector
 
-__all__ = ["CELL_LABELS", "HELD_BY", "Rung", "rungs", "static_labels", "unique_names"]
+__all__ = ["CELL_LABELS", "HELD_BY", "Rung", "repeat_interval", "rungs", "static_labels", "unique_names"]
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
 """Labels that tell the cells of one clause apart."""
@@ -34,6 +34,8 @@ HELD_BY: Final = {
 }
 """Verdicts that neither feed nor clear an alert on a verdict: doubt and silence do not prove that a breach is over."""
 
+_LONGEST_REPEAT: Final = 120 * 3600.0
+"""Alertmanager and Grafana forget after 120 h whom they told (`--data.retention`), and know no "never"."""
 _STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive": Status.INCONCLUSIVE}
 
 
@@ -128,6 +130,15 @@ def static_labels(rung: Rung) -> dict[str, str]:
         "severity": rung.step.severity,
         "step": str(rung.number),
     }
+
+
+def repeat_interval(repeat: float = REPEAT) -> str:
+    """How often Alertmanager and Grafana say again that a step fires; without reminders as seldom as they can.
+
+    Args:
+        repeat: Seconds between two reminders of the step; 0 for none.
+    """
+    return format_duration(min(repeat, _LONGEST_REPEAT) or _LONGEST_REPEAT)
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:

@@ -125,6 +125,35 @@ def test_a_step_that_notifies_and_calls_a_webhook_reaches_both(policy: Contract)
     assert receivers_of(content["policies"][0], alert) == {"kernel-contracts", "kernel-contracts-pager"}
 
 
+def test_reminders_come_as_often_as_the_step_says(policy: Contract) -> None:
+    """Steps that share an endpoint and not their reminders have a route each, and each alert follows one of them."""
+    first, second, *_ = policy.escalation
+    steps = (
+        second,
+        second.model_copy(update={"repeat": 600.0}),
+        second.model_copy(update={"repeat": 0.0}),
+        first.model_copy(update={"repeat": 600.0}),
+        first,
+    )
+    content = yaml.safe_load(notifications_file([policy.model_copy(update={"escalation": steps})]).text)
+    (branch,) = content["policies"][0]["routes"]
+    found = {
+        (number, route["receiver"]): route["repeat_interval"]
+        for route in branch["routes"]
+        for name, _, numbers in route["object_matchers"]
+        if name == "step"
+        for number in numbers.split("|")
+    }
+    pager, people = "kernel-contracts-pager", "kernel-contracts"
+    assert found == {
+        ("1", pager): "4h",
+        ("2", pager): "10m",
+        ("3", pager): "5d",
+        ("4", people): "10m",
+        ("5", people): "4h",
+    }
+
+
 def test_only_information_waits_for_working_hours(content: dict) -> None:
     """Nothing of severity warning or critical is ever muted, and what is named as muted exists."""
     muted = [one for one in routes(content["policies"][0]) if "mute_time_intervals" in one]

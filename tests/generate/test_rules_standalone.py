@@ -107,14 +107,23 @@ def test_resources_hold_the_same_groups(policy: Contract) -> None:
 def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
     """One route per step and endpoint, one receiver per endpoint, secrets in files only."""
     content = yaml.safe_load(routes_file([policy]).text)
-    assert content["route"]["routes"] == [
-        {"receiver": "pager", "matchers": ['contract="policy-7b"', 'step="2"'], "continue": True}
-    ]
+    (route,) = content["route"]["routes"]
+    assert route.pop("repeat_interval") == content["route"]["repeat_interval"] == "4h"
+    assert route == {"receiver": "pager", "matchers": ['contract="policy-7b"', 'step="2"'], "continue": True}
     (page, pager) = content["receivers"]
     assert page == {"name": "page-only"}
     (webhook,) = pager["webhook_configs"]
     assert webhook["url_file"] == f"{SECRETS}/pager.url"
     assert webhook["http_config"]["authorization"]["credentials_file"] == f"{SECRETS}/pager.token"
+
+
+@pytest.mark.parametrize(("repeat", "expected"), [(90.0 * 60, "1h30m"), (0.0, "5d"), (10.0 * 86400, "5d")])
+def test_reminders_come_as_often_as_the_step_says(policy: Contract, repeat: float, expected: str) -> None:
+    """None is as seldom as Alertmanager can: it forgets after five days whom it told."""
+    first, second, *rest = policy.escalation
+    steps = (first, second.model_copy(update={"repeat": repeat}), *rest)
+    content = yaml.safe_load(routes_file([policy.model_copy(update={"escalation": steps})]).text)
+    assert [route["repeat_interval"] for route in content["route"]["routes"]] == [expected]
 
 
 @pytest.mark.slow

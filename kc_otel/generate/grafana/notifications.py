@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.ladder import repeat_interval
 from kc_otel.generate.links import FOLDER
 
 __all__ = ["notifications_file"]
@@ -59,7 +60,8 @@ What to do:
 def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """One file for all contracts: a contact point for people, and one for each webhook that a step names."""
     known = tuple(contracts)
-    endpoints = sorted({str(action.target) for _, _, action in _actions(known) if action.kind == "webhook"})
+    actions = [action for contract in known for step in contract.escalation for action in step.do]
+    endpoints = sorted({str(action.target) for action in actions if action.kind == "webhook"})
     points = [_contact_point(None), *(_contact_point(name) for name in endpoints)]
     variables = (f"  {_variable(name, what)}" for name in (None, *endpoints) for what in ("URL", "SECRET"))
     content: dict[str, Any] = {
@@ -115,27 +117,18 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
     not.
     """
     routes = [
-        {
-            "receiver": _receiver(endpoint),
-            "object_matchers": [["contract", "=", contract.name], ["step", "=~", "|".join(steps)]],
-            "continue": True,
-        }
+        {"receiver": _receiver(endpoint), **steps, "continue": True}
         for endpoint in endpoints
         for contract in contracts
-        if (steps := _steps(contract, endpoint))
+        for steps in _steps(contract, endpoint)
     ]
-    told = [
-        [["contract", "=", contract.name], ["step", "=~", "|".join(steps)]]
-        for contract in contracts
-        if (steps := _steps(contract, None))
-    ]
-    for matchers in told:
-        quiet = {
-            "receiver": _receiver(None),
-            "object_matchers": [["severity", "=", "info"]],
-            "mute_time_intervals": [_QUIET],
-        }
-        routes.append({"receiver": _receiver(None), "object_matchers": matchers, "routes": [quiet]})
+    quiet = {
+        "receiver": _receiver(None),
+        "object_matchers": [["severity", "=", "info"]],
+        "mute_time_intervals": [_QUIET],
+    }
+    for contract in contracts:
+        routes += [{"receiver": _receiver(None), **steps, "routes": [quiet]} for steps in _steps(contract, None)]
     branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
     return {
         "orgId": _ORG,
@@ -143,27 +136,24 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
         "group_by": _GROUP_BY,
         "group_wait": "10s",
         "group_interval": "1m",
-        "repeat_interval": "4h",
+        "repeat_interval": repeat_interval(),
         "routes": [{**branch, "routes": routes}] if routes else [],
     }
 
 
-def _steps(contract: Contract, endpoint: str | None) -> list[str]:
-    """Numbers of the steps that send to a webhook, or that tell people."""
+def _steps(contract: Contract, endpoint: str | None) -> list[dict[str, Any]]:
+    """The steps that send to a webhook, or that tell people, by how often they remind."""
     kind = "notify" if endpoint is None else "webhook"
+    found: dict[str, list[str]] = {}
+    for number, step in enumerate(contract.escalation, start=1):
+        if any(action.kind == kind and action.target == endpoint for action in step.do):
+            found.setdefault(repeat_interval(step.repeat), []).append(str(number))
     return [
-        str(number)
-        for name, number, action in dict.fromkeys(_actions((contract,)))
-        if action.kind == kind and action.target == endpoint
-    ]
-
-
-def _actions(contracts: Iterable[Contract]) -> list[tuple[str, int, Any]]:
-    return [
-        (contract.name, number, action)
-        for contract in contracts
-        for number, step in enumerate(contract.escalation, start=1)
-        for action in step.do
+        {
+            "object_matchers": [["contract", "=", contract.name], ["step", "=~", "|".join(numbers)]],
+            "repeat_interval": repeat,
+        }
+        for repeat, numbers in found.items()
     ]
 
 

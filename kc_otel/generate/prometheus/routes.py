@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.ladder import repeat_interval
 
 __all__ = ["SECRETS", "routes_file"]
 
@@ -31,14 +32,15 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
             for endpoint in sorted({action.target for action in step.do if action.kind == "webhook" and action.target}):
                 endpoints.add(endpoint)
                 matchers = [f'contract="{contract.name}"', f'step="{number}"']
-                routes.append({"receiver": endpoint, "matchers": matchers, "continue": True})
+                route = {"receiver": endpoint, "matchers": matchers, "continue": True}
+                routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
     content = {
         "route": {
             "receiver": _PAGE,
             "group_by": ["contract", "clause", "slice"],
             "group_wait": "10s",
             "group_interval": "1m",
-            "repeat_interval": "4h",
+            "repeat_interval": repeat_interval(),
             "routes": routes,
         },
         # A critical step says all that the warning before it says.
