@@ -298,11 +298,12 @@ class Promotions:
 
 
 def _holds(decisions: DecisionTable, contract: str) -> list[str]:
-    return [
-        one.reason
-        for one in decisions.directives
-        if one.contract == contract and one.kind is DirectiveKind.HOLD_PROMOTION
-    ]
+    """Why promotion waits, each reason once with the slices that it is about."""
+    found: dict[str, set[str]] = {}
+    for one in decisions.directives:
+        if one.contract == contract and one.kind is DirectiveKind.HOLD_PROMOTION:
+            found.setdefault(one.reason, set()).add(one.slice)
+    return [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in found.items()]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Said:

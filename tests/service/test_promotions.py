@@ -227,14 +227,14 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
 
 
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
-    """`hold-promotion` of a step that fires on another version is a reason to wait, and is said."""
+    """`hold-promotion` of a step that fires on another version is a reason to wait, said once with its slices."""
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
     driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
     driven.tick(1, old="FAIL", v2="PASS")
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
-    assert (promotion.place.stage, promotion.missing) == (Stage.SHADOW, ("held: numbers",))
+    assert (promotion.place.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
 
 
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
