@@ -69,9 +69,8 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
         webhook = stack.enter_context(receiving(secret, webhooks.put))
         evaluator = stack.enter_context(evaluating(CONTRACT, folder, webhook, secret))
         terminal.say(f"$ {' '.join(evaluator.command)}")
-        terminal.say(
-            f"webhooks go to {webhook}; `kc-otel watch --url {evaluator.api}` in another terminal shows it live"
-        )
+        terminal.say(f"webhooks go to {webhook}")
+        terminal.say(f"live: {evaluator.api} in a browser, `kc-otel watch --url {evaluator.api}` in a terminal")
         export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
         training_kernel = Kernel("torch", version=torch.__version__, dtype="float32", attention="sdpa")
@@ -213,13 +212,13 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
     if stay:
         resume = "kc-otel resume demo-bytes --slice tables --why 'recalibrated'"
         lines = [
-            (f"kc-otel watch --url {api}", "this, live; Ctrl-C here ends it"),
+            (f"kc-otel watch --url {api}", f"this, live, as at {api} in a browser; Ctrl-C here ends it"),
             (f"{resume} --url {api}", "give the slice back to the inference kernel"),
             *lines,
         ]
     else:
         lines.insert(
-            1, ("make demo ARGS=--stay", "go on serving at the end, to look around with kc-otel status and watch")
+            1, ("make demo ARGS=--stay", "go on serving at the end, to look around in a browser or with kc-otel watch")
         )
     for command, what in lines:
         terminal.console.print(f"  {command}\n      {what}", markup=False)

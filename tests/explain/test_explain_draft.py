@@ -68,7 +68,16 @@ def test_every_draft_is_sound_and_meets_its_budget(share, horizon, low, width, c
     ):
         assert derived * 0.99 <= limits[name] <= derived * (1 + 1e-8)
     (said,) = explain(written.contract).backwards
-    assert {"reward", "token-tv", "token-kl"} == set(said.guaranteed_by)
+    # A share f of tokens beyond 0.5 leaves a mean of at most 0.5 + f / 2: enough where the budget is most of the range.
+    enough = {"tail"} if horizon * (0.5 + limits["tail"] / 2) <= tv else set()
+    assert {"reward", "token-tv", "token-kl"} | enough == set(said.guaranteed_by)
+
+
+@pytest.mark.parametrize(("share", "enough"), [(0.66, False), (0.68, True)])
+def test_a_wide_budget_is_kept_by_the_tail_alone(share, enough):
+    """At one token, a third of tokens beyond 0.5 keeps a budget of two thirds of the range: 0.5 + 0.34 / 2 <= 0.68."""
+    (said,) = explain(write(draft(reward_budget=share, reward_range=(0.0, 1.0), horizon=1)).contract).backwards
+    assert ("tail" in said.guaranteed_by) is enough
 
 
 def test_the_text_says_how_each_limit_follows_and_what_breaks():
