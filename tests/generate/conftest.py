@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -66,27 +67,30 @@ def remote_write() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def exports() -> ModuleType:
-    """The module that plays a recorder."""
-    return _tool("exports")
-
-
-@pytest.fixture(scope="session")
 def streams() -> ModuleType:
     """The module that plays streams of drift."""
     return _tool("streams")
 
 
 @pytest.fixture(scope="session")
-def metrics_page() -> ModuleType:
-    """The module that serves a page like the evaluator's."""
-    return _tool("metrics_page")
-
-
-@pytest.fixture(scope="session")
 def servers() -> ModuleType:
     """The module that starts servers."""
     return _tool("servers")
+
+
+@pytest.fixture(scope="session")
+def panel_contracts(repository: Path) -> tuple[Contract, ...]:
+    """One that recorders report for, with every kind of panel, and one that nobody reports for."""
+    return load(HERE / "panels.yaml"), load(repository / "contracts" / "rl-rollouts-bf16-fp8.yaml")
+
+
+@pytest.fixture(scope="session")
+def panel_store(program, panel_contracts: tuple[Contract, ...], tmp_path_factory) -> Iterator:
+    """A Prometheus with everything that played recorders and evaluators exported."""
+    from tests.tools.panel_store import played
+
+    with played(program("prometheus"), panel_contracts, tmp_path_factory.mktemp("prometheus")) as found:
+        yield found
 
 
 @pytest.fixture

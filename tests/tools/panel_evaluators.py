@@ -75,13 +75,14 @@ class _Told(Core):
         return self.evaluator.ingest_metrics(request, self.clock)
 
 
-def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, pager: str) -> Iterator[Moment]:
+def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: int, pager: str) -> Iterator[Moment]:
     """Judge, route, escalate and promote from `begin` to the last export, Unix seconds; a moment per evaluation.
 
     Args:
         contracts: The contracts; what happens is about the first of them.
         recorded: What recorders exported; the evaluator hears of what they export from `begin` on.
         begin: When the evaluator starts.
+        late: Seconds until an export arrives.
         pager: Address of the endpoint `pager`; there is no other.
     """
     requests = RequestCounts()
@@ -93,9 +94,9 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, pager: 
         with TestClient(http_app(core, counts=requests)) as otlp, TestClient(api) as reader:
             for now in range(begin, recorded.end + 1, TICK):
                 core.clock = now
-                _receive(otlp, recorded, now)
+                _receive(otlp, recorded, now - late)
                 core.tick(now)
-                if now == recorded.end - 3 * STEP:
+                if now == recorded.end - 2 * STEP:
                     _promote(core, contracts[0].name, recorded)
                 asyncio.run(_deliver(dispatcher))
                 yield Moment(
@@ -115,9 +116,9 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, pager: 
                 )
 
 
-def _receive(otlp: TestClient, recorded: Recorded, now: int) -> None:
-    """What arrives now: every recorder's export, the last of them twice, and now and then what nobody can read."""
-    arriving = [one for one in recorded.exports if one.at == now and one.recorder != ENGINE]
+def _receive(otlp: TestClient, recorded: Recorded, at: int) -> None:
+    """What was exported at a time: by every recorder, the last of them twice, and with it what nobody can read."""
+    arriving = [one for one in recorded.exports if one.at == at and one.recorder != ENGINE]
     for export in (*arriving, *arriving[-1:]):
         content = export.request.SerializeToString()
         assert otlp.post("/v1/metrics", content=content, headers=_OTLP).status_code == 200

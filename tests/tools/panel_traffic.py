@@ -1,4 +1,4 @@
-"""What recorders were given over three minutes and what they exported of it: OTLP requests, and the arrays in float64.
+"""What recorders were given over five minutes and what they exported of it: OTLP requests, and the arrays in float64.
 
 The minutes are played: recorders measure and export, and their points get the times of the minutes before `end`.
 """
@@ -24,8 +24,10 @@ from kc_otel.instrument.recorder import Recorder
 from kc_otel.instrument.vllm.counts import RECORDED, Counts
 from kc_otel.telemetry.kernel import Kernel
 
-TOKENS, EXPORTS, STEP = 16, 7, 30
+TOKENS, EXPORTS, STEP = 16, 7, 40
 """Tokens of a sequence, exports, and seconds between two of them."""
+DROPPED = 2
+"""Batches that a recorder cannot measure between two exports."""
 ENGINE = "engine"
 """Who exports what is counted of captured requests."""
 CAPTURED = {RECORDED: 40, "queue-full": 3}
@@ -44,6 +46,7 @@ class Traffic:
         attributes: What decides the slices.
         slices: Names of its streams.
         limit: The smallest limit of clause token-tv on its slices, which quarantine holds single sequences to.
+        train: dtype of the training kernel.
         refused: Whether the endpoint refuses its exports the first time.
         rows: Rows of operator outputs of each batch.
     """
@@ -55,14 +58,15 @@ class Traffic:
     attributes: Mapping[str, Any]
     slices: tuple[str, ...]
     limit: float
+    train: str = "bfloat16"
     refused: bool = False
     rows: int = 0
 
 
 TRAFFIC = {
-    "fp8": Traffic(200, 0.05, 1, 0.5, {"task": "code"}, ("all", "code"), 0.004, refused=True, rows=60),
+    "fp8": Traffic(200, 0.05, 1, 0.5, {"task": "code"}, ("all", "code"), 0.004, refused=True, rows=470),
     "bf16": Traffic(150, 0.0005, 0, 0.25, {"prompt_tokens": 9000}, ("all", "long-context"), 0.008),
-    "int4": Traffic(12, 0.02, 0, 0.75, {"task": "code"}, ("all", "other"), 0.004),
+    "int4": Traffic(12, 0.02, 0, 0.75, {"task": "code"}, ("all", "other"), 0.004, train="float32"),
 }
 """By the dtype of the inference kernel. The recorder of the last has no room for a stream of slice `code`."""
 
@@ -74,7 +78,7 @@ class Batch:
     Attributes:
         log_ratio: log P(y) - log Q(y), rounded to float32 as recorders do, [sequences, tokens].
         advantages: [sequences].
-        relative: ||a - b|| / ||a|| of operator outputs, [rows].
+        relative: ||a - b|| / ||a|| of the outputs of operator `attention`, [rows]; those of another do not differ.
     """
 
     log_ratio: np.ndarray
@@ -143,7 +147,7 @@ def record(contract: Contract, end: int) -> Recorded:
     """Let every recorder measure and export; `end` is the time of the last export, Unix seconds."""
     found = Recorded(end, {}, {}, [])
     for seed, (name, traffic) in enumerate(TRAFFIC.items()):
-        kernels = Kernel("torch", dtype="bfloat16"), Kernel("vllm", version="0.32.0", dtype=name)
+        kernels = Kernel("torch", dtype=traffic.train), Kernel("vllm", version="0.32.0", dtype=name)
         found.kernels[name], found.batches[name] = kernels, []
         draw, memory, own = np.random.default_rng(seed), _Memory(), _capped(contract, traffic)
         with Recorder(
@@ -191,11 +195,13 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
         presampled=True,
     )
     recorder.quarantined(quarantine(train, inference, contract, attributes=traffic.attributes, clauses=["token-tv"]))
-    recorder.drop("no-logprobs", "the engine returned none")
+    for _ in range(DROPPED):
+        recorder.drop("no-logprobs", "the engine returned none")
     one = draw.normal(size=(traffic.rows, 8))
     other = one * (1.0 + draw.normal(0.0, 0.01, one.shape))
     if traffic.rows:
         recorder.compare_operator("attention", one, other, attributes=traffic.attributes, presampled=True)
+        recorder.compare_operator("norm", one, one, attributes=traffic.attributes, presampled=True)
     relative = np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)
     ratio = (train - inference)[:-1].astype(np.float32).astype(float)
     return Batch(ratio, advantages[:-1], relative)

@@ -9,7 +9,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.escalation.policy import INPUT_CLAUSE
 from kc_otel.generate.describe import number, promise
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import queries, raw
 from kc_otel.generate.grafana.panels import (
     SAME_TIME,
     Query,
@@ -78,13 +78,14 @@ def _clause_panel(contract: Contract, clause: Clause) -> Any:
 
 def _input_panel(contract: Contract) -> Any:
     reason = label("kc.reason")
+    invalid = queries.of_contract("kc.input.invalid", contract.name, ("kc.reason",))
     return graph_panel(
         panel_id(contract.name, INPUT_CLAUSE),
         "Sequences that failed an input check",
         "Sequences that were not measured, by reason: other token ids on the two sides, a one-token shift, NaN or "
         "zero-filled log-probabilities. They are no drift; they say that the comparison itself is wrong. The "
         "recorders count them; they reach this data source by way of the Collector.",
-        (Query(queries.of_contract("kc.input.invalid", contract.name, ("kc.reason",)), f"{{{{{reason}}}}}"),),
+        (Query(invalid, f"{{{{{reason}}}}}", step=raw.minimum_step((contract,))),),
         grafana_unit("{sequence}"),
     )
 

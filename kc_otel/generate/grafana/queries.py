@@ -109,8 +109,11 @@ def since(*more: str) -> str:
 
 
 def margin_share(*more: str) -> str:
-    """Margin as a share of the limit, where the limit is not zero."""
-    return f"{cells('kc.bound.margin', *more)} / (abs({cells('kc.bound.limit', *more)}) > 0)"
+    """Margin as a share of the limit, where the limit is not zero.
+
+    Of evaluators side by side the smallest, as the verdict beside it is the worst.
+    """
+    return f"{cells('kc.bound.margin', *more, how='min')} / (abs({cells('kc.bound.limit', *more)}) > 0)"
 
 
 def not_holding(expression: str) -> str:
@@ -218,7 +221,7 @@ def evidence() -> dict[str, str]:
         "Share of the range in PASS": f"avg_over_time(({worst} == bool {passes})[$__range:{_STEP}]) "
         f"or ({worst} == bool {passes})",
         "Smallest margin": by(PAIR, margin_share(), "min"),
-        "Fewest samples": by(PAIR, cells("kc.bound.samples"), "min"),
+        "Fewest samples": by(PAIR, cells("kc.bound.samples", how="min"), "min"),
         "Cells": by(PAIR, cells("kc.verdict"), "count"),
     }
 

@@ -98,9 +98,10 @@ def quantity_of(contracts: Iterable[Contract]) -> str:
 
 
 def minimum_step(contracts: Iterable[Contract]) -> str:
-    """Smallest step of queries on histograms: four of them, Grafana's rate interval, hold three exports.
+    """Smallest step of rates of what recorders send: four of them, Grafana's rate interval, hold three exports.
 
-    Recorders export three times per heartbeat unless they are told otherwise.
+    Recorders export three times per heartbeat unless they are told otherwise, which is more seldom than the data source
+    is told: without a step of their own, rates would be of a single export, and empty.
     """
     slowest = max((contract.observability.heartbeat for contract in contracts), default=60.0)
     return f"{max(30, math.ceil(slowest / 4))}s"

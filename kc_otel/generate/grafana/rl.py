@@ -168,7 +168,7 @@ def _panels(contracts: tuple[Contract, ...], step: str) -> Iterator[Any]:
         raw.limits(contracts, lambda clause: clause.metric == "weights_lag"),
         step,
     )
-    yield from _quarantine()
+    yield from _quarantine(step)
     yield _graph(
         12,
         "Tokens measured",
@@ -180,7 +180,7 @@ def _panels(contracts: tuple[Contract, ...], step: str) -> Iterator[Any]:
     )
 
 
-def _quarantine() -> Iterator[Any]:
+def _quarantine(step: str) -> Iterator[Any]:
     """What is kept out of training. Without slices, as the trainer counts it."""
     attributes = ("kc.contract", "kc.outcome")
     legend = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
@@ -193,14 +193,14 @@ def _quarantine() -> Iterator[Any]:
         "Drift of what is trained on, and of what is quarantined",
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
         f"the update. {source}",
-        (Query(f"{tv} / {tokens}", legend),),
+        (Query(f"{tv} / {tokens}", legend, step=step),),
         "short",
     )
     yield graph_panel(
         15,
         "Sequences kept and quarantined",
         f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
-        (Query(sequences, legend),),
+        (Query(sequences, legend, step=step),),
         "cps",
     )
 
