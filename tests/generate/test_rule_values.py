@@ -1,0 +1,94 @@
+"""Every alerting rule, of Prometheus and of Grafana, on a real Prometheus finds what the evaluator itself says.
+
+The store is that of `test_panel_values`; the recording rules that judge without the evaluator are in its panels.
+"""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from kc_otel.contract import Contract
+from kc_otel.evaluator.verdict import Status, Verdict
+from kc_otel.generate.grafana.alerting import alerting_file
+from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs
+from kc_otel.generate.prometheus.rules import rule_file
+from tests.tools.panel_cells import code
+from tests.tools.panel_counters import invalid
+from tests.tools.panel_rows import CELL, Labels, World, by, increase
+from tests.tools.panel_store import Store
+
+pytestmark = pytest.mark.slow
+
+
+def found(store: Store, expression: str) -> dict[Labels, float]:
+    """Result of a query of an alert, which has no variables."""
+    rows = store.ask(expression, store.world)
+    return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
+
+
+def said(world: World, rung: Rung) -> dict[Labels, float]:
+    """Code of the verdict on every cell of the rung's clause; for invalid input, sequences in the contract's window."""
+    if rung.clause is None:
+        mine = [row for row in invalid(world) if row[0]["kc_contract"] == rung.contract.name]
+        return by((), increase(world, mine, rung.contract.observability.window), sum)
+    where = (rung.contract.name, rung.clause_id)
+    return by(CELL_LABELS, [row for row in world.cells(code) if (row[0]["kc_contract"], row[0]["kc_clause"]) == where])
+
+
+def both(text: str, contract: Contract) -> list[tuple[Rung, dict]]:
+    """The rules of a file, each with its rung."""
+    (group,) = yaml.safe_load(text)["groups"]
+    return list(zip(rungs(contract), group["rules"], strict=True))
+
+
+def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
+    panel_store: Store, panel_contracts: tuple[Contract, ...]
+) -> None:
+    """Before `for`: exactly the cells with the verdict of the step, of its clause; and more than no invalid input."""
+    true = 0
+    for contract in panel_contracts:
+        for rung, rule in both(rule_file(contract).text, contract):
+            expected = said(panel_store.world, rung)
+            wanted = 0.0 if rung.status is None else rung.status.code
+            holds = {key for key, value in expected.items() if (value > 0 if rung.status is None else value == wanted)}
+            assert found(panel_store, rule["expr"]).keys() == holds, rule
+            true += len(holds)
+    assert true > 20
+
+
+def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_contracts: tuple[Contract, ...]) -> None:
+    """Query A finds the verdict of every cell of the clause, or the sequences that failed an input check."""
+    for contract in panel_contracts:
+        for rung, rule in both(alerting_file(contract).text, contract):
+            expected = said(panel_store.world, rung)
+            assert found(panel_store, rule["data"][0]["model"]["expr"]) == pytest.approx(expected, rel=1e-9), rule
+            assert expected or contract is not panel_contracts[0]
+
+
+def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
+    """All rules are healthy; the step without `for` fires for the cells that are FAIL, and tells bounds and limit."""
+    groups = panel_store.client.get("/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
+    firing = [alert for rule in rules for alert in rule.get("alerts", []) if alert["state"] == "firing"]
+    told = {
+        tuple(alert["labels"][name.removeprefix("kc_")] for name in CELL): alert["annotations"]
+        for alert in firing
+        if (alert["labels"]["alertname"], alert["labels"]["severity"]) == ("KernelContractBroken", "warning")
+    }
+    broken: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in (verdict for moment in panel_store.world.now() for verdict, _ in moment.cells):
+        if verdict.status is Status.FAIL:
+            broken.setdefault(dataclasses.astuple(verdict.cell), []).append(verdict)
+    assert told.keys() == broken.keys()
+    assert {clause for _, clause, *_ in told} == {"token-tv", "reward"}
+    for key, verdicts in broken.items():
+        contract, clause, slice, *_ = key
+        assert told[key]["summary"] == f"{contract}: {clause} is broken on slice {slice}"
+        # Of evaluators side by side, those of either.
+        for name in ("estimate", "lower", "upper", "limit"):
+            title = name if name in {"estimate", "limit"} else f"{name} bound"
+            assert any(f"{title} {getattr(one, name):.4g}" in told[key]["description"] for one in verdicts), title
+        assert ("{{ rewards }} and ${HOME}" in told[key]["description"]) == (clause == "token-tv")
+        assert told[key]["dashboard"] == f"/d/kc-overview?var-contract={contract}&var-slice={slice}"

@@ -1,0 +1,178 @@
+"""What panels say of cells, alerts, routes and promotions, from evaluators' objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kc_otel.evaluator.verdict import Status, Verdict
+from kc_otel.generate.links import panel_id
+from tests.tools.panel_answers import Answer
+from tests.tools.panel_rows import CELL, PAIR, Labels, Rows, World, by
+
+Expected = Callable[[World], dict[Labels, Answer]]
+"""What a query must answer: a value for each series."""
+Of = Callable[[Verdict, float], float]
+"""A number of a cell, from its verdict and since when it has it."""
+PLACE = CELL[:3]
+OF_SLICE = ("kc_contract", "kc_slice")
+VERSION = ("kc_contract", "kc_kernel_inference")
+CODES = (Status.PASS, Status.INCONCLUSIVE, Status.NO_DATA, Status.FAIL)
+SEVERITIES = ("info", "warning", "critical")
+BITS = {
+    "halt": 64, "route": 32, "quarantine-rollouts": 16, "hold-promotion": 8, "resync-weights": 4, "sample-more": 2,
+    "notify": 1, "webhook": 1,
+}  # fmt: skip
+"""By kind of action; telling people is one, in whichever way."""
+
+
+def code(verdict: Verdict, _: float) -> float:
+    return CODES.index(verdict.status)
+
+
+def estimate(verdict: Verdict, _: float) -> float:
+    return verdict.estimate
+
+
+def lower(verdict: Verdict, _: float) -> float:
+    return verdict.lower
+
+
+def upper(verdict: Verdict, _: float) -> float:
+    return verdict.upper
+
+
+def limit(verdict: Verdict, _: float) -> float:
+    return verdict.limit
+
+
+def samples(verdict: Verdict, _: float) -> float:
+    return verdict.samples
+
+
+def margin(verdict: Verdict, _: float) -> float:
+    """Distance from the bound that decides to the limit, as a share of the limit."""
+    return (verdict.limit - (verdict.lower if verdict.status is Status.FAIL else verdict.upper)) / abs(verdict.limit)
+
+
+def milliseconds(_: Verdict, since: float) -> float:
+    return 1000.0 * since
+
+
+def cells(of: Of, how: Any = max, names: Iterable[str] = CELL) -> Expected:
+    """A number of each cell, or of several together."""
+    return lambda world: by(names, world.cells(of), how)
+
+
+def alone(value: Answer) -> dict[Labels, Answer]:
+    """One series, without labels."""
+    return {frozenset(): value}
+
+
+def count_of(status: Status) -> Expected:
+    """How many cells have a status."""
+    return lambda world: alone(sum(at == CODES.index(status) for at in cells(code)(world).values()))
+
+
+def broken(of: Expected) -> Expected:
+    """What is said of cells that are not PASS."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        at = cells(code)(world)
+        return {key: value for key, value in of(world).items() if at[key] > 0}
+
+    return found
+
+
+def spread(of: Callable[[World], dict[Labels, float]]) -> Expected:
+    """A number of a clause on a slice, for each of its cells."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        there = of(world)
+        places = {key: frozenset(pair for pair in key if pair[0] in PLACE) for key in cells(code)(world)}
+        return {key: there[place] for key, place in places.items() if place in there}
+
+    return found
+
+
+def firing(world: World) -> Rows:
+    """1 for each step that fires."""
+    names = (*PLACE, "kc_severity")
+    return world.rows(lambda moment: [(dict(zip(names, key, strict=True)), 1.0) for key in moment.firing])
+
+
+def acting(world: World, *actions: str) -> Rows:
+    """1 for each action of the steps that fire; of these actions, or of all."""
+    names = (*PLACE, "kc_action")
+    found = world.rows(lambda moment: [(dict(zip(names, key, strict=True)), 1.0) for key in moment.acting])
+    return [row for row in found if not actions or row[0]["kc_action"] in actions]
+
+
+def severity(world: World) -> dict[Labels, float]:
+    """Code of the worst severity, from 1."""
+    return by(PLACE, [(labels, 1 + SEVERITIES.index(labels["kc_severity"])) for labels, _ in firing(world)])
+
+
+def done(world: World) -> dict[Labels, float]:
+    """Everything that is done, as bits."""
+    bits = [(labels, BITS[labels["kc_action"].partition(":")[0]]) for labels, _ in acting(world)]
+    return by(PLACE, bits, lambda every: sum(set(every)))
+
+
+def held(action: str) -> Expected:
+    """For how many clauses and slices an action is in force."""
+    return lambda world: alone(len(by(PLACE, acting(world, action))))
+
+
+def meaning(world: World) -> dict[Labels, Answer]:
+    """The panel that says what a clause means."""
+    return {key: float(panel_id(dict(key)["kc_contract"], dict(key)["kc_clause"])) for key in cells(code)(world)}
+
+
+def routes(world: World) -> dict[Labels, float]:
+    """1 for slices that are sent to the training kernel, by a route of their own or of all traffic; else 0."""
+    places = [(contract.name, slice) for contract in world.contracts for slice in ("all", *contract.slices)]
+
+    def found(moment: Any) -> Rows:
+        away = {(route.contract, route.slice) for route in moment.decisions.routes}
+        return [
+            (dict(zip(OF_SLICE, (name, slice), strict=True)), float(bool({(name, slice), (name, "all")} & away)))
+            for name, slice in places
+        ]
+
+    return by(OF_SLICE, world.rows(found))
+
+
+def promotions(of: Callable[[Any], float], when_rolled_back: float) -> Expected:
+    """A number of each kernel version that is on its way or was rolled back."""
+
+    def found(moment: Any) -> Rows:
+        return [
+            (
+                dict(zip(VERSION, (one.contract, one.version), strict=True)),
+                when_rolled_back if one.standing == "rolled-back" else float(of(one)),
+            )
+            for one in moment.promotions
+        ]
+
+    return lambda world: by(VERSION, world.rows(found))
+
+
+def passing_since(world: World) -> dict[Labels, Answer]:
+    """When the last cell of a pair became PASS, where all are."""
+    worst = cells(code, names=PAIR)(world)
+    return {key: at for key, at in by(PAIR, cells(milliseconds, min)(world)).items() if worst[key] == 0}
+
+
+def passing(world: World) -> dict[Labels, Answer]:
+    """Share of the whole minutes in the range, of those that are known, in which all cells of a pair are PASS."""
+    minutes: dict[Labels, list[bool]] = {}
+    for minute in range(60 * int((world.at - world.range) // 60 + 1), int(world.at) + 1, 60):
+        for pair, worst in cells(code, names=PAIR)(world.but(at=minute)).items():
+            minutes.setdefault(pair, []).append(worst == 0)
+    return {pair: sum(each) / len(each) for pair, each in minutes.items()}
+
+
+def judged_pairs(world: World) -> dict[Labels, Answer]:
+    """The pairs of kernel versions that are judged, by contract."""
+    return dict.fromkeys(by(PAIR, world.cells(code, only=("contract", "kernel_train", "kernel_inference"))), 1.0)

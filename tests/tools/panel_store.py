@@ -1,0 +1,140 @@
+"""A real Prometheus that has what recorders and evaluators exported, and what is behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from kc_otel.contract import Contract
+from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.generate.prometheus.standalone import standalone_file
+from tests.tools.panel_evaluators import judge
+from tests.tools.panel_rows import World
+from tests.tools.panel_samples import of_pages, of_recorders
+from tests.tools.panel_traffic import STEP, record
+from tests.tools.remote_write import HEADERS, body
+from tests.tools.servers import free_address, page, running, sink
+
+SCRAPED = 10
+"""Seconds between two scrapes, as the provisioned data source says."""
+SCRAPED_AS = "scraped_"
+"""What the names of series begin with that Prometheus scraped itself."""
+_RANGE = 6 * 3600
+_RULES = ("status", "limit", "estimate", "lower", "upper", "samples")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A Prometheus that has everything.
+
+    Attributes:
+        client: Of its API.
+        world: What is behind it when the recording rules have been evaluated; nothing is picked yet.
+        page: The evaluator's page that it scrapes, besides.
+    """
+
+    client: httpx.Client
+    world: World
+    page: bytes
+
+    def ask(self, expression: str, world: World) -> list[dict[str, Any]]:
+        """Result of an instant query with its variables filled in."""
+        answer = self.client.get("/query", params={"query": filled(expression, world), "time": world.at}).json()
+        assert answer["status"] == "success", (expression, answer)
+        return answer["data"]["result"]
+
+
+def filled(expression: str, world: World) -> str:
+    """A query with its variables filled in, as Grafana does."""
+    text = expression.replace("$__range", f"{world.range:.0f}s").replace("$__rate_interval", f"{world.rate:.0f}s")
+    for name, value in sorted(world.picked.items(), key=lambda pair: -len(pair[0])):
+        text = text.replace(f"${name}", value)
+    assert "$" not in text, text
+    return text
+
+
+def rate_interval(target: Mapping[str, Any]) -> float:
+    """Seconds of `$__rate_interval` while the range is short: four smallest steps of the query, or four scrapes.
+
+    Source: Grafana documentation, Prometheus data source, `$__rate_interval`.
+    """
+    return 4.0 * float(target.get("interval", f"{SCRAPED}s").removesuffix("s"))
+
+
+@contextmanager
+def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[Store]:
+    """Record, judge, write, and wait for rules and the scrape; dashboards show six hours.
+
+    Args:
+        program: Path of Prometheus.
+        contracts: The contracts; recorders report for the first.
+        folder: An empty folder.
+    """
+    # A little ahead: what follows takes seconds, and rates of what is scraped are over less than a minute.
+    end = int(time.time()) + 4
+    recorded = record(contracts[0], end)
+    with sink(lambda _body, _headers: 200) as pager:
+        # The second evaluator starts when the first has been there for a while, and hears of everything later.
+        starts = {"first:8080": (end - 7 * STEP, 0), "second:8080": (end - 110, STEP)}
+        evaluators = {name: list(judge(contracts, recorded, *when, pager)) for name, when in starts.items()}
+    series = [*of_recorders(recorded), *(one for name in starts for one in of_pages(name, evaluators[name]))]
+    last = evaluators["first:8080"][-1].page
+    with page(last) as address, _prometheus(program, contracts, address, folder) as client:
+        written = client.post("/write", content=body(series), headers=HEADERS)
+        assert written.status_code == 204, written.text
+        yield Store(client, World(tuple(contracts), recorded, evaluators, _settled(client, end), {}, 0.0, _RANGE), last)
+
+
+@contextmanager
+def _prometheus(program: str, contracts: Sequence[Contract], address: str, folder: Path) -> Iterator[httpx.Client]:
+    """A client of a Prometheus with the alerts on the evaluator's verdicts, and the rules that judge without it."""
+    for contract in contracts:
+        text = rule_file(contract).text.replace("interval: 15s", "interval: 1s")
+        (folder / f"{contract.name}.yaml").write_text(text)
+    (group,) = yaml.safe_load(standalone_file(contracts[0]).text)["groups"]
+    # Both files raise the same alerts, and are not loaded together but for what the second one records.
+    group |= {"interval": "1s", "rules": [rule for rule in group["rules"] if "record" in rule]}
+    (folder / "recording.yaml").write_text(yaml.safe_dump({"groups": [group]}))
+    renamed = {"source_labels": ["__name__"], "target_label": "__name__", "replacement": f"{SCRAPED_AS}$1"}
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "rule_files": [str(path) for path in sorted(folder.glob("*.yaml"))],
+        "scrape_configs": [
+            {"job_name": "page", "static_configs": [{"targets": [address]}], "metric_relabel_configs": [renamed]}
+        ],
+    }
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    own = free_address()
+    command = [
+        program,
+        f"--config.file={folder / 'config.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={own}",
+        "--web.enable-remote-write-receiver",
+        "--enable-feature=native-histograms,exemplar-storage",
+    ]
+    with (
+        running(command, folder / "log", f"http://{own}/-/ready"),
+        httpx.Client(base_url=f"http://{own}/api/v1", timeout=10, trust_env=False) as client,
+    ):
+        yield client
+
+
+def _settled(client: httpx.Client, end: float) -> float:
+    """Time of an evaluation of the recording rules that saw all there is up to `end`, once there are alerts, too."""
+    begin, deadline = max(time.time(), end), time.monotonic() + 60
+    wanted = [f"min(timestamp(kc_rule_{name})) > {begin}" for name in _RULES]
+    wanted += ['ALERTS{alertstate="firing"}', f"{SCRAPED_AS}kc_verdict"]
+    while True:
+        found = [client.get("/query", params={"query": one}).json()["data"]["result"] for one in wanted]
+        if all(found):
+            return min(float(result[0]["value"][1]) for result in found[: len(_RULES)])
+        assert time.monotonic() < deadline, wanted
+        time.sleep(0.2)

@@ -1,0 +1,174 @@
+"""What every query of every dashboard must answer: board -> panel -> a function of the world for each of its queries.
+
+A panel is named by its id and title, one of a clause by its id. The functions say again, over objects and arrays, what
+a panel promises; where a histogram's resolution or a bound's form leaves room, the answer is a `Within`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kc_otel.contract import Contract
+from kc_otel.evaluator.verdict import Status
+from kc_otel.generate.links import panel_id
+from tests.tools.panel_answers import per_second
+from tests.tools.panel_cells import (
+    PLACE,
+    Expected,
+    Of,
+    acting,
+    alone,
+    broken,
+    cells,
+    code,
+    count_of,
+    done,
+    estimate,
+    firing,
+    held,
+    limit,
+    lower,
+    margin,
+    meaning,
+    milliseconds,
+    passing,
+    passing_since,
+    promotions,
+    routes,
+    samples,
+    severity,
+    spread,
+    upper,
+)
+from tests.tools.panel_counters import (
+    REASON,
+    attempts,
+    dropped,
+    grouped,
+    in_range,
+    invalid,
+    kernels,
+    known,
+    points,
+    rates,
+    refused,
+    requests,
+    sampling,
+    tokens,
+    total,
+    waiting,
+)
+from tests.tools.panel_rows import PAIR, by, captured, increase
+from tests.tools.panel_table_drift import RL, SLICE
+
+_CONTRACT = ("kc_contract",)
+_KEPT_BACK = ("hold-promotion", "quarantine-rollouts", "halt")
+
+
+def table(contracts: Iterable[Contract]) -> dict[str, dict[str, tuple[Expected, ...]]]:
+    """The expectations, by dashboard and by panel, in the order of the panel's queries."""
+    clauses: dict[str, tuple[Expected, ...]] = {}
+    for contract in contracts:
+        clauses |= _clauses(contract)
+    return {
+        "overview": OVERVIEW | clauses,
+        "slice": SLICE,
+        "rl": RL,
+        "promotion": PROMOTION,
+        "health": HEALTH,
+        "meaning": {},
+    }
+
+
+def _clauses(contract: Contract) -> dict[str, tuple[Expected, ...]]:
+    """The contract's row of the overview: the band of each clause by slice, and the sequences that are invalid."""
+
+    def of(value: Of, clause: str, how: Any = max) -> Expected:
+        mine = (contract.name, clause)
+        return grouped(
+            ("kc_slice",),
+            lambda world: [row for row in world.cells(value) if (row[0]["kc_contract"], row[0]["kc_clause"]) == mine],
+            how,
+        )
+
+    failed = grouped(
+        ("kc_reason",),
+        lambda world: [
+            row for row in increase(world, invalid(world), world.rate) if row[0]["kc_contract"] == contract.name
+        ],
+    )
+    panels = {str(panel_id(contract.name, "input")): (failed,)}
+    for clause in contract.clauses:
+        band = (of(upper, clause.id), of(lower, clause.id, min), of(estimate, clause.id), of(limit, clause.id))
+        panels[str(panel_id(contract.name, clause.id))] = band
+    return panels
+
+
+OVERVIEW: dict[str, tuple[Expected, ...]] = {
+    "1 Broken": (count_of(Status.FAIL),),
+    "2 No data": (count_of(Status.NO_DATA),),
+    "3 Undecided": (count_of(Status.INCONCLUSIVE),),
+    "4 Holding": (count_of(Status.PASS),),
+    "5 Alerts firing": (lambda world: alone(len(by((*PLACE, "kc_severity"), firing(world)))),),
+    "6 Routed away": (lambda world: alone(sum(routes(world).values())),),
+    "12 Invalid input": (in_range(invalid),),
+    "13 Points received": (total(points(lambda outcome: outcome == "accepted")),),
+    "7 What does not hold: since when, for whom, and what was done about it": (
+        broken(cells(code)), broken(cells(milliseconds, min)), broken(cells(margin, min)),
+        broken(spread(done)), broken(spread(severity)), broken(meaning),
+    ),
+    "8 Verdicts over time": (cells(code, names=PLACE),),
+    "9 Alerts over time": (grouped((*PLACE, "kc_severity"), firing, max),),
+    "10 What was done": (grouped((*PLACE, "kc_action"), acting, max),),
+    "11 Every cell: state, since when, margin": (
+        cells(code), cells(milliseconds, min), cells(margin, min), cells(estimate), cells(lower), cells(upper),
+        cells(limit), cells(samples),
+    ),
+}  # fmt: skip
+PROMOTION: dict[str, tuple[Expected, ...]] = {
+    "2 Routed away": OVERVIEW["6 Routed away"],
+    "3 Promotions held": (held("hold-promotion"),),
+    "4 Roll-outs quarantined": (held("quarantine-rollouts"),),
+    "5 Training halted": (held("halt"),),
+    "10 Routes over time": (routes,),
+    "11 Holds, quarantines and halts over time": (
+        grouped((*PLACE, "kc_action"), lambda world: acting(world, *_KEPT_BACK), max),
+    ),
+    "12 Evidence by kernel version": (
+        cells(code, names=PAIR), passing_since, passing, cells(margin, min, PAIR), cells(samples, min, PAIR),
+        lambda world: by(PAIR, cells(code)(world), len),
+    ),
+    "13 Worst verdict of each kernel version over time": (cells(code, names=PAIR),),
+    "14 Smallest margin of each kernel version": (cells(margin, min, PAIR),),
+    "16 Stage of each kernel version": (promotions(lambda one: {"canary": 2}[one.place.stage], -1.0),),
+    "17 Share of requests it may serve": (promotions(lambda one: one.place.share, 0.0),),
+    "18 Windows of PASS in a row": (promotions(lambda one: one.tally.passed, 0.0),),
+}  # fmt: skip
+HEALTH: dict[str, tuple[Expected, ...]] = {
+    "1 Points used": (total(points(lambda outcome: outcome in {"accepted", "baseline"})),),
+    "2 Points not used": (total(points(lambda outcome: outcome not in {"accepted", "baseline"})),),
+    "3 Webhooks waiting": (total(waiting),),
+    "4 Evaluation takes": (grouped((), known(lambda moment: moment.tick_seconds), max),),
+    "5 Invalid input": (in_range(invalid),),
+    "6 Batches dropped": (in_range(dropped),),
+    "7 Exports refused": (in_range(refused),),
+    "8 Measured share": (grouped((), sampling, min),),
+    "20 Points received": (grouped(("kc_outcome",), points()),),
+    "21 OTLP requests": (rates(("kc_transport", "kc_outcome"), requests),),
+    "22 Streams": (grouped((), known(lambda moment: moment.series)),),
+    "23 Duration of an evaluation": (grouped((), known(lambda moment: moment.tick_seconds), max),),
+    "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),
+    "25 Webhook deliveries": (rates(("kc_endpoint", "kc_outcome"), attempts),),
+    "26 Tokens measured": (rates(_CONTRACT, tokens),),
+    "31 Tokens counted as `other`": (
+        lambda world: per_second(world.but(picked=world.picked | {"slice": "other"}), "tv_token", _CONTRACT),
+    ),
+    "29 Share of batches measured": (grouped(_CONTRACT, sampling, min),),
+    "32 Invalid sequences, by reason": (rates(REASON, invalid),),
+    "27 Batches dropped, by reason": (rates(REASON, dropped),),
+    "28 Exports refused, per second": (rates(_CONTRACT, refused),),
+    "33 Requests captured in engines": (rates(_CONTRACT, lambda world: captured(world, kept=True)),),
+    "34 Requests not captured, by reason": (rates(REASON, lambda world: captured(world, kept=False)),),
+    "30 Kernel versions": (kernels,),
+}
