@@ -43,8 +43,8 @@ types: $(VENV)/.test ## mypy --strict
 	$(BIN)/mypy
 
 bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternative in the same run
-	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; python=$(BIN)/python; \
-	  if [ $$file = tests/benchmarks/bench_vllm.py ] && [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi; \
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; python=$(BIN)/python; case $$file in \
+	  *_vllm.py | *_trl.py | *_spool.py) if [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi;; esac; \
 	  OMP_NUM_THREADS=1 $$python $$file; done
 
 generate: $(VENV)/.test ## dashboards, alerts and rules of the example contracts, as checked in
