@@ -111,7 +111,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         "truncated_sampling": Explained(
             "One side is renormalised over fewer tokens: every token is shifted the same way, by less than top-p, "
             "top-k or min-p can.",
-            "Sample with top_p=1 and top_k off, or apply the same truncation on the training side and declare it.",
+            "Sample with top_p=1 and top_k off, or apply the same truncation on the training side and declare it. "
+            "Weights trained on this very sequence since look alike: take the log-probs from before the update.",
         ),
         "nan_advantage": Explained(
             "An advantage is not a finite number.",
