@@ -74,6 +74,7 @@ class PairStreams:
         self._contract = contract
         self._start = start
         self._worst: dict[str, Example] = {}
+        self._handed_out: tuple[Example, ...] = ()
 
     def explain(self, example: Example) -> None:
         """Keep an example for the slices where none since the last export was worse: one per slice and interval.
@@ -86,8 +87,9 @@ class PairStreams:
                 self._worst[name] = example
 
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
-        """Every stream's (quantity, cumulative point); the exemplars are handed out once."""
+        """Every stream's (quantity, cumulative point); exemplars are handed out once, unless they are `refused`."""
         worst, self._worst = self._worst, {}
+        self._handed_out = tuple({id(example): example for example in worst.values()}.values())
         for (quantity, slice), value in self.accumulator.snapshot().items():
             if not value.count:
                 continue
@@ -96,6 +98,12 @@ class PairStreams:
         for (quantity, operator, slice), value in self.operators.snapshot().items():
             attributes = {**self._attributes(slice), "kc.operator": operator}
             yield quantity, histogram_point(value, attributes, self._start, now)
+
+    def refused(self) -> None:
+        """The last points did not arrive: their exemplars go with the next, where none has been worse meanwhile."""
+        handed_out, self._handed_out = self._handed_out, ()
+        for example in handed_out:
+            self.explain(example)
 
     def _attributes(self, slice: str) -> dict[str, str]:
         return {
