@@ -1,6 +1,6 @@
 """Takes the picture of the page that the README shows, while a slice is broken in the demo: light, and dark.
 
-python tests/tools/picture.py examples/demo/page.png examples/demo/page-dark.png
+python tests/tools/picture.py examples/demo/page.png examples/demo/page-dark.png [--weights FILE]
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-def main(light: Path, dark: Path) -> None:
-    """Run the demo, and take the pictures in the middle of it."""
-    command = [sys.executable, "-m", "examples.demo"]
+def main(light: Path, dark: Path, *options: str) -> None:
+    """Run the demo with these options, and take the pictures in the middle of it."""
+    command = [sys.executable, "-m", "examples.demo", *options]
     with (
         tempfile.TemporaryDirectory() as profile,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo,
@@ -42,16 +42,17 @@ def main(light: Path, dark: Path) -> None:
         browser = tool("chromium").Chromium(tool("debian").command("chromium", say=print), Path(profile))
         try:
             assert demo.stdout is not None
-            api = ""
+            api, taken = "", False
             for line in demo.stdout:
                 print(line, end="")
                 found = re.search(r"live: (http://\S+)", line)
                 api = found[1] if found else api
-                if FIRING in line:
+                if FIRING in line and not taken:
+                    taken = True
                     time.sleep(SETTLED)
                     for path in (light, dark):
                         browser.open(api, width=WIDTH, height=HEIGHT, dark=path is dark)
-                        browser.wait("document.readyState === 'complete' && document.querySelector('svg, canvas')")
+                        browser.wait("document.querySelector('.incident .deeds')")
                         time.sleep(1.0)
                         browser.screenshot(path)
         finally:
@@ -59,4 +60,4 @@ def main(light: Path, dark: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
