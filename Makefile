@@ -23,7 +23,7 @@ demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a we
 
 test: $(VENV)/.test ## everything that CI runs
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 	@if [ "$$(uname -sm)" = 'Linux x86_64' ]; then $(MAKE) --no-print-directory test-engines ARGS=; \
 	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 

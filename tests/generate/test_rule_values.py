@@ -68,8 +68,7 @@ def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_c
 
 def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
     """All rules are healthy; the step without `for` fires for the cells that are FAIL, and tells bounds and limit."""
-    groups = panel_store.client.get("/rules").json()["data"]["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
+    rules = [rule for group in panel_store.groups for rule in group["rules"]]
     assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
     firing = [alert for rule in rules for alert in rule.get("alerts", []) if alert["state"] == "firing"]
     told = {

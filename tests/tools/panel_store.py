@@ -38,11 +38,13 @@ class Store:
         client: Of its API.
         world: What is behind it when the recording rules have been evaluated; nothing is picked yet.
         page: The evaluator's page that it scrapes, besides.
+        groups: Its rules and their alerts soon after; five minutes later what was written is too old for any.
     """
 
     client: httpx.Client
     world: World
     page: bytes
+    groups: list[dict[str, Any]]
 
     def ask(self, expression: str, world: World) -> list[dict[str, Any]]:
         """Result of an instant query with its variables filled in."""
@@ -89,7 +91,9 @@ def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterato
     with page(last) as address, _prometheus(program, contracts, address, folder) as client:
         written = client.post("/write", content=body(series), headers=HEADERS)
         assert written.status_code == 204, written.text
-        yield Store(client, World(tuple(contracts), recorded, evaluators, _settled(client, end), {}, 0.0, _RANGE), last)
+        world = World(tuple(contracts), recorded, evaluators, _settled(client, end), {}, 0.0, _RANGE)
+        time.sleep(2.0)  # every group is evaluated once more
+        yield Store(client, world, last, client.get("/rules").json()["data"]["groups"])
 
 
 @contextmanager
