@@ -12,6 +12,8 @@ from kc_otel.contract import load
 from kc_otel.explain import explain
 from kc_otel.explain.text import lines
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).parents[2]
 _CONTRACT = _ROOT / "tests" / "explain" / "golden" / "contract.yaml"
 

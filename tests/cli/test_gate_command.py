@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from kc_otel.cli import gate
 from kc_otel.instrument.recordings import Recording, save_recording
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}

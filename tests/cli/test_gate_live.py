@@ -14,6 +14,8 @@ from kc_otel.cli import gate
 from kc_otel.instrument.recordings import load_recording
 from tests.tools.completions import completions, table
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}

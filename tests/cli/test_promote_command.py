@@ -23,6 +23,8 @@ from kc_otel.service.core import Core
 from kc_otel.service.readings import read
 from kc_otel.service.state import open_state
 
+pytestmark = pytest.mark.slow
+
 TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract

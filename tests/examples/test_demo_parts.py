@@ -26,6 +26,8 @@ from kc_otel.contract import lint, load
 from kc_otel.escalation.signing import Secret, sign
 from kc_otel.webhooks import new_secret
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

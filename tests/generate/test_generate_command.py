@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from kc_otel.cli.generate import register
 
+pytestmark = pytest.mark.slow
+
 BOARDS = ("overview", "slice", "rl", "promotion", "health", "meaning")
 
 

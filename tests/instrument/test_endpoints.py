@@ -25,6 +25,8 @@ from kc_otel.instrument.endpoints import (
 )
 from tests.tools.completions import completions, table, token_ids
 
+pytestmark = pytest.mark.slow
+
 CHOICE = {
     "finish_reason": "stop",
     "token_ids": [7, 8],

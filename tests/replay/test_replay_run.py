@@ -18,6 +18,8 @@ from kc_otel.replay.writing import RecordingFile
 from kc_otel.service.core import Core
 from kc_otel.service.state import open_state
 
+pytestmark = pytest.mark.slow
+
 START = 1_800_000_000.0
 
 

@@ -19,6 +19,8 @@ from kc_otel.service.changes import Changes
 from kc_otel.service.core import Core
 from kc_otel.service.readings import read
 
+pytestmark = pytest.mark.slow
+
 START = 1_000_000_000.0
 
 
