@@ -1,9 +1,8 @@
 """What every test has in common."""
 
-import importlib.util
+import importlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kc-otel"))
 @pytest.fixture(scope="session")
 def debian():
     """The module that fetches programs from Debian's archive."""
-    path = Path(__file__).parent / "tools" / "debian.py"
-    spec = importlib.util.spec_from_file_location("kc_otel_tests_debian", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("tests.tools.debian")
 
 
 @pytest.fixture(scope="session")

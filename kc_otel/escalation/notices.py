@@ -15,9 +15,10 @@ zero and never more than the contract's window, so that a clock that jumps sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from kc_otel.contract.model import Contract
@@ -25,7 +26,7 @@ from kc_otel.escalation.alerts import Alert, Transition, What
 from kc_otel.escalation.people import People
 from kc_otel.escalation.policy import edge, step_keys
 
-__all__ = ["Book", "Notice", "Reason", "Said", "notices"]
+__all__ = ["Book", "Notice", "Reason", "Said", "notices", "webhooks"]
 
 
 class Reason(StrEnum):
@@ -144,6 +145,17 @@ def notices(
         if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
     ]
     return Book(contract.name, _sorted(said)), (*first, *late)
+
+
+def webhooks(told: Sequence[Notice]) -> Iterator[tuple[str, Reason, list[Transition]]]:
+    """The webhooks that say it: (endpoint, reason, alerts), one per endpoint, step and reason, by endpoint."""
+    targets = {
+        str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
+    }
+    for target in sorted(targets):
+        wanted = [n for n in told if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
+        for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
+            yield target, reason, [notice.transition for notice in group]
 
 
 def _waited(said: Said, repeat: float, window: float, now: float, *, quiet: bool) -> tuple[Said, bool]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from kc_otel.contract.model import Contract
 from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.notices import Book, Notice, notices
+from kc_otel.escalation.notices import Book, notices, webhooks
 from kc_otel.escalation.people import People
 from kc_otel.escalation.policy import advance
 from kc_otel.evaluator.evaluator import Evaluator
@@ -101,7 +100,7 @@ class _Run:
         if decisions.version != self._decisions.version:
             self._spans.table(decisions, now)
             self._decisions = decisions
-        self._messages += _messages(told, now)
+        self._messages += [Message(now, target, reason.value, len(alerts)) for target, reason, alerts in webhooks(told)]
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
         self._note(verdicts)
 
@@ -119,16 +118,3 @@ class _Run:
         self._judged.update(
             (verdict.cell.clause, verdict.cell.slice) for verdict in verdicts if verdict.status is not Status.NO_DATA
         )
-
-
-def _messages(told: Sequence[Notice], now: float) -> list[Message]:
-    """One webhook per endpoint, step and reason, with every alert that it is about."""
-    targets = {
-        str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
-    }
-    found = []
-    for target in sorted(targets):
-        wanted = [n for n in told if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
-        for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
-            found.append(Message(now, target, reason.value, len(list(group))))
-    return found

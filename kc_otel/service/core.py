@@ -16,14 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.escalation.alerts import PolicyState, Transition, What
 from kc_otel.escalation.body import alert_body, encode, summary
 from kc_otel.escalation.codec import action_to_plain
-from kc_otel.escalation.notices import Notice, Reason
+from kc_otel.escalation.notices import Notice, Reason, webhooks
 from kc_otel.escalation.outbox import Outbox
 from kc_otel.escalation.people import People
 from kc_otel.escalation.store import PolicyStore
@@ -253,21 +252,9 @@ class Core:
         return said + [self._told_again(one, now) for one in judged.notices if one.reason in _AGAIN and _tells(one)]
 
     def _enqueue(self, contract: Contract, told: Sequence[Notice], now: float) -> None:
-        """One message per endpoint, step and reason, with every alert that it is about."""
-        targets = {
-            str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
-        }
-        for target in sorted(targets):
-            wanted = [n for n in told if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
-            for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
-                body = alert_body(
-                    contract,
-                    [notice.transition for notice in group],
-                    receiver=target,
-                    external_url=self.external_url,
-                    reason=reason.value,
-                )
-                self.outbox.enqueue(target, contract.name, encode(body), now)
+        for target, reason, alerts in webhooks(told):
+            body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
+            self.outbox.enqueue(target, contract.name, encode(body), now)
 
     def _told_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
         transition = notice.transition

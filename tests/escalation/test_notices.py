@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kc_otel.escalation.alerts import PolicyState
 from kc_otel.escalation.body import alert_body
-from kc_otel.escalation.notices import Book, notices
+from kc_otel.escalation.notices import Book, Reason, notices, webhooks
 from kc_otel.escalation.people import People, Silence, acknowledge, current, silence
 from kc_otel.escalation.policy import advance
 
@@ -158,3 +158,40 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
         pager.people, _ = current(pager.people, {one.fingerprint for one in firing}, pager.now)
+
+
+def test_each_endpoint_gets_one_webhook_per_step_and_reason(make_contract, make_verdict):
+    """With every alert of that step, whatever the order of cells, and nothing of steps that do not call it."""
+    contract = make_contract(
+        [
+            {"on": "fail", "severity": "warning", "do": [{"webhook": "desk"}]},
+            {"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}, {"webhook": "desk"}]},
+            {"on": "fail", "severity": "info", "do": ["notify"]},
+        ]
+    )
+
+    def tick(state, book, now, **statuses):
+        verdicts = [make_verdict(status, slice=slice) for slice, status in statuses.items()]
+        state, edges = advance(contract, state, verdicts, {}, now)
+        book, told = notices(contract, book, state.firing, edges, People(), now)
+        found = [
+            (endpoint, reason, {one.severity for one in alerts}, sorted(one.cell.slice for one in alerts))
+            for endpoint, reason, alerts in webhooks(told)
+        ]
+        return state, book, found
+
+    state, book, said = tick(PolicyState(contract.name), Book(contract.name), 1000.0, all="FAIL", code="FAIL")
+    assert sorted(said, key=str) == [
+        ("desk", Reason.FIRING, {"critical"}, ["all", "code"]),
+        ("desk", Reason.FIRING, {"warning"}, ["all", "code"]),
+        ("pager", Reason.FIRING, {"critical"}, ["all", "code"]),
+    ]
+    _, _, said = tick(state, book, 1030.0, all="PASS", code="FAIL", prose="FAIL")
+    assert sorted(said, key=str) == [
+        ("desk", Reason.FIRING, {"critical"}, ["prose"]),
+        ("desk", Reason.FIRING, {"warning"}, ["prose"]),
+        ("desk", Reason.RESOLVED, {"critical"}, ["all"]),
+        ("desk", Reason.RESOLVED, {"warning"}, ["all"]),
+        ("pager", Reason.FIRING, {"critical"}, ["prose"]),
+        ("pager", Reason.RESOLVED, {"critical"}, ["all"]),
+    ]

@@ -1,9 +1,8 @@
 """The contract that these tests generate from, and the dashboards that it gives."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -52,30 +51,22 @@ def boards(policy: Contract) -> dict[str, dict]:
     return {file.path.stem: json.loads(file.text) for file in files}
 
 
-def _tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"kc_otel_tests_{name}", HERE.parent / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def remote_write() -> ModuleType:
     """The module that writes what an exporter sends into a Prometheus."""
-    return _tool("remote_write")
+    return importlib.import_module("tests.tools.remote_write")
 
 
 @pytest.fixture(scope="session")
 def streams() -> ModuleType:
     """The module that plays streams of drift."""
-    return _tool("streams")
+    return importlib.import_module("tests.tools.streams")
 
 
 @pytest.fixture(scope="session")
 def servers() -> ModuleType:
     """The module that starts servers."""
-    return _tool("servers")
+    return importlib.import_module("tests.tools.servers")
 
 
 @pytest.fixture(scope="session")

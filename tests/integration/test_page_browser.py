@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
+from tests.tools.chromium import Chromium
 
 from .conftest import CONTRACT, Evaluator, logprobs
 
@@ -30,17 +29,6 @@ READY = "document.querySelector('#live-dot.ok')"
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 
-def driver() -> ModuleType:
-    path = Path(__file__).parents[1] / "tools" / "chromium.py"
-    spec = importlib.util.spec_from_file_location("kc_otel_tests_chromium", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The machine's Chromium, or Debian's, unpacked; skips with the reason where neither can be had."""
@@ -49,7 +37,7 @@ def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         command = (present,) if present else debian.command("chromium", say=print)
     except debian.UnavailableError as error:
         pytest.skip(f"not run: {error}")
-    browser = driver().Chromium(command, tmp_path_factory.mktemp("profile"))
+    browser = Chromium(command, tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
 

@@ -1,35 +1,24 @@
 """Takes the picture of the page that the README shows, while a slice is broken in the demo: light, and dark.
 
-python tests/tools/picture.py examples/demo/page.png examples/demo/page-dark.png [--weights FILE]
+python -m tests.tools.picture examples/demo/page.png examples/demo/page-dark.png [--weights FILE]
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import ModuleType
 
-TOOLS = Path(__file__).parent
+from tests.tools import debian
+from tests.tools.chromium import Chromium
+
 FIRING = "webhook, signature verified: firing"
 SETTLED = 8.0
 """Seconds from the webhook until the route shows in the traffic."""
 WIDTH, HEIGHT = 1200, 900
-
-
-def tool(name: str) -> ModuleType:
-    """A module of this folder."""
-    spec = importlib.util.spec_from_file_location(f"kc_otel_tests_{name}", TOOLS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(light: Path, dark: Path, *options: str) -> None:
@@ -39,7 +28,7 @@ def main(light: Path, dark: Path, *options: str) -> None:
         tempfile.TemporaryDirectory() as profile,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo,
     ):
-        browser = tool("chromium").Chromium(tool("debian").command("chromium", say=print), Path(profile))
+        browser = Chromium(debian.command("chromium", say=print), Path(profile))
         try:
             assert demo.stdout is not None
             api, taken = "", False
