@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kc_otel.contract import Contract, ContractError, load
-    from kc_otel.instrument.recorder import Recorder
-    from kc_otel.telemetry.kernel import Kernel
+    from kc_otel.record.kernel import Kernel
+    from kc_otel.record.recorder import Recorder
 
 __all__ = ["Contract", "ContractError", "Kernel", "Recorder", "load"]
 
 _HOMES: Final = {
     "Contract": "kc_otel.contract",
     "ContractError": "kc_otel.contract",
-    "Kernel": "kc_otel.telemetry.kernel",
-    "Recorder": "kc_otel.instrument.recorder",
+    "Kernel": "kc_otel.record.kernel",
+    "Recorder": "kc_otel.record.recorder",
     "load": "kc_otel.contract",
 }
 

@@ -12,9 +12,9 @@ import typer
 from starlette.testclient import TestClient
 
 from kc_otel.cli import app
+from kc_otel.client.webhooks import new_secret
 from kc_otel.contract import load_text
 from kc_otel.contract.lint import lint
-from kc_otel.webhooks import new_secret
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_the_recorder_lines_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_receiver_takes_what_is_signed_and_nothing_else() -> None:
     """The ten lines verify."""
     names: dict[str, object] = {"SECRET": new_secret()}
-    exec(compile(block("python", "from kc_otel.webhooks"), "README.md", "exec"), names)
+    exec(compile(block("python", "from kc_otel.client.webhooks"), "README.md", "exec"), names)
     client = TestClient(names["app"])
     assert client.post("/pager", content=b"{}").status_code == 401
 

@@ -12,9 +12,9 @@ import time
 import httpx
 import pytest
 
-from kc_otel import webhooks
-from kc_otel.escalation.signing import Secret, sign
-from kc_otel.webhooks import new_secret, receiver
+from kc_otel.client import webhooks
+from kc_otel.client.signing import Secret, sign
+from kc_otel.client.webhooks import new_secret, receiver
 
 SECRET = new_secret()
 
@@ -123,9 +123,8 @@ def test_public_names_are_what_the_documentation_draws():
 
 def test_importing_the_receiver_side_loads_no_framework():
     """A service that only receives webhooks pays for no web framework, model or client library."""
-    code = (
-        "import sys, kc_otel.webhooks; print([m for m in ('pydantic','starlette','httpx','numpy') if m in sys.modules])"
-    )
+    heavy = "('pydantic', 'starlette', 'httpx', 'numpy')"
+    code = f"import sys, kc_otel.client.webhooks; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from examples.ci.record import record
-from kc_otel.instrument.recordings import save_recording
+from kc_otel.recordings import save_recording
 
 CONTRACT = Path(__file__).parent / "contract.yaml"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kc_otel.instrument.recordings import Recording, save_recording
+from kc_otel.recordings import Recording, save_recording
 
 TASKS = ("code", "prose")
 VOCABULARY, WIDTH, LENGTH, SEQUENCES = 64, 96, 64, 400

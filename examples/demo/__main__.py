@@ -27,8 +27,8 @@ from examples.demo.story import Story, StoryError
 from examples.demo.terminal import Terminal
 from examples.demo.train import held_out_bits, train, windows
 from kc_otel import Kernel, load
-from kc_otel.routing.client import Router
-from kc_otel.webhooks import new_secret
+from kc_otel.client.router import Router
+from kc_otel.client.webhooks import new_secret
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 STEPS, QUICK_STEPS = 400, 200

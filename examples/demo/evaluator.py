@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from kc_otel.webhooks import VerificationError, verify
+from kc_otel.client.webhooks import VerificationError, verify
 
 
 class Evaluator:

@@ -12,7 +12,7 @@ from examples.demo.corpus import Text
 from examples.demo.model import Model
 from examples.demo.train import windows
 from kc_otel import Contract, Kernel, Recorder
-from kc_otel.routing.client import Router
+from kc_otel.client.router import Router
 
 BATCH = {"code": 32, "prose": 27, "tables": 5}
 """Requests of each kind in a batch; tables are 8% of the traffic."""

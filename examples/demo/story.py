@@ -17,7 +17,7 @@ from examples.demo.evaluator import Evaluator
 from examples.demo.serving import InferenceKernel, Server
 from examples.demo.terminal import Terminal, number
 from kc_otel import Kernel
-from kc_otel.routing.client import Router
+from kc_otel.client.router import Router
 
 Verdict = dict[str, Any]
 

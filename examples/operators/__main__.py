@@ -18,8 +18,8 @@ from examples.demo.evaluator import Evaluator, evaluating
 from examples.demo.terminal import Terminal
 from examples.operators.comparisons import comparisons
 from kc_otel import Kernel, Recorder
-from kc_otel.instrument.operators import compare_callables
-from kc_otel.webhooks import new_secret
+from kc_otel.client.webhooks import new_secret
+from kc_otel.integrations.operators import compare_callables
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 

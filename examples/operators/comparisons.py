@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kc_otel.instrument.operators import Comparison, cases_over
+from kc_otel.integrations.operators import Comparison, cases_over
 
 Shape = tuple[int, ...]
 WIDTH = 1024

@@ -21,7 +21,7 @@ from examples.demo.__main__ import export_to
 from examples.demo.evaluator import Evaluator, evaluating
 from examples.demo.terminal import Terminal
 from kc_otel import Kernel, Recorder
-from kc_otel.webhooks import new_secret
+from kc_otel.client.webhooks import new_secret
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 VOCABULARY, CONTEXT, WIDTH, TOKENS, SEQUENCES, STEPS = 32, 4, 128, 24, 64, 120

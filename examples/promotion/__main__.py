@@ -35,9 +35,9 @@ from examples.demo.train import train, windows
 from examples.promotion.kernel import VERSIONS, load_model, sampler
 from examples.promotion.proxy import Deployed, Proxy
 from kc_otel import Kernel, load
-from kc_otel.instrument.recordings import Recording, save_recording
-from kc_otel.routing.client import Router
-from kc_otel.webhooks import new_secret
+from kc_otel.client.router import Router
+from kc_otel.client.webhooks import new_secret
+from kc_otel.recordings import Recording, save_recording
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 STEPS = 100

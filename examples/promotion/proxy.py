@@ -15,7 +15,7 @@ from examples.demo.model import Model
 from examples.demo.serving import COMPLETION, PROMPT, score
 from examples.demo.train import windows
 from kc_otel import Contract, Kernel, Recorder
-from kc_otel.routing.client import Router
+from kc_otel.client.router import Router
 
 BATCH = 32
 """Requests of each kind at a time."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from examples.demo.evaluator import Evaluator, evaluating
 from examples.demo.terminal import Terminal
-from kc_otel.webhooks import new_secret
+from kc_otel.client.webhooks import new_secret
 
 JUDGED_SECONDS = 15.0
 

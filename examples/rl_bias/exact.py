@@ -15,8 +15,8 @@ from examples.rl_bias.policy import (
     sequence_scores,
     token_scores,
 )
-from kc_otel.bounds.sequences import sequence_coupling
-from kc_otel.bounds.tokens import half_range
+from kc_otel.stats.sequences import sequence_coupling
+from kc_otel.stats.tokens import half_range
 
 RESTARTS = 4
 ROUNDS = 60

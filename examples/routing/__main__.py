@@ -53,9 +53,9 @@ def run(terminal: Any) -> tuple[Counter[tuple[str, str]], ...]:
     from examples.demo.evaluator import evaluating  # noqa: PLC0415 - as everything below: not without vLLM
     from examples.routing.proxy import Proxy, proxying  # noqa: PLC0415
     from examples.vllm_server.server import serving  # noqa: PLC0415
+    from kc_otel.client.router import Router  # noqa: PLC0415
+    from kc_otel.client.webhooks import new_secret  # noqa: PLC0415
     from kc_otel.contract.load import load  # noqa: PLC0415
-    from kc_otel.routing.client import Router  # noqa: PLC0415
-    from kc_otel.webhooks import new_secret  # noqa: PLC0415
 
     model = tiny_model(ROOT / ".cache")
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kc_otel.routing.client import Router
+from kc_otel.client.router import Router
 
 
 class Proxy:

@@ -35,11 +35,11 @@ from examples.demo.evaluator import Evaluator, evaluating
 from examples.demo.terminal import Terminal
 from examples.tiny_model import prompts, tiny_model
 from examples.trl_grpo.sampler import TOKENS, sampler
-from kc_otel.instrument.quarantine import Quarantine
-from kc_otel.instrument.transformers import StopWhenHalted
-from kc_otel.instrument.trl import ResyncWeights, Watch, instrument
-from kc_otel.routing.client import Router
-from kc_otel.webhooks import new_secret
+from kc_otel.client.router import Router
+from kc_otel.client.webhooks import new_secret
+from kc_otel.integrations.transformers import StopWhenHalted
+from kc_otel.integrations.trl import ResyncWeights, Watch, instrument
+from kc_otel.record.quarantine import Quarantine
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 STEPS = 18

@@ -52,7 +52,7 @@ def serve_and_send(model: Path, spool: Path, log: Path) -> None:
 def show(spool: Path) -> None:
     """Print what was recorded, by slice."""
     from kc_otel import load  # noqa: PLC0415
-    from kc_otel.instrument.spool import SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolReader  # noqa: PLC0415
 
     contract = load(CONTRACT)
     reader = SpoolReader(spool)

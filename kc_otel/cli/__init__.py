@@ -38,30 +38,30 @@ def _options(
 
 def _register() -> None:
     from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
-        compare,
-        contract,
-        explain,
+        compare_log,
+        contract_commands,
+        explain_command,
         gate,
-        generate,
-        importing,
+        generate_command,
+        import_command,
         init,
         live,
-        operators,
-        people,
+        operators_command,
+        people_commands,
         promote,
-        replay,
-        report,
-        rescore,
-        serve,
+        replay_command,
+        report_command,
+        rescore_command,
+        serve_command,
     )
 
     subjects = {
-        "Write a contract": (init, contract, explain),
-        "Measure": (compare, importing, rescore, operators),
-        "Run the evaluator": (serve, live, report),
-        "People and the policy": (people, replay),
+        "Write a contract": (init, contract_commands, explain_command),
+        "Measure": (compare_log, import_command, rescore_command, operators_command),
+        "Run the evaluator": (serve_command, live, report_command),
+        "People and the policy": (people_commands, replay_command),
         "Roll out a kernel": (gate, promote),
-        "Grafana and Prometheus": (generate,),
+        "Grafana and Prometheus": (generate_command,),
     }
     for subject, modules in subjects.items():
         commands, groups = len(app.registered_commands), len(app.registered_groups)

@@ -17,7 +17,9 @@ import httpx
 import typer
 
 from kc_otel.cli._gate_recorded import Asked, gate_files
-from kc_otel.instrument.endpoints import (
+from kc_otel.judge.promotion.stages import Outcome
+from kc_otel.recordings import save_recording
+from kc_otel.recordings.endpoints import (
     Client,
     Collected,
     Endpoint,
@@ -27,10 +29,8 @@ from kc_otel.instrument.endpoints import (
     collect,
     read_prompts,
 )
-from kc_otel.instrument.recordings import save_recording
-from kc_otel.instrument.recordings.load import format_of
-from kc_otel.instrument.recordings.read_parquet import arrow
-from kc_otel.promotion.stages import Outcome
+from kc_otel.recordings.load import format_of
+from kc_otel.recordings.read_parquet import arrow
 
 __all__ = ["Live", "gate_live"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from kc_otel.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import Stage
 
 __all__ = [
     "AllowUnjudged",

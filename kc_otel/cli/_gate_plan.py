@@ -11,7 +11,7 @@ import typer
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
-from kc_otel.explain.gate_plan import Planned, Traffic, plan_gate, shares_of, spoken
+from kc_otel.judge.promotion.plan import Planned, Traffic, plan_gate, shares_of, spoken
 
 __all__ = ["print_plan"]
 

@@ -16,15 +16,15 @@ import typer
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load, load_text
 from kc_otel.contract.model import Contract, KernelSpec
-from kc_otel.evaluator.verdict import Status
-from kc_otel.explain.samples import observations_to_pass
-from kc_otel.promotion.evidence import offline_evidence
-from kc_otel.promotion.findings import findings, for_whom, how_far, notes
-from kc_otel.promotion.junit import junit
-from kc_otel.promotion.markdown import headline, markdown
-from kc_otel.promotion.offline import OfflineGate, Terms, check_terms, gate_recordings, read_input
-from kc_otel.promotion.stages import Outcome
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.judge.promotion.stages import Outcome
+from kc_otel.judge.sample_sizes import observations_to_pass
+from kc_otel.judge.verdict import Status
+from kc_otel.offline.gate.evidence import offline_evidence
+from kc_otel.offline.gate.findings import findings, for_whom, how_far, notes
+from kc_otel.offline.gate.junit import junit
+from kc_otel.offline.gate.markdown import headline, markdown
+from kc_otel.offline.gate.recorded_gate import OfflineGate, Terms, check_terms, gate_recordings, read_input
+from kc_otel.record.kernel import Kernel
 
 __all__ = ["Asked", "gate_files", "kernels_of"]
 

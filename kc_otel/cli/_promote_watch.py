@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import typer
 
-from kc_otel.cli._client import get, post
+from kc_otel.cli.api_client import get, post
 
 __all__ = ["follow"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from kc_otel.cli import _gate_options as options
-from kc_otel.cli._client import DEFAULT_URL, Url, get
 from kc_otel.cli._gate_options import refuse, refuse_mixed
-from kc_otel.promotion.stages import Stage
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.judge.promotion.stages import Stage
 
 __all__ = ["register"]
 
@@ -140,7 +140,7 @@ def verify(
 
     With --recordings, every number is computed again from the files. Exits with 1 when something does not hold.
     """
-    from kc_otel.promotion.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
 
     path = record / "evidence.json" if record.is_dir() else record
     try:

@@ -15,7 +15,7 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.model import KernelSpec
 
 if TYPE_CHECKING:
-    from kc_otel.explain.written import Written
+    from kc_otel.explain.draft_yaml import Written
 
 __all__ = ["register"]
 
@@ -238,14 +238,14 @@ def _answer(question: _Question, text: str | None, *, ask: bool) -> Any:
 
 def _write(answers: dict[str, Any], recording: Path | None, *, raise_to_floor: bool, margin: float) -> Written:
     from kc_otel.explain.draft import Draft  # noqa: PLC0415 - a quick --help
-    from kc_otel.explain.written import write  # noqa: PLC0415
+    from kc_otel.explain.draft_yaml import write  # noqa: PLC0415
 
     if raise_to_floor and recording is None:
         msg = "--raise-to-floor: there is no floor without --from RECORDING"
         raise ValueError(msg)
     loaded = None
     if recording is not None:
-        from kc_otel.instrument.recordings import load_recording  # noqa: PLC0415
+        from kc_otel.recordings import load_recording  # noqa: PLC0415
 
         loaded = load_recording(recording)
     return write(Draft(**answers), loaded, raise_to_floor=raise_to_floor, margin=margin)
@@ -253,7 +253,7 @@ def _write(answers: dict[str, Any], recording: Path | None, *, raise_to_floor: b
 
 def _summary(written: Written, target: Path) -> list[str]:
     """What a person has to know of the file that was written."""
-    from kc_otel.explain.written import BUDGET, floor_sentence  # noqa: PLC0415
+    from kc_otel.explain.draft_yaml import BUDGET, floor_sentence  # noqa: PLC0415
 
     lines = [] if str(target) == "-" else [f"wrote {target}"]
     lines += [

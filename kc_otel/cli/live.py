@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli._client import DEFAULT_URL, Url, get, post
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
 
 __all__ = ["register"]
 

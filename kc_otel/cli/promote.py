@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from kc_otel.cli._client import DEFAULT_URL, Url, get, post
-from kc_otel.promotion.stages import Stage
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.judge.promotion.stages import Stage
 
 __all__ = ["register"]
 
@@ -162,7 +162,7 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
     asked: dict[str, Any] = {name: str(value) for name, value in traffic.items() if value is not None}
     asked |= {"share": shares} if shares else {}
     answer = get(url, f"/api/v1/promotions/{contract}/plan", **asked)
-    from kc_otel.explain.gate_plan import spoken  # noqa: PLC0415 - needs NumPy, and --help does not
+    from kc_otel.judge.promotion.plan import spoken  # noqa: PLC0415 - needs NumPy, and --help does not
 
     rate = answer["tokens_per_second"]
     seen = "no traffic is known; give --tokens-per-second" if rate is None else f"{rate:,.0f} tokens/s in all"

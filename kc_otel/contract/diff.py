@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kc_otel.contract.clause import Clause, Statistic
-from kc_otel.contract.ladder import diff_escalation
+from kc_otel.contract.diff_escalation import diff_escalation
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.promotion import diff_promotion

@@ -2,12 +2,14 @@
 
 Every rule is a pure function of the contract that yields findings with the place they are about. An error is a
 contract that cannot do what it says; a warning is one that can, but probably not what was meant.
+
+Routes that lead back to where they came from, over several contracts that one evaluator serves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -15,15 +17,16 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import Level, Loc
 from kc_otel.contract.limits import Range, range_of
-from kc_otel.contract.model import Contract
+from kc_otel.contract.lint_escalation import lint_escalation
+from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.promotion import lint_promotion
 from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.steps import lint_escalation
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Finding", "lint"]
+__all__ = ["Finding", "circles", "lint"]
+
 
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _HOME: Final = {
@@ -259,3 +262,54 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"declared are {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"
+
+
+def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, Finding]]:
+    """Index of the contract, and what is wrong, for every route that closes a circle.
+
+    A contract routes from the kernel under `inference` to the one under `train`. Where the routes of others lead from
+    there back to the first, a request that all of them are about is sent in circles once all of them fire, and no
+    healthy kernel is left for it.
+    """
+    edges: dict[KernelSpec, list[tuple[KernelSpec, str]]] = {}
+    for index, contract in enumerate(contracts):
+        loc = _route(contract)
+        source, target = contract.kernels.inference, contract.kernels.train
+        if loc is None or source == target:  # one without a route, and one that lint refuses by itself
+            continue
+        names = _way(edges, target, source)
+        if names is not None:
+            message = (
+                f"routes from {_shown(source)} to {_shown(target)}, and {' and '.join(names)} from there back: a "
+                "request that they are all about would go in circles; leave one of the routes out"
+            )
+            yield index, Finding(loc, message)
+        edges.setdefault(source, []).append((target, contract.name))
+
+
+def _route(contract: Contract) -> Loc | None:
+    for index, step in enumerate(contract.escalation):
+        for position, action in enumerate(step.do):
+            if action.kind == "route":
+                return "escalation", index, "do", position
+    return None
+
+
+def _way(
+    edges: dict[KernelSpec, list[tuple[KernelSpec, str]]], start: KernelSpec, end: KernelSpec
+) -> tuple[str, ...] | None:
+    """Contracts whose routes lead from one kernel to another, the fewest; None where none do."""
+    found: list[tuple[KernelSpec, tuple[str, ...]]] = [(start, ())]
+    seen = {start}
+    for kernel, names in found:
+        if kernel == end:
+            return names
+        for following, name in edges.get(kernel, ()):
+            if following not in seen:
+                seen.add(following)
+                found.append((following, (*names, name)))
+    return None
+
+
+def _shown(kernel: KernelSpec) -> str:
+    return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)

@@ -16,10 +16,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from kc_otel.contract.circles import circles
 from kc_otel.contract.document import Document, parse
 from kc_otel.contract.errors import ContractError, Problem, field_path
-from kc_otel.contract.lint import Finding, lint
+from kc_otel.contract.lint import Finding, circles, lint
 from kc_otel.contract.messages import explain
 from kc_otel.contract.model import Contract
 from kc_otel.contract.repair import repair

@@ -12,26 +12,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.bounds.inverses import (
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions, Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.explain.chain import facts_on
+from kc_otel.explain.clause_facts import sequence_bounds
+from kc_otel.stats.inverses import (
     chi2_for_tv,
+    largest_limit,
     mean_abs_log_ratio_for_sequence_tv,
     mean_half_range_for_sequence_tv,
     mean_token_tv_for_sequence_tv,
     tv_for_gradient_budget,
 )
-from kc_otel.bounds.rewards import (
+from kc_otel.stats.rewards import (
     half_range_for_sequence_tv,
     log_ratio_for_sequence_tv,
     token_kl_for_sequence_tv,
     token_tv_for_sequence_tv,
     tv_for_reward_budget,
 )
-from kc_otel.contract.clause import Clause
-from kc_otel.contract.model import Assumptions, Contract
-from kc_otel.contract.slices import ALL
-from kc_otel.explain.chain import facts_on
-from kc_otel.explain.facts import sequence_bounds
-from kc_otel.explain.search import largest_limit
 
 __all__ = [
     "EXAMPLE_SHARE",

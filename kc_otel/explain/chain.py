@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.bounds.bound import Bound
-from kc_otel.bounds.gradients import clip_budget_share, ess_share, gradient_bias_from_tv
-from kc_otel.bounds.rewards import reward_drift
-from kc_otel.bounds.tokens import chi2_from_log_ratio_range, ess_share_from_half_range
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.explain.facts import Assumption, Facts, facts_of, sequence_bounds
+from kc_otel.explain.clause_facts import Assumption, Facts, facts_of, sequence_bounds
 from kc_otel.explain.promise import promise_of
 from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose
-from kc_otel.explain.search import largest_limit
+from kc_otel.stats.bound import Bound
+from kc_otel.stats.gradients import clip_budget_share, ess_share, gradient_bias_from_tv
+from kc_otel.stats.inverses import largest_limit
+from kc_otel.stats.rewards import reward_drift
+from kc_otel.stats.tokens import chi2_from_log_ratio_range, ess_share_from_half_range
 
 __all__ = [
     "FARTHEST",

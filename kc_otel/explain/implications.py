@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.bounds.averages import tv_from_js, tv_from_mean_abs_log_ratio
-from kc_otel.bounds.divergences import tv_from_chi2, tv_from_kl
-from kc_otel.bounds.tokens import kl_from_half_range, tv_from_half_range
 from kc_otel.contract.registry import QUANTITIES, Source
-from kc_otel.explain.facts import facts_of, sequence_bounds
+from kc_otel.explain.clause_facts import facts_of, sequence_bounds
 from kc_otel.explain.promise import Promise
-from kc_otel.explain.regions import SEQUENCE, TOKEN, region, top
+from kc_otel.explain.ratio_regions import SEQUENCE, TOKEN, region, top
+from kc_otel.stats.averages import tv_from_js, tv_from_mean_abs_log_ratio
+from kc_otel.stats.divergences import tv_from_chi2, tv_from_kl
+from kc_otel.stats.tokens import kl_from_half_range, tv_from_half_range
 
 __all__ = ["Condition", "Implied", "bound_on", "never_exceeded"]
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from kc_otel.bounds.divergences import tv_from_kl
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.promise import Promise
+from kc_otel.stats.divergences import tv_from_kl
 
 __all__ = ["evidence", "note", "outcome_attributes", "purpose"]
 

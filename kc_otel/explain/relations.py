@@ -19,7 +19,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.explain.implications import Condition, Implied, bound_on, never_exceeded
 from kc_otel.explain.promise import Promise, promise_of
 from kc_otel.explain.purpose import outcome_attributes
-from kc_otel.explain.samples import Needed, observations_to_pass, rounded
+from kc_otel.judge.sample_sizes import Needed, observations_to_pass, rounded
 
 __all__ = ["CONDITIONS", "Kind", "Relation", "relations"]
 

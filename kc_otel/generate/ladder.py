@@ -15,12 +15,12 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT, Step
+from kc_otel.contract.prometheus_names import label, metric, selector
+from kc_otel.contract.sentences import promise
 from kc_otel.contract.units import format_duration
-from kc_otel.escalation.body import ALERT_NAMES
-from kc_otel.escalation.policy import INPUT_CLAUSE
-from kc_otel.evaluator.verdict import Status
-from kc_otel.generate.describe import promise
-from kc_otel.generate.names import label, metric, selector
+from kc_otel.judge.escalation.policy import INPUT_CLAUSE
+from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
+from kc_otel.judge.verdict import Status
 
 __all__ = ["CELL_LABELS", "HELD_BY", "Rung", "repeat_interval", "rungs", "static_labels", "unique_names"]
 

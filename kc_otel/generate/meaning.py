@@ -11,13 +11,13 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.sentences import number, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.explain import Explanation
 from kc_otel.explain.chain import Chain, Level
+from kc_otel.explain.explanation_text import lines
 from kc_otel.explain.numbers import rounded_down, rounded_up
-from kc_otel.explain.text import lines
-from kc_otel.generate.describe import number, promise
 from kc_otel.generate.ladder import rungs
 from kc_otel.generate.links import OVERVIEW_UID, panel_id, slice_link
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kc_otel.report.words import number
+from kc_otel.contract.words import number
 
 __all__ = ["draw_distribution", "draw_history", "draw_interval"]
 

@@ -19,8 +19,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.store import EvaluatorStore
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.serve.store.evaluator_store import EvaluatorStore
 
 METRICS = {
     "abs_log_ratio": ("mean", 0.05),

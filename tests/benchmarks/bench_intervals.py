@@ -15,7 +15,7 @@ import numpy as np
 from _timing import interleaved
 from numpy.typing import NDArray
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     Binned,
     Buckets,
     ExponentialHistogram,

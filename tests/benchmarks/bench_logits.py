@@ -26,7 +26,7 @@ import torch
 from _timing import interleaved, spread
 from torch.nn.functional import log_softmax
 
-from kc_otel.measure.logits import logit_drift
+from kc_otel.record.measure.logits import logit_drift
 
 ROWS, VOCAB = 256, 32_768
 

@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.record.telemetry.accumulate import Accumulator
 
 SEQUENCES, TOKENS, SLICES = 256, 2048, 20
 SDK_TOKENS = 20_000

@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES
-from kc_otel.replay.entries import received_frame
-from kc_otel.replay.reading import read_recordings
-from kc_otel.replay.run import replay
+from kc_otel.offline.replay.replay_run import replay
+from kc_otel.offline.replay.traffic_entries import received_frame
+from kc_otel.offline.replay.traffic_reading import read_recordings
 
 METRICS = {
     "abs_log_ratio": ("mean", 0.05),

@@ -19,10 +19,9 @@ from openfeature.evaluation_context import EvaluationContext
 from openfeature.flag_evaluation import FlagResolutionDetails, Reason
 from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvider
 
+from kc_otel.client.router import Router
 from kc_otel.contract.model import Contract
-from kc_otel.routing.canary import set_canary
-from kc_otel.routing.client import Router
-from kc_otel.routing.table import Canary, DecisionTable, Route
+from kc_otel.judge.decisions.table import Canary, DecisionTable, Route, set_canary
 
 CONTRACT = Contract.model_validate(
     {

@@ -30,11 +30,11 @@ from _timing import interleaved, spread  # noqa: E402
 
 from kc_otel import Kernel, Recorder  # noqa: E402
 from kc_otel.contract.model import Contract  # noqa: E402
-from kc_otel.instrument.engine import Engine  # noqa: E402
-from kc_otel.instrument.request import SampledRequest  # noqa: E402
-from kc_otel.instrument.rescore import Rescorer  # noqa: E402
-from kc_otel.instrument.rescore.budget import TokenBudget  # noqa: E402
-from kc_otel.instrument.spool import Spool, SpoolReader  # noqa: E402
+from kc_otel.record.engine import Engine  # noqa: E402
+from kc_otel.recordings.request import SampledRequest  # noqa: E402
+from kc_otel.recordings.rescore import Rescorer  # noqa: E402
+from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: E402
+from kc_otel.recordings.spool import Spool, SpoolReader  # noqa: E402
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",
@@ -147,7 +147,7 @@ def rescoring(folder: Path, rounds: int) -> None:
     from transformers import AutoModelForCausalLM
 
     from examples.tiny_model import VOCABULARY, tiny_model
-    from kc_otel.instrument.scoring import hf_scorer
+    from kc_otel.recordings.scoring import hf_scorer
 
     torch.set_num_threads(1)
     score = hf_scorer(AutoModelForCausalLM.from_pretrained(tiny_model(ROOT / ".cache"), dtype=torch.float32))

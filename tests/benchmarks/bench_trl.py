@@ -21,7 +21,7 @@ from pathlib import Path
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from kc_otel import Contract, Recorder
-from kc_otel.instrument.trl import instrument
+from kc_otel.integrations.trl import instrument
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -92,7 +92,7 @@ def main() -> None:
 
 def _compare(run, options: argparse.Namespace, folder: Path) -> None:
     from kc_otel import Contract
-    from kc_otel.instrument.vllm import KernelContractInstrumentor
+    from kc_otel.integrations.vllm import KernelContractInstrumentor
 
     contract = Contract.model_validate(CONTRACT)
     instrumentor = KernelContractInstrumentor()

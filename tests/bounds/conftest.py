@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kc_otel.bounds import Buckets, ExponentialHistogram
+from kc_otel.stats import Buckets, ExponentialHistogram
 
 ZERO = 2.0**-30
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds import Binned, ExponentialHistogram
-from kc_otel.bounds.assumptions import check_assumption, linear_head_score_norm
+from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.assumptions import check_assumption, linear_head_score_norm
 
 
 @given(st.integers(1, 5000), st.sampled_from([0.01, 0.05]))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds.change import cusum, cusum_arl, cusum_threshold, page_hinkley
-from kc_otel.bounds.edetector import e_detector
+from kc_otel.stats.change import cusum, cusum_arl, cusum_threshold, page_hinkley
+from kc_otel.stats.edetector import e_detector
 
 
 def exact_arl(threshold: float, allowance: float, shift: float = 0.0, nodes: int = 80) -> float:
@@ -189,7 +189,7 @@ def test_e_detector_needs_no_upper_end_and_dates_the_change():
 
 def test_e_detector_statistic_is_the_sum_over_all_starts():
     """M is the sum of the products of factors from every start, averaged over the bets."""
-    from kc_otel.bounds.edetector import _BETS
+    from kc_otel.stats.edetector import _BETS
 
     x = np.random.default_rng(0).random(30)
     factor = 1 + _BETS[:, None] * (x / 0.4 - 1)

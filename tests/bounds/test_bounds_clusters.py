@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     Binned,
     betting_interval,
     design_effect,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kc_otel.bounds import Binned, dkw_interval, fraction_interval, hoeffding_interval, mean_interval, quantile_interval
+from kc_otel.stats import Binned, dkw_interval, fraction_interval, hoeffding_interval, mean_interval, quantile_interval
 
 UNIT = {"low": 0.0, "high": 1.0}
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kc_otel.bounds import Bound, divergences, gradients, sequences, tokens
+from kc_otel.stats import Bound, divergences, gradients, sequences, tokens
 
 
 def test_chi_square_forms_meet_at_one():

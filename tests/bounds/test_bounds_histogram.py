@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
-from kc_otel.bounds import Binned, Buckets, ExponentialHistogram
-from kc_otel.bounds.histogram import MAX_BUCKETS
+from kc_otel.stats import Binned, Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import MAX_BUCKETS
 
 ordinary = st.one_of(
     st.just(0.0), st.floats(-1e3, 1e3), st.floats(1e-12, 1e-3), st.sampled_from([1.0, 0.5, -2.0, 2.0**-30])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kc_otel.bounds import averages, divergences, gradients, inverses
+from kc_otel.stats import averages, divergences, gradients, inverses
 
 NORMS = {"advantage_max": 5.0, "sequence_score_norm": 8.0}
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import special
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     Binned,
     anytime_bernstein_interval,
     anytime_mean_interval,
@@ -22,7 +22,7 @@ from kc_otel.bounds import (
     hoeffding_interval,
     mean_interval,
 )
-from kc_otel.bounds.placement import Placement
+from kc_otel.stats.placement import Placement
 
 unit_samples = st.lists(
     st.one_of(st.floats(0, 1), st.floats(0, 1e-4), st.sampled_from([0.0, 1.0])), min_size=2, max_size=60

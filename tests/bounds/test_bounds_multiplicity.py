@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds import EBH, Holm, e_bh, holm
+from kc_otel.stats import EBH, Holm, e_bh, holm
 
 p_values = st.lists(
     st.one_of(st.floats(0, 1), st.floats(0, 0.02), st.sampled_from([0.0, 0.05, 0.025, 0.05 / 3, 1.0])), max_size=40

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     Binned,
     Interval,
     affine,
@@ -19,7 +19,7 @@ from kc_otel.bounds import (
     maximum_interval,
     quantile_interval,
 )
-from kc_otel.bounds.quantiles import _binomial_ranks
+from kc_otel.stats.quantiles import _binomial_ranks
 
 LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
 ranks = st.sampled_from([0.001, 0.25, 0.5, 0.9, 0.99, 0.999])

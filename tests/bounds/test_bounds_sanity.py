@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.bounds.sanity import consistency, gaussian_chi2, gaussian_kl, gaussian_tv, identity_gap
+from kc_otel.stats.sanity import consistency, gaussian_chi2, gaussian_kl, gaussian_tv, identity_gap
 
 
 @given(hnp.arrays(np.float64, st.integers(2, 50), elements=st.floats(-5, 5)))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.bounds import divergences, gradients, rewards, sequences, tokens
+from kc_otel.stats import divergences, gradients, rewards, sequences, tokens
 
 TINY = 1e-300
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import sequences, tokens
+from kc_otel.stats import sequences, tokens
 
 kernels = st.tuples(
     st.integers(0, 2**31), st.integers(2, 3), st.integers(1, 5), st.sampled_from([1e-3, 0.05, 0.5, 2.0, 6.0])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     BernsteinSequence,
     BettingSequence,
     Binned,

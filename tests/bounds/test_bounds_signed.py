@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds.signed import signed_drift
+from kc_otel.stats.signed import signed_drift
 
 SIDES = {"alpha_lower": 0.025, "alpha_upper": 0.025}
 

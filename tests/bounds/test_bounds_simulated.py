@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kc_otel.bounds import (
+from kc_otel.stats import (
     BernsteinSequence,
     BettingSequence,
     Binned,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds.staleness import mismatch_at_no_lag, split_drift
+from kc_otel.stats.staleness import mismatch_at_no_lag, split_drift
 
 
 def kernels(seed: int, vocabulary: int = 6) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

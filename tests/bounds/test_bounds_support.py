@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds import Binned, ExponentialHistogram
-from kc_otel.bounds.support import kept_by_top_k, kept_by_top_p, removed_mass, support_deficit, tv_from_deficit
+from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.support import kept_by_top_k, kept_by_top_p, removed_mass, support_deficit, tv_from_deficit
 
 SIDES = {"alpha_lower": 0.025, "alpha_upper": 0.025}
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.bounds import Binned
-from kc_otel.bounds.binned_tails import hill_binned, magnitudes, pareto_k_binned, ratios
-from kc_otel.bounds.tails import _zhang_stephens, hill, pareto_k, tail_length, tail_reading
+from kc_otel.stats import Binned
+from kc_otel.stats.binned_tails import hill_binned, magnitudes, pareto_k_binned, ratios
+from kc_otel.stats.tails import _zhang_stephens, hill, pareto_k, tail_length, tail_reading
 
 SHAPES = (-0.3, 0.0, 0.3, 0.7, 1.0, 1.5)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.bounds import Bound, tokens
+from kc_otel.stats import Bound, tokens
 
 logit_pairs = st.integers(2, 12).flatmap(
     lambda v: st.tuples(

@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import contract as commands
-from kc_otel.cli._gates import shut_gates
+from kc_otel.cli import contract_commands as commands
+from kc_otel.cli.gate_lint import shut_gates
 from kc_otel.contract import load_text
 
 TEXT = """apiVersion: kernel-contract/v1

@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.bounds import Binned, mean_interval
-from kc_otel.cli import compare
-from kc_otel.instrument.recordings import Recording, load_recording, save_recording
-from kc_otel.measure.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
-from kc_otel.measure.sampled import TOKEN, log_ratio
+from kc_otel.cli import compare_log as compare
+from kc_otel.offline.compare_log.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
+from kc_otel.record.measure.sampled import TOKEN, log_ratio
+from kc_otel.recordings import Recording, load_recording, save_recording
+from kc_otel.stats import Binned, mean_interval
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

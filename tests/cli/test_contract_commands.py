@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import contract as commands
+from kc_otel.cli import contract_commands as commands
 from kc_otel.contract.registry import DERIVED, QUANTITIES
 
 _CONTRACTS = Path(__file__).parents[2] / "contracts"

@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import explain as commands
+from kc_otel.cli import explain_command as commands
 from kc_otel.contract import load
 from kc_otel.explain import explain
-from kc_otel.explain.text import lines
+from kc_otel.explain.explanation_text import lines
 
 pytestmark = pytest.mark.slow
 

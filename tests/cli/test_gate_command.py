@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import gate
-from kc_otel.instrument.recordings import Recording, save_recording
+from kc_otel.recordings import Recording, save_recording
 
 pytestmark = pytest.mark.slow
 

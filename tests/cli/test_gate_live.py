@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import gate
-from kc_otel.instrument.recordings import load_recording
+from kc_otel.recordings import load_recording
 from tests.tools.completions import completions, table
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_busy_endpoint_delays_and_changes_nothing(run, endpoints):
 
 def test_an_endpoint_that_dies_on_the_way_leaves_no_verdict(run, endpoints, monkeypatch):
     """What was answered before is kept; the rest is not asked for long."""
-    monkeypatch.setattr("kc_otel.instrument.endpoints.client._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("kc_otel.recordings.endpoints.endpoint_client._FIRST_WAIT", 0.001)
     answered = []
 
     def dies(path, _body, right):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import gate
 from kc_otel.contract.load import load_text
-from kc_otel.explain.gate_plan import Traffic, plan_gate, spoken
+from kc_otel.judge.promotion.plan import Traffic, plan_gate, spoken
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

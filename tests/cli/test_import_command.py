@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import importing as command
-from kc_otel.cli._following import Ledger, unseen
-from kc_otel.measure.reasons import REASONS
+from kc_otel.cli import import_command as command
+from kc_otel.cli.follow_files import Ledger, unseen
+from kc_otel.record.measure.reasons import REASONS
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

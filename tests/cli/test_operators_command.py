@@ -6,12 +6,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import operators
+from kc_otel.cli import operators_command as operators
 
 SPEC = """
 import numpy as np
 
-from kc_otel.instrument.operators import Comparison, cases_over
+from kc_otel.integrations.operators import Comparison, cases_over
 
 
 def make(shape, dtype, seed):
@@ -141,7 +141,7 @@ def test_json_has_everything(run):
         ("spec.py", "write FILE.py:NAME"),
         ("absent.py:x", "absent.py: is no Python file"),
         ("spec.py:missing", "has no 'missing'"),
-        ("spec.py:EMPTY", "holds nothing, not kc_otel.instrument.operators.Comparison"),
+        ("spec.py:EMPTY", "holds nothing, not kc_otel.integrations.operators.Comparison"),
         ("spec.py:WRONG", "holds int, not"),
         ("c.yaml:x", "c.yaml: is no Python file"),
     ],

@@ -11,15 +11,16 @@ import typer
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import live, people
+from kc_otel.cli import live
+from kc_otel.cli import people_commands as people
 from kc_otel.contract import load_text
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
-from kc_otel.service.state import open_state
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import open_state
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1

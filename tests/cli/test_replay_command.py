@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from typer.testing import CliRunner
 
 from kc_otel.cli import _register, app
-from kc_otel.replay.entries import received_frame
+from kc_otel.offline.replay.traffic_entries import received_frame
 
 START = 1_800_000_000.0
 CONTRACT = """\

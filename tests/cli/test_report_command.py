@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import _register, app
 from kc_otel.contract import load
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.promotion.evidence import make_evidence
-from kc_otel.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.offline.gate.evidence import make_evidence
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "serving-int8.yaml"
 

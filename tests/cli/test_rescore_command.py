@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import rescore as command
-from kc_otel.instrument.request import SampledRequest
-from kc_otel.instrument.spool import Spool, SpoolReader
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.cli import rescore_command as command
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.spool import Spool, SpoolReader
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

@@ -18,7 +18,7 @@ def main(job):
     import numpy as np
     from vllm import LLM, SamplingParams
 
-    from kc_otel.instrument.vllm import KernelContractInstrumentor
+    from kc_otel.integrations.vllm import KernelContractInstrumentor
 
     llm = LLM(
         job["model"],

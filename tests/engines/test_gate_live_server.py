@@ -13,7 +13,7 @@ import pytest
 
 from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
-from kc_otel.instrument.recordings import load_recording
+from kc_otel.recordings import load_recording
 
 pytestmark = pytest.mark.slow
 

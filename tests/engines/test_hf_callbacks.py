@@ -13,9 +13,9 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.instrument.scoring import hf_scorer
-from kc_otel.instrument.transformers import KernelContractCallback, Sample, StopWhenHalted
+from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.recordings.scoring import hf_scorer
 
 pytestmark = pytest.mark.slow
 

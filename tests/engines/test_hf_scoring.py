@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from examples.tiny_model import prompts
-from kc_otel.instrument.scoring import hf_scorer
+from kc_otel.recordings.scoring import hf_scorer
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
-from kc_otel.instrument.recorder import Recorder
-from kc_otel.instrument.request import SampledRequest
-from kc_otel.instrument.rescore.comparable import refusal
-from kc_otel.instrument.scoring import hf_scorer
-from kc_otel.measure.checks import Reason, check, counted
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.measure.checks import Reason, check, counted
+from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.rescore.comparable import refusal
+from kc_otel.recordings.scoring import hf_scorer
 from tests.engines._vllm import contract, offline_engine, put_away
 
 pytestmark = pytest.mark.slow
@@ -319,6 +319,6 @@ def test_kernel_versions_mixed_in_one_batch_are_kept_apart(tiny_model, plain, tr
 
 def test_every_name_is_in_the_table():
     """What the checks can find has words for the person who reads it at night."""
-    from kc_otel.measure.reasons import REASONS
+    from kc_otel.record.measure.reasons import REASONS
 
     assert {each.name.lower() for each in Reason} - {"valid"} <= set(REASONS)

@@ -15,10 +15,10 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from kc_otel import Kernel, Recorder, load
 from kc_otel.contract.load import load_text
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.instrument.rescore import Rescorer
-from kc_otel.instrument.scoring import hf_scorer
-from kc_otel.instrument.spool import SpoolReader
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.recordings.rescore import Rescorer
+from kc_otel.recordings.scoring import hf_scorer
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._matrix import (
     CASES,
     CONTRACT,

@@ -11,9 +11,9 @@ import pytest
 from examples.demo.evaluator import evaluating
 from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
-from kc_otel.instrument.spool import SpoolReader
-from kc_otel.instrument.vllm import KernelContractInstrumentor
-from kc_otel.webhooks import new_secret
+from kc_otel.client.webhooks import new_secret
+from kc_otel.integrations.vllm import KernelContractInstrumentor
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._served import kept, rescoring, send, wait_for
 from tests.engines._vllm import offline_engine, put_away
 

@@ -17,8 +17,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.instrument.trl import instrument
+from kc_otel.integrations.trl import instrument
+from kc_otel.judge.evaluator import Evaluator
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kc_otel.instrument.trl import ResyncWeights, instrument
+from kc_otel.integrations.trl import ResyncWeights, instrument
 from tests.engines.test_trl_grpo import (  # noqa: F401 - fixtures
     after_step,
     checkpoint,

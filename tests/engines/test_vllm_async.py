@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from examples.tiny_model import prompts
-from kc_otel.instrument.vllm import KernelContractInstrumentor
-from kc_otel.instrument.vllm.http import HEADERS
+from kc_otel.integrations.vllm import KernelContractInstrumentor
+from kc_otel.integrations.vllm.request_attributes import HEADERS
 from tests.engines._vllm import MemorySink, contract, every_field, without_id
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from examples.tiny_model import prompts
-from kc_otel.instrument.sampling import position_of
-from kc_otel.instrument.vllm import KernelContractInstrumentor
+from kc_otel.integrations.vllm import KernelContractInstrumentor
+from kc_otel.record.sampling import position_of
 from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, put_away, without_id
 
 pytestmark = pytest.mark.slow
@@ -271,7 +271,7 @@ def test_what_goes_wrong_on_our_side_is_counted(llm, instrument, sink, monkeypat
 
 def test_a_fault_of_the_wrapper_does_not_reach_vllm(llm, instrument, monkeypatch):
     """Whatever is raised while a request is registered or a step is collected, the request is answered."""
-    from kc_otel.instrument.vllm.engines import Engines
+    from kc_otel.integrations.vllm.engines import Engines
 
     def fail(*_):
         raise RuntimeError("bug")

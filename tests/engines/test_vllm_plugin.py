@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.instrument.vllm import KernelContractInstrumentor, plugin
+from kc_otel.integrations.vllm import KernelContractInstrumentor, plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "examples" / "vllm_server" / "contract.yaml"
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_logged_once(clean, monkeypatch, caplog, tmp_path, name
 @pytest.mark.slow
 def test_a_program_that_nobody_changed_is_recorded(tiny_model, tmp_path):
     """With one variable, an offline program whose worker is another process fills the default spool at its exit."""
-    from kc_otel.instrument.spool import SpoolReader
+    from kc_otel.recordings.spool import SpoolReader
 
     done = run(tiny_model, tmp_path, KC_OTEL_CONTRACT=CONTRACT, KC_OTEL_SAMPLING=1, VLLM_ENABLE_V1_MULTIPROCESSING=1)
     assert "answered 2" in done.stdout, done.stderr

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from examples.vllm_server.server import NAME, serving
-from kc_otel.instrument.spool import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Status, Verdict
 
 LADDER = [
     {"on": "fail", "severity": "warning", "do": ["notify", "sample-more"]},

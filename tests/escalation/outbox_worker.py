@@ -13,10 +13,10 @@ import time
 
 import httpx
 
-from kc_otel.escalation.deliver import Dispatcher
-from kc_otel.escalation.endpoints import Endpoint
-from kc_otel.escalation.outbox import Outbox, State
-from kc_otel.escalation.signing import Secret
+from kc_otel.client.signing import Secret
+from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.outbox import Outbox, State
 
 CONTRACTS = ("policy-7b", "reward-model")
 

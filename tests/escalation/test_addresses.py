@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from kc_otel.escalation.addresses import AddressError, pinned
-from kc_otel.escalation.deliver import Dispatcher
-from kc_otel.escalation.endpoints import Endpoint
-from kc_otel.escalation.outbox import Outbox, State
-from kc_otel.escalation.signing import Secret, new_secret
+from kc_otel.client.signing import Secret, new_secret
+from kc_otel.serve.webhooks.addresses import AddressError, pinned
+from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.outbox import Outbox, State
 
 
 @pytest.mark.parametrize(

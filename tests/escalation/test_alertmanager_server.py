@@ -13,14 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.body import alert_body, encode
-from kc_otel.escalation.deliver import Dispatcher
-from kc_otel.escalation.endpoints import Endpoint
-from kc_otel.escalation.formats import Format
-from kc_otel.escalation.outbox import Outbox, State
-from kc_otel.escalation.policy import advance
-from kc_otel.webhooks import receiver as make_receiver
+from kc_otel.client.webhooks import receiver as make_receiver
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.escalation.webhook_body import alert_body, encode
+from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.formats import Format
+from kc_otel.serve.webhooks.outbox import Outbox, State
 
 pytestmark = pytest.mark.slow
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.body import alert_body
-from kc_otel.escalation.policy import advance
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.escalation.webhook_body import alert_body
 
 AT = 1_700_000_000.0
 

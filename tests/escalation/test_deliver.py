@@ -10,10 +10,10 @@ from itertools import count
 import httpx
 import pytest
 
-from kc_otel.escalation.deliver import Dispatcher, retry_after_seconds
-from kc_otel.escalation.endpoints import Endpoint
-from kc_otel.escalation.outbox import Outbox, State
-from kc_otel.escalation.signing import Secret, new_secret, verify
+from kc_otel.client.signing import Secret, new_secret, verify
+from kc_otel.serve.webhooks.deliver import Dispatcher, retry_after_seconds
+from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.outbox import Outbox, State
 
 SECRET = new_secret()
 AT = 1_700_000_000.0

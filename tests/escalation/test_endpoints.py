@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from kc_otel.escalation.endpoints import Endpoint, EndpointError, credential_files, endpoints_from_env
-from kc_otel.escalation.formats import Format
-from kc_otel.escalation.signing import Secret, new_secret
+from kc_otel.client.signing import Secret, new_secret
+from kc_otel.serve.webhooks.endpoints import Endpoint, EndpointError, credential_files, endpoints_from_env
+from kc_otel.serve.webhooks.formats import Format
 
 
 def test_endpoints_are_read_from_the_environment(tmp_path):

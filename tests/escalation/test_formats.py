@@ -9,10 +9,10 @@ from datetime import datetime
 
 import pytest
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.body import alert_body, encode
-from kc_otel.escalation.formats import Format, render
-from kc_otel.escalation.policy import advance
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.escalation.webhook_body import alert_body, encode
+from kc_otel.serve.webhooks.formats import Format, render
 
 AT = 1_700_000_000.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.escalation.signing import new_secret, verify
+from kc_otel.client.signing import new_secret, verify
 
 WORKER = Path(__file__).with_name("outbox_worker.py")
 MESSAGES = 150

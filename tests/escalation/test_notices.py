@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.body import alert_body
-from kc_otel.escalation.notices import Book, Reason, notices, webhooks
-from kc_otel.escalation.people import People, Silence, acknowledge, current, silence
-from kc_otel.escalation.policy import advance
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.notices import Book, Reason, notices, webhooks
+from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.escalation.webhook_body import alert_body
 
 
 class Pager:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.escalation.outbox import Outbox, State
+from kc_otel.serve.webhooks.outbox import Outbox, State
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.people import People, Silence, acknowledge, current, silence, unsilence
-from kc_otel.escalation.policy import advance
-from kc_otel.evaluator.verdict import Cell
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence, unsilence
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.verdict import Cell
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):

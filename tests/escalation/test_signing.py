@@ -9,8 +9,8 @@ import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.escalation import signing
-from kc_otel.escalation.signing import Secret, new_secret, sign, verify
+from kc_otel.client import signing
+from kc_otel.client.signing import Secret, new_secret, sign, verify
 
 NOW = 1_700_000_000.0
 KEY = base64.b64encode(bytes(range(32))).decode()

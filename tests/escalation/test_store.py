@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import sqlite3
 
-from kc_otel.escalation.alerts import PolicyState
-from kc_otel.escalation.policy import advance
-from kc_otel.escalation.store import PolicyStore
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.serve.store.policy_store import PolicyStore
 
 
 def test_state_survives_and_unknown_contracts_start_empty(connection, make_contract, make_verdict):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.evaluator.evaluator import Evaluator, SeriesId
-from kc_otel.evaluator.state import STREAMS_PER_SERIES, Heard
-from kc_otel.evaluator.verdict import Cell, Status
+from kc_otel.judge.contract_state import STREAMS_PER_SERIES, Heard
+from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.judge.verdict import Cell, Status
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 RNG = np.random.default_rng(3)

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import Buckets, ExponentialHistogram
-from kc_otel.evaluator.codec import (
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.streams import Last, Stream
+from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
+from kc_otel.serve.store.stream_codec import (
     CodecError,
     decode_histogram,
     decode_stream,
     encode_histogram,
     encode_stream,
 )
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.histograms import ExplicitHistogram
-from kc_otel.evaluator.store import EvaluatorStore, StoreError
-from kc_otel.evaluator.streams import Last, Stream
+from kc_otel.stats import Buckets, ExponentialHistogram
 
 RNG = np.random.default_rng(5)
 

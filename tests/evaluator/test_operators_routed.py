@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.statistics import metric_name
-from kc_otel.evaluator.store import EvaluatorStore
-from kc_otel.evaluator.verdict import Status
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.store.evaluator_store import EvaluatorStore
 
 METRIC = "kc.drift.operator_ulp"
 CLAUSES = [

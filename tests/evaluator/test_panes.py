@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import Buckets, ExponentialHistogram
-from kc_otel.evaluator.histograms import ExplicitHistogram
-from kc_otel.evaluator.panes import Ring
+from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.panes import Ring
+from kc_otel.stats import Buckets, ExponentialHistogram
 
 WIDTH, SIZE = 30.0, 10
 NOW = 1_800_000_000.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.evaluator.points import walk
+from kc_otel.judge.points import walk
 
 
 def read(request: ExportMetricsServiceRequest, gen_ai: tuple[str, ...] = ()) -> tuple[list[Any], Counter[str]]:

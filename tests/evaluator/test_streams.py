@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds import Buckets, ExponentialHistogram
-from kc_otel.evaluator.histograms import ExplicitHistogram, difference
-from kc_otel.evaluator.points import Point, PointKind
-from kc_otel.evaluator.streams import MAX_WRITERS, Horizon, Stream
+from kc_otel.judge.histograms import ExplicitHistogram, difference
+from kc_otel.judge.points import Point, PointKind
+from kc_otel.judge.streams import MAX_WRITERS, Horizon, Stream
+from kc_otel.stats import Buckets, ExponentialHistogram
 
 S = 10**9
 LONG = 3600 * S

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kc_otel.bounds import Binned
-from kc_otel.evaluator.statistics import clause_interval, factors
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.evaluator.verdicts import Evidence, Memo, decide
+from kc_otel.judge.statistics import clause_interval, factors
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.stats import Binned
 
 NOW = 1_800_000_000.0
 RNG = np.random.default_rng(7)

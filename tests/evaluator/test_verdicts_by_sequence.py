@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.bounds import Binned
 from kc_otel.contract.registry import BY_SEQUENCE
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.statistics import clause_interval, metric_name, samples_needed
-from kc_otel.evaluator.verdict import Cell, Status
-from kc_otel.evaluator.verdicts import Evidence, decide
-from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.statistics import clause_interval, metric_name, samples_needed
+from kc_otel.judge.verdict import Cell, Status
+from kc_otel.judge.verdicts import Evidence, decide
+from kc_otel.record.telemetry.accumulate import Accumulator
+from kc_otel.stats import Binned
 
 NOW = 1_800_000_000.0
 BY_TOKEN = {"id": "by-token", "metric": "tv_token", "limit": 0.02}

@@ -22,9 +22,9 @@ from examples.demo.model import Config, Model
 from examples.demo.sampler import Sampler, hidden_peaks, linear_int8, linear_int8_static, quantize
 from examples.demo.serving import BATCH, COMPLETION, PROMPT, sample, score
 from examples.demo.train import held_out_bits, train
+from kc_otel.client.signing import Secret, sign
+from kc_otel.client.webhooks import new_secret
 from kc_otel.contract import lint, load
-from kc_otel.escalation.signing import Secret, sign
-from kc_otel.webhooks import new_secret
 
 pytestmark = pytest.mark.slow
 

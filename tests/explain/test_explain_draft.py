@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.bounds.inverses import mean_token_tv_for_sequence_tv
-from kc_otel.bounds.rewards import token_kl_for_sequence_tv, tv_for_reward_budget
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import check_text
 from kc_otel.explain import explain
 from kc_otel.explain.draft import Draft, exact
-from kc_otel.explain.written import write
-from kc_otel.instrument.recordings.model import Recording
+from kc_otel.explain.draft_yaml import write
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats.inverses import mean_token_tv_for_sequence_tv
+from kc_otel.stats.rewards import token_kl_for_sequence_tv, tv_for_reward_budget
 
 
 def draft(**changes):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kc_otel.explain.facts import facts_of, sequence_bounds
+from kc_otel.explain.clause_facts import facts_of, sequence_bounds
 from kc_otel.explain.implications import bound_on, never_exceeded
 from kc_otel.explain.promise import Promise
-from kc_otel.explain.regions import SEQUENCE, TOKEN, region, top
+from kc_otel.explain.ratio_regions import SEQUENCE, TOKEN, region, top
 
 _PREFIX = ("logit_half_range", "tv_exact", "kl_train_inference", "kl_inference_train", "js")
 _SAMPLED = ("log_ratio", "abs_log_ratio", "ratio", "tv_token", "k3", "chi2_token")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds.averages import tv_from_js, tv_from_mean_abs_log_ratio, tv_from_tail
-from kc_otel.bounds.divergences import tv_from_chi2
-from kc_otel.bounds.gradients import gradient_bias_from_tv
-from kc_otel.bounds.inverses import (
+from kc_otel.stats.averages import tv_from_js, tv_from_mean_abs_log_ratio, tv_from_tail
+from kc_otel.stats.divergences import tv_from_chi2
+from kc_otel.stats.gradients import gradient_bias_from_tv
+from kc_otel.stats.inverses import (
     chi2_for_tv,
     mean_abs_log_ratio_for_sequence_tv,
     mean_half_range_for_sequence_tv,
@@ -18,8 +18,8 @@ from kc_otel.bounds.inverses import (
     tail_share_for_mean_tv,
     tv_for_gradient_budget,
 )
-from kc_otel.bounds.sequences import tv_sequence_on_policy
-from kc_otel.bounds.tokens import tv_from_half_range
+from kc_otel.stats.sequences import tv_sequence_on_policy
+from kc_otel.stats.tokens import tv_from_half_range
 
 budgets = st.floats(1e-6, 0.999)
 horizons = st.integers(1, 20_000)

@@ -8,7 +8,7 @@ import pytest
 
 from kc_otel.contract import load
 from kc_otel.explain import explain
-from kc_otel.explain.plot import curves, draw, horizons
+from kc_otel.explain.horizon_plot import curves, draw, horizons
 
 _CONTRACT = Path(__file__).parent / "golden" / "contract.yaml"
 

@@ -23,15 +23,15 @@ import numpy as np
 import pytest
 import yaml
 
-from kc_otel.bounds import ExponentialHistogram
-from kc_otel.bounds.histogram import Buckets
 from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.units import format_duration
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.verdict import Status, Verdict
-from kc_otel.generate.names import prometheus_name
 from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram import Buckets
 
 pytestmark = pytest.mark.slow
 

@@ -23,11 +23,11 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 import kc_otel
+from kc_otel.client.webhooks import receiver
 from kc_otel.contract import Contract
 from kc_otel.generate.prometheus.routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.standalone import standalone_file
 from kc_otel.generate.prometheus.victoria import victoria_file
-from kc_otel.webhooks import receiver
 
 pytestmark = pytest.mark.slow
 

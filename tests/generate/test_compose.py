@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.traffic import __main__ as traffic
 from kc_otel import Recorder
-from kc_otel.cli import serve
+from kc_otel.cli import serve_command as serve
 from kc_otel.contract import load
 from kc_otel.generate.grafana import DATASOURCE_UID
 

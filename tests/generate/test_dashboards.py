@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from kc_otel.contract import Contract, load_all
+from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry import ATTRIBUTES, METRICS, RECORDED
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.names import label_name, prometheus_name
+from kc_otel.judge.verdict import Status
 
 NAMES = ("overview", "slice", "rl", "promotion", "health", "meaning")
 METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}

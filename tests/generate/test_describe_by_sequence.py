@@ -1,7 +1,7 @@
 """Clauses that are judged by sequence, in the words of dashboards and rules."""
 
 from kc_otel.contract import Clause, Contract
-from kc_otel.generate.describe import promise
+from kc_otel.contract.sentences import promise
 from kc_otel.generate.ladder import rungs
 from kc_otel.generate.prometheus.rules import expression
 

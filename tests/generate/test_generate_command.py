@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli.generate import register
+from kc_otel.cli.generate_command import register
 
 pytestmark = pytest.mark.slow
 

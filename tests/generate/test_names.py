@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.registry import ATTRIBUTES, METRICS, RECORDED, Instrument, Metric
-from kc_otel.generate.names import label, metric, prometheus_name, selector
 
 
 @pytest.mark.parametrize(

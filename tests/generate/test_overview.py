@@ -8,12 +8,12 @@ import pytest
 
 from kc_otel.contract import Contract
 from kc_otel.contract.policy import Action
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import grafana_unit
 from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.generate.ladder import rungs
 from kc_otel.generate.links import OVERVIEW_UID, panel_id
+from kc_otel.judge.verdict import Status
 
 WORST, EVERY = 7, 11
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from kc_otel.contract import Contract
-from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.generate.grafana.alerting import alerting_file
 from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs
 from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_cells import code
 from tests.tools.panel_counters import invalid
 from tests.tools.panel_rows import CELL, Labels, World, by, increase

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from kc_otel.contract import Contract
+from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS, RECORDED
-from kc_otel.generate.names import prometheus_name
 from kc_otel.generate.prometheus.closed_forms import alphas, forms, rank_shift
+from kc_otel.generate.prometheus.histogram_queries import SCALE, Native
 from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
-from kc_otel.generate.prometheus.readings import SCALE, Native
 from kc_otel.generate.prometheus.recording import expressible, left_out
 from kc_otel.generate.prometheus.routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.rules import rule_file
 from kc_otel.generate.prometheus.standalone import standalone_file
-from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.record.telemetry.accumulate import Accumulator
 
 
 def _rules(contract: Contract) -> list[dict]:

@@ -23,9 +23,9 @@ import yaml
 
 from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.generate.prometheus.victoria import victoria_file, victoria_groups
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Status, Verdict
 
 pytestmark = pytest.mark.slow
 

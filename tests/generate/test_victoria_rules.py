@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from kc_otel.contract import Contract
+from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS, RECORDED
-from kc_otel.generate.names import prometheus_name
 from kc_otel.generate.prometheus.recording import expressible, left_out
 from kc_otel.generate.prometheus.standalone import standalone_file
 from kc_otel.generate.prometheus.victoria import victoria_file

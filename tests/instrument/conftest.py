@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kc_otel.contract.model import Contract
-from kc_otel.instrument.measurer import Measurer
-from kc_otel.instrument.recorder import Recorder
+from kc_otel.record.measurer import Measurer
+from kc_otel.record.recorder import Recorder
 
 
 class Memory(MetricExporter):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from kc_otel.instrument.operators import Case, Comparison, cases_over, compare_callables
-from kc_otel.measure.operators import compare_outputs
+from kc_otel.integrations.operators import Case, Comparison, cases_over, compare_callables
+from kc_otel.record.measure.operator_drift import compare_outputs
 
 
 @torch.library.custom_op("kc_otel_tests::scale", mutates_args=())

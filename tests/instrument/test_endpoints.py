@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kc_otel.instrument.endpoints import (
+from kc_otel.recordings.endpoints import (
     Client,
     Endpoint,
     Prompt,

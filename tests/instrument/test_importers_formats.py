@@ -12,17 +12,11 @@ import types
 import numpy as np
 import pytest
 
-from kc_otel.instrument.importers import (
-    ImportFileError,
-    Refusals,
-    files_of,
-    format_of,
-    generic,
-    nemo_rl,
-    prime_rl,
-    verl,
-)
-from kc_otel.instrument.importers.detect import complete
+from kc_otel.recordings.importers import ImportFileError, Refusals, files_of, format_of, generic
+from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
+from kc_otel.recordings.importers import prime_rl_files as prime_rl
+from kc_otel.recordings.importers import verl_files as verl
+from kc_otel.recordings.importers.detect import complete
 
 
 def numbers(rows=3, tokens=10, seed=0):

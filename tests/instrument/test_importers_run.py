@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from kc_otel.instrument.importers import Importer
+from kc_otel.recordings.importers import Importer
 
 
 def sequence(tokens=20, seed=0, **columns):

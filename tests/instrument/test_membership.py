@@ -5,7 +5,7 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import OPERATORS, QUANTITIES
-from kc_otel.instrument.membership import SliceTable
+from kc_otel.record.slice_table import SliceTable
 
 
 def contract(slices, max_series=2000):

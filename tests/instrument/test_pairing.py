@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.instrument.pairing import PairingBuffer, Side, content_key
+from kc_otel.record.pairing import PairingBuffer, Side, content_key
 
 
 def side(*tokens, origin=None):

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
 
 
 @pytest.fixture

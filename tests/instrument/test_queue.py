@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from kc_otel.instrument.queue import WorkQueue
+from kc_otel.record.worker import WorkQueue
 
 
 def test_it_is_bounded_by_bytes_until_they_are_done():

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.registry import OPERATORS, QUANTITIES
-from kc_otel.telemetry.accumulate import Accumulator
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.telemetry.accumulate import Accumulator
 
 
 def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
@@ -407,7 +407,7 @@ def test_shutdown_keeps_its_deadline(recorders, held, logprobs):
 
 def test_a_recorder_is_a_context_manager(contract, memory, logprobs):
     """Leaving the block shuts it down."""
-    from kc_otel.instrument.recorder import Recorder
+    from kc_otel.record.recorder import Recorder
 
     with Recorder(contract(), metric_exporter=memory) as recorder:
         recorder.compare(*logprobs(1, 5))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.registry import OPERATORS, QUANTITIES
-from kc_otel.instrument.membership import SliceTable
+from kc_otel.record.slice_table import SliceTable
 
 CLAUSES = [
     {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.01},

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kc_otel.contract.registry import OPERATORS, QUANTITIES
-from kc_otel.instrument.membership import SliceTable
-from kc_otel.measure.operators import compare_outputs
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.measure.operator_drift import compare_outputs
+from kc_otel.record.slice_table import SliceTable
 
 ULP = {"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kc_otel.instrument.recordings import RecordingError, load_recording
+from kc_otel.recordings import RecordingError, load_recording
 
 GOOD = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5]}
 

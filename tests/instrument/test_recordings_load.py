@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.instrument.recordings import Recording, RecordingError, load_recording, save_recording
+from kc_otel.recordings import Recording, RecordingError, load_recording, save_recording
 
 ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
 PER_TOKEN = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from kc_otel.instrument.request import SampledRequest
-from kc_otel.instrument.rescore import RescoreError, Rescorer, refusal
-from kc_otel.instrument.rescore.budget import TokenBudget
-from kc_otel.instrument.rescore.plan import batches, length
-from kc_otel.instrument.spool import Spool, SpoolReader
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.rescore import RescoreError, Rescorer, refusal
+from kc_otel.recordings.rescore.rescorer import TokenBudget, batches, length
+from kc_otel.recordings.spool import Spool, SpoolReader
 
 BF16 = Kernel("vllm", dtype="bfloat16")
 FP8 = Kernel("vllm", dtype="bfloat16", kv_cache_dtype="fp8")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kc_otel.instrument.sampling import Sampler, position_of
+from kc_otel.record.sampling import Sampler, position_of
 
 
 def test_the_share_of_keys_is_what_was_asked_for():
@@ -18,7 +18,7 @@ def test_the_share_of_keys_is_what_was_asked_for():
 
 def test_a_key_is_decided_alike_everywhere():
     """The same key has the same place in another process, so both sides of a pair take the same sequences."""
-    code = "from kc_otel.instrument.sampling import position_of; print(position_of('request-7'), position_of((1, 'a')))"
+    code = "from kc_otel.record.sampling import position_of; print(position_of('request-7'), position_of((1, 'a')))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == [str(position_of("request-7")), str(position_of((1, "a")))]
 

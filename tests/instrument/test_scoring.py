@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.instrument import scoring
-from kc_otel.instrument.scoring import hf_scorer, sampled_logprobs
+from kc_otel.recordings import scoring
+from kc_otel.recordings.scoring import hf_scorer, sampled_logprobs
 
 VOCABULARY = 23
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kc_otel.instrument import capture
-from kc_otel.instrument.sides import sides_of
-from kc_otel.instrument.work import Work
-from kc_otel.telemetry.kernel import Kernel
-from kc_otel.telemetry.streams import KernelPair
+from kc_otel.record import capture
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.pairing import sides_of
+from kc_otel.record.telemetry.pair_streams import KernelPair
+from kc_otel.record.work import Work
 
 
 def test_a_side_that_waits_keeps_nothing_of_its_batch():

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.instrument.request import SampledRequest
-from kc_otel.instrument.spool import Spool, SpoolError, SpoolReader
-from kc_otel.instrument.spool.codec import decode, encode, size_of
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest, decode, encode, size_of
+from kc_otel.recordings.spool import Spool, SpoolError, SpoolReader
 
 KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16", extra={"block": 16})
 
@@ -243,7 +242,7 @@ WRITER = textwrap.dedent(
     import sys
     sys.path[:0] = {path!r}
     from test_spool import request
-    from kc_otel.instrument.spool import Spool
+    from kc_otel.recordings.spool import Spool
     {before}
     spool = Spool(sys.argv[1], max_bytes=1 << 30)
     number = 0

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kc_otel.instrument import torch as watching  # noqa: E402 - it needs torch
+from kc_otel.integrations import torch as watching  # noqa: E402 - it needs torch
 
 VOCABULARY, WIDTH = 37, 16
 

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from kc_otel.contract.registry import ATTRIBUTES
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
 
 
 def test_a_batch_has_a_span_with_its_worst_token(recorders, tracing, contract, logprobs):

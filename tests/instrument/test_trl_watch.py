@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kc_otel.instrument.trl import instrument
+from kc_otel.integrations.trl import instrument
 
 GENERATIONS = 4
 

@@ -11,11 +11,11 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry import ATTRIBUTES, METRICS
-from kc_otel.instrument.request import SampledRequest
-from kc_otel.instrument.spool import Spool
-from kc_otel.instrument.vllm.counts import RECORDED, Counts, outcomes
-from kc_otel.instrument.vllm.handover import Recorded
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.integrations.vllm.delivery import Recorded
+from kc_otel.integrations.vllm.instrumentor import RECORDED, Counts, outcomes
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.spool import Spool
 
 
 @pytest.fixture

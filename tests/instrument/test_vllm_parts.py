@@ -11,14 +11,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kc_otel.instrument.vllm.attributes import Source, attributes_of, sources_of, sources_of_contract
-from kc_otel.instrument.vllm.completion import Completion, processing_of, request_of, weights_of
-from kc_otel.instrument.vllm.fingerprint import described, kernel_of, logprobs_mode_of
-from kc_otel.instrument.vllm.handover import Handover
-from kc_otel.instrument.vllm.http import HEADERS, RequestHeaders
-from kc_otel.instrument.vllm.settings import configured, default_spool, settings_of
-from kc_otel.instrument.vllm.sinks import RecorderSink
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.integrations.vllm.completion import Completion, processing_of, request_of, weights_of
+from kc_otel.integrations.vllm.delivery import Handover, RecorderSink
+from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
+from kc_otel.integrations.vllm.request_attributes import (
+    HEADERS,
+    RequestHeaders,
+    Source,
+    attributes_of,
+    sources_of,
+    sources_of_contract,
+)
+from kc_otel.integrations.vllm.settings import configured, default_spool, settings_of
+from kc_otel.record.kernel import Kernel
 
 
 def completion(**changes):
@@ -67,8 +72,8 @@ class Sink:
 def test_importing_needs_no_vllm():
     """The package and its settings can be imported, and name what they have, where vLLM is not installed."""
     code = (
-        "import sys; sys.modules['vllm'] = None; import kc_otel.instrument.vllm as v; "
-        "[getattr(v, name) for name in v.__all__]; import kc_otel.instrument.vllm.plugin as p; p.load()"
+        "import sys; sys.modules['vllm'] = None; import kc_otel.integrations.vllm as v; "
+        "[getattr(v, name) for name in v.__all__]; import kc_otel.integrations.vllm.plugin as p; p.load()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -174,7 +179,7 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
     def layer(name):
         return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
 
-    monkeypatch.setattr("kc_otel.instrument.vllm.fingerprint._hardware", lambda: "H100")
+    monkeypatch.setattr("kc_otel.integrations.vllm.fingerprint._hardware", lambda: "H100")
     context = {"0": layer("FLASHINFER"), "1": layer("FLASH_ATTN"), "2": SimpleNamespace()}
     worker = SimpleNamespace(
         vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))

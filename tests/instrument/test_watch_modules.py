@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kc_otel.instrument.operators import watch_modules
+from kc_otel.integrations.operators import watch_modules
 
 
 class Block(nn.Module):

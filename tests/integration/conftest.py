@@ -22,7 +22,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.webhooks import WebhookError, verify
+from kc_otel.client.webhooks import WebhookError, verify
 
 SECRET = "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE="  # "super-secret-for-tests-only!!"
 

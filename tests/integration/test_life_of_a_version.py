@@ -19,9 +19,9 @@ import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
 import kc_otel
+from kc_otel.client.router import Router
 from kc_otel.contract import load
-from kc_otel.promotion.evidence import verify_evidence
-from kc_otel.routing.client import Router
+from kc_otel.offline.gate.evidence import verify_evidence
 
 from .conftest import Evaluator, logprobs
 

@@ -15,8 +15,8 @@ from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExp
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
 
 import kc_otel
+from kc_otel.client.router import Router
 from kc_otel.contract import load
-from kc_otel.routing.client import Router
 
 from .conftest import Collector, Evaluator, Pager, logprobs
 

@@ -15,7 +15,7 @@ from .conftest import CONTRACT, Evaluator
 
 torch = pytest.importorskip("torch")
 
-from kc_otel.instrument.operators import cases_over, compare_callables, watch_modules  # noqa: E402 - needs torch
+from kc_otel.integrations.operators import cases_over, compare_callables, watch_modules  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.slow
 

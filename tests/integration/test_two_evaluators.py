@@ -20,8 +20,8 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
+from kc_otel.client.router import Router
 from kc_otel.contract import load
-from kc_otel.routing.client import Router
 
 from .conftest import SECRET, Evaluator, Pager, logprobs
 

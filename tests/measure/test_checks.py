@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.measure.checks import Reason, check, counted
-from kc_otel.measure.reasons import REASONS, remedy
+from kc_otel.record.measure.checks import Reason, check, counted
+from kc_otel.record.measure.reasons import REASONS, remedy
 
 SHAPE = (6, 40)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.measure.definitions.llama_cpp import FEWEST, Printed, table
+from kc_otel.offline.compare_log.definitions.llama_cpp import FEWEST, Printed, table
 
 
 def stored(row):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.measure.definitions import nemo_rl, prime_rl, trl, verl
+from kc_otel.offline.compare_log.definitions import nemo_rl, prime_rl, trl, verl
 
 TOKEN = st.tuples(st.floats(-9, 0), st.floats(-9, 0), st.floats(-2, 2), st.booleans())
 BATCH = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=5).filter(

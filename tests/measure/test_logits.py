@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from kc_otel.contract.registry import QUANTITIES, Source
-from kc_otel.measure.logits import LOGITS, SATURATION, logit_drift
+from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
 PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["blocks", "device"])
 HALF_RANGE, TV, KL_PQ, KL_QP, JS, TOP1, ENTROPY = range(7)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.registry import QUANTITIES, Source, Unit
-from kc_otel.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN, advantage_drift, log_ratio
+from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN, advantage_drift, log_ratio
 
 LOG_RATIOS = st.floats(-60, 15, width=32)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.otlp import Outcome
+from kc_otel.judge.otlp import Outcome
 
 
 class RecordingSink:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.otlp import BadRequestError
-from kc_otel.otlp.decode import from_json, from_protobuf, to_json
-from kc_otel.otlp.signals import LOGS, METRICS, SIGNALS, TRACES
+from kc_otel.judge.otlp import BadRequestError
+from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
+from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES
 
 FILES = {"metrics.json": METRICS, "trace.json": TRACES, "logs.json": LOGS, "events.json": LOGS}
 

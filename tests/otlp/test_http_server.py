@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.otlp import Limits, Outcome, RequestCounts, ThrottledError
-from kc_otel.otlp.http_server import http_app
+from kc_otel.judge.otlp import Limits, Outcome, RequestCounts, ThrottledError
+from kc_otel.serve.receivers.http_server import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 SMALL = Limits(max_bytes=2000)

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from kc_otel.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError
-from kc_otel.otlp.limits import inflate
+from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError
+from kc_otel.judge.otlp.limits import inflate
 
 LIMITS = Limits(max_bytes=100_000)
 

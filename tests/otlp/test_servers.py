@@ -18,9 +18,9 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.otlp import BindError, Limits, Outcome, RequestCounts, ThrottledError
-from kc_otel.otlp.grpc_server import retry_info, start_grpc
-from kc_otel.otlp.http_server import http_app
+from kc_otel.judge.otlp import BindError, Limits, Outcome, RequestCounts, ThrottledError
+from kc_otel.serve.receivers.grpc_server import retry_info, start_grpc
+from kc_otel.serve.receivers.http_server import http_app
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
@@ -187,8 +187,8 @@ def test_grpc_refuses_large_messages_and_bombs() -> None:
     """A message over the limit is RESOURCE_EXHAUSTED, as sent or inflated, and inflating stops at the limit."""
     script = """
 import asyncio, resource, sys
-from kc_otel.otlp import Limits, Outcome
-from kc_otel.otlp.grpc_server import start_grpc
+from kc_otel.judge.otlp import Limits, Outcome
+from kc_otel.serve.receivers.grpc_server import start_grpc
 class Sink:
     def metrics(self, request): return Outcome()
     traces = logs = metrics

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Status, Verdict
 
 CONTRACT = Contract.model_validate(
     {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.promotion.evidence import EvidenceError, _checksum, make_evidence, verify_evidence
-from kc_otel.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.offline.gate.evidence import EvidenceError, _checksum, make_evidence, verify_evidence
 
 ADVANCE = Decision(Outcome.ADVANCE, Stage.FULL, 3)
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.promotion import orders
-from kc_otel.promotion.evidence import step_evidence, verify_evidence
-from kc_otel.promotion.machine import advance, begin, replaced, share_of
-from kc_otel.promotion.stages import Stage
-from kc_otel.promotion.state import Kind, OrderError, Place, Promotion, Standing, path_of
+from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
+from kc_otel.judge.promotion.promotion_state import Kind, OrderError, Place, Promotion, Standing, path_of
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.offline.gate.evidence import step_evidence, verify_evidence
 
 V = "inferB"
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.instrument.recordings import Recording
-from kc_otel.measure.sampled import TOKEN, log_ratio
-from kc_otel.promotion.offline import Input, Terms, gate_recordings
-from kc_otel.promotion.recorded import by_contract, judge
-from kc_otel.promotion.samples import Samples
-from kc_otel.promotion.stages import Outcome, Stage
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.judge.promotion.stages import Outcome, Stage
+from kc_otel.offline.gate.observations import Samples
+from kc_otel.offline.gate.recorded_gate import Input, Terms, gate_recordings
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.measure.sampled import TOKEN, log_ratio
+from kc_otel.recordings import Recording
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
-from kc_otel.instrument.recordings import Recording, save_recording
-from kc_otel.promotion.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
-from kc_otel.promotion.offline import Terms, gate_recordings, read_input
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.offline.gate.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
+from kc_otel.offline.gate.recorded_gate import Terms, gate_recordings, read_input
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings import Recording, save_recording
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -186,8 +186,8 @@ def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
     """Asking for them is answered, and not with silence."""
-    from kc_otel.promotion.evidence import make_evidence
-    from kc_otel.promotion.stages import Decision, Outcome, Stage
+    from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+    from kc_otel.offline.gate.evidence import make_evidence
 
     online = make_evidence(
         contract, Stage.CANARY, "inferB", Decision(Outcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0

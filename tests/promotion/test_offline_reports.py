@@ -9,13 +9,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kc_otel.evaluator.verdict import Status
-from kc_otel.promotion.findings import findings, how_far
-from kc_otel.promotion.junit import junit
-from kc_otel.promotion.markdown import headline, markdown
-from kc_otel.promotion.offline import Input, OfflineGate, Terms, gate_decision
-from kc_otel.promotion.recorded import Judged, Unjudged
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.judge.verdict import Status
+from kc_otel.offline.gate.findings import findings, how_far
+from kc_otel.offline.gate.junit import junit
+from kc_otel.offline.gate.markdown import headline, markdown
+from kc_otel.offline.gate.recorded_gate import Input, OfflineGate, Terms, gate_decision
+from kc_otel.offline.gate.recorded_verdicts import Judged, Unjudged
+from kc_otel.record.kernel import Kernel
 
 INFERENCE = Kernel("vllm", dtype="fp8")
 LEFT_OUT = (Unjudged("lag", "weights_lag cannot be told | here"),)

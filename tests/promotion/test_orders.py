@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from kc_otel.contract import load_text
-from kc_otel.instrument.recordings import Recording, save_recording
-from kc_otel.promotion import orders
-from kc_otel.promotion.evidence import _checksum, offline_evidence
-from kc_otel.promotion.machine import advance, begin
-from kc_otel.promotion.offline import Terms, gate_recordings, read_input
-from kc_otel.promotion.stages import Stage
-from kc_otel.promotion.state import OrderError
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.machine import advance, begin
+from kc_otel.judge.promotion.promotion_state import OrderError
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.offline.gate.admission import admit
+from kc_otel.offline.gate.evidence import _checksum, offline_evidence
+from kc_otel.offline.gate.recorded_gate import Terms, gate_recordings, read_input
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings import Recording, save_recording
 
 TEXT = """\
 apiVersion: kernel-contract/v1
@@ -63,7 +64,7 @@ def sealed(record, **changes):
 def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
     """The version is in shadow with the next evaluation, and the step names what it rests on."""
     record = evidence(0.01)
-    admitted = orders.admit(promotion, contract, record)
+    admitted = admit(promotion, contract, record)
     assert admitted.offline == record["checksum"]
     after, (move,) = advance(admitted, contract, (), (), 1.0)
     assert (after.place.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
@@ -76,7 +77,7 @@ def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
     with pytest.raises(
         OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
     ):
-        orders.admit(promotion, contract, evidence(0.5))
+        admit(promotion, contract, evidence(0.5))
 
 
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
@@ -84,23 +85,23 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     record = evidence(0.01)
     other = dataclasses.replace(promotion, version="0123456789ab")
     with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
-        orders.admit(other, contract, record)
+        admit(other, contract, record)
     looser = load_text(TEXT.replace("0.05", "0.06"))
     with pytest.raises(OrderError, match=r"of another contract .* run the gate again"):
-        orders.admit(promotion, looser, record)
+        admit(promotion, looser, record)
     with pytest.raises(OrderError, match=r"not sound: .*checksum"):
-        orders.admit(promotion, contract, {**record, "kernel": "x"})
+        admit(promotion, contract, {**record, "kernel": "x"})
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
-        orders.admit(promotion, contract, sealed(plain))
+        admit(promotion, contract, sealed(plain))
     forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", (), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
-        orders.admit(forced, contract, record)
+        admit(forced, contract, record)
 
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
     """What was admitted under other limits is not carried over."""
-    admitted = orders.admit(promotion, contract, evidence(0.01))
+    admitted = admit(promotion, contract, evidence(0.01))
     after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), (), (), 1.0)
     assert (moves, after.offline) == ((), "")
     assert "no evidence of the offline stage" in after.missing[0]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.promotion.stages import GateSpec, Outcome, Round, Stage, decide
+from kc_otel.judge.promotion.stages import GateSpec, Outcome, Round, Stage, decide
 
 GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), needed={"token-tv": 2000})
 

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.promotion import orders
-from kc_otel.promotion.evidence import EvidenceError, _checksum, step_evidence, verify_evidence
-from kc_otel.promotion.machine import advance, begin
-from kc_otel.promotion.stages import Stage
+from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.machine import advance, begin
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.offline.gate.evidence import EvidenceError, _checksum, step_evidence, verify_evidence
 
 V = "inferB"
 

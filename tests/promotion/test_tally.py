@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.promotion.tally import Tally
+from kc_otel.judge.promotion.tally import Tally
 
 
 def test_windows_that_share_data_count_once():

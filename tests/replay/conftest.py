@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.replay.entries import Entry
+from kc_otel.offline.replay.traffic_entries import Entry
 
 START = 1_800_000_000.0
 SAMPLES = 500

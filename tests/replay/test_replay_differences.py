@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.replay.course import Course, Episode, Force, Message
-from kc_otel.replay.differences import differences
+from kc_otel.offline.replay.course import Course, Episode, Force, Message
+from kc_otel.offline.replay.differences import differences
 
 EMPTY = Course("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
 ALERT = Episode(

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.evaluator.evaluator import Evaluator
-from kc_otel.replay.entries import entry_of, evaluated_frame, received_frame
-from kc_otel.replay.reading import RecordingError, evaluations_recorded, read_recordings
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.offline.replay.traffic_entries import entry_of, evaluated_frame, received_frame
+from kc_otel.offline.replay.traffic_reading import RecordingError, evaluations_recorded, read_recordings
 
 START = 1_800_000_000.0
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.replay.compare import replay_recordings
-from kc_otel.replay.entries import Entry
-from kc_otel.replay.reading import RecordingError, read_recordings
-from kc_otel.replay.run import replay
-from kc_otel.replay.writing import RecordingFile
-from kc_otel.service.core import Core
-from kc_otel.service.state import open_state
+from kc_otel.offline.replay.replay_files import replay_recordings
+from kc_otel.offline.replay.replay_run import replay
+from kc_otel.offline.replay.traffic_entries import Entry
+from kc_otel.offline.replay.traffic_reading import RecordingError, read_recordings
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.store.traffic_file import RecordingFile
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def test_a_large_recording_is_replayed_in_two_processes(
     """With the same result as in one."""
     new, old = make_contract(limit=0.01, version=2), make_contract()
     alone = replay_recordings([collector_file], new, old)
-    monkeypatch.setattr("kc_otel.replay.compare._LARGE", 0)
+    monkeypatch.setattr("kc_otel.offline.replay.replay_files._LARGE", 0)
     assert replay_recordings([collector_file], new, old) == alone
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kc_otel.replay.entries import evaluated_frame, received_frame
-from kc_otel.replay.reading import RecordingError, read_recordings
-from kc_otel.replay.writing import RecordingFile
+from kc_otel.offline.replay.traffic_entries import evaluated_frame, received_frame
+from kc_otel.offline.replay.traffic_reading import RecordingError, read_recordings
+from kc_otel.serve.store.traffic_file import RecordingFile
 
 START = 1_800_000_000.0
 LIMIT = 64 * 1024 * 1024

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from kc_otel.contract import load
-from kc_otel.promotion import orders
-from kc_otel.promotion.evidence import EvidenceError, step_evidence
-from kc_otel.promotion.machine import begin
-from kc_otel.promotion.stages import Stage
-from kc_otel.report.blocks import Bullets, Heading, Picture, Table, Text, to_html, to_markdown
-from kc_otel.report.gate import gate_blocks
-from kc_otel.report.period import Period, period_blocks, wanted_cells
+from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.machine import begin
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.offline.gate.evidence import EvidenceError, step_evidence
+from kc_otel.report.document import Bullets, Heading, Picture, Table, Text, to_html, to_markdown
+from kc_otel.report.gate_report import gate_blocks
+from kc_otel.report.period_report import Period, period_blocks, wanted_cells
 from kc_otel.report.svg import draw_distribution, draw_history, draw_interval
 
 EVIL = "<script>alert('1')</script> | `x` *y*"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kc_otel.report.incidents import Incident, incidents
+from kc_otel.judge.incidents.incidents import Incident, incidents
 
 CALM: dict[str, Any] = {"routes": [], "directives": []}
 IDS = itertools.count(1)

@@ -6,8 +6,8 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
-from kc_otel.escalation.alerts import Transition, What
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
+from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.verdict import Cell, Status, Verdict
 
 
 def contract_named(name: str = "policy-7b") -> Contract:

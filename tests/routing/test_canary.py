@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from kc_otel.routing.canary import remove_canary, set_canary
-from kc_otel.routing.client import Router
-from kc_otel.routing.entries import Canary, Pin
-from kc_otel.routing.table import DecisionTable, apply, forget, pin
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.entries import Canary, Pin
+from kc_otel.judge.decisions.table import DecisionTable, apply, forget, pin, remove_canary, set_canary
 
 TRAIN, INFERENCE = "train-kernel", "inference-kernel"
 WEIGHTS = st.floats(0.0, 1.0)
@@ -156,7 +155,7 @@ def test_an_old_version_serves_what_the_canary_does_not():
 def test_a_canary_that_nobody_decided_on_serves_nothing(contract, monkeypatch):
     """After its end a version is kept from live requests, and the evaluation leaves it so."""
     now = [100.0]
-    monkeypatch.setattr("kc_otel.routing.snapshot.time.time", lambda: now[0])
+    monkeypatch.setattr("kc_otel.client.snapshot.time.time", lambda: now[0])
     table = table_of(canary(1.0, until=200.0))
     router = Router.from_table(table)
     assert chosen(router, "k") == INFERENCE

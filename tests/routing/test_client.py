@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.routing.client import Router
-from kc_otel.routing.table import DecisionTable, Route, apply
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.table import DecisionTable, Route, apply
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
 

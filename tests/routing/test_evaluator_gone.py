@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from kc_otel.client.router import Router
 from kc_otel.contract.load import load
-from kc_otel.routing.client import Router
-from kc_otel.routing.entries import Route
-from kc_otel.routing.store import DecisionStore
-from kc_otel.routing.table import DecisionTable
+from kc_otel.judge.decisions.entries import Route
+from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.serve.store.standing import DecisionStore
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,9 @@ import logging
 
 import pytest
 
-from kc_otel.routing.canary import set_canary
-from kc_otel.routing.client import Router
-from kc_otel.routing.entries import Canary
-from kc_otel.routing.kept import Kept
-from kc_otel.routing.table import DecisionTable
+from kc_otel.client.router import Kept, Router
+from kc_otel.judge.decisions.entries import Canary
+from kc_otel.judge.decisions.table import DecisionTable, set_canary
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):

@@ -6,11 +6,10 @@ from openfeature.evaluation_context import EvaluationContext
 from openfeature.exception import ErrorCode
 from openfeature.flag_evaluation import Reason
 
-from kc_otel.routing.canary import set_canary
-from kc_otel.routing.client import Router
-from kc_otel.routing.entries import Canary
-from kc_otel.routing.openfeature import KernelProvider
-from kc_otel.routing.table import DecisionTable, apply
+from kc_otel.client.openfeature import KernelProvider
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.entries import Canary
+from kc_otel.judge.decisions.table import DecisionTable, apply, set_canary
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.routing.client import Router
-from kc_otel.routing.entries import Pin
-from kc_otel.routing.table import DecisionTable, apply, forget, pin, unpin
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.entries import Pin
+from kc_otel.judge.decisions.table import DecisionTable, apply, forget, pin, unpin
 
 KERNELS = ("train-kernel", "inference-kernel")
 
@@ -57,7 +57,7 @@ def test_the_newest_of_two_pins_that_match_wins():
 def test_a_pin_ends_when_its_time_has_passed(contract, make_transition, monkeypatch):
     """In the router at once, in the table with the next evaluation."""
     now = [100.0]
-    monkeypatch.setattr("kc_otel.routing.client.time.time", lambda: now[0])
+    monkeypatch.setattr("kc_otel.client.router.time.time", lambda: now[0])
     table = pin(apply(DecisionTable(), [make_transition()], contract, 100.0), pinned(at=100.0, until=200.0))
     router = Router.from_table(table, contracts=[contract])
     assert router.choose("policy-7b", {"task": "code"}) == "inference-kernel"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.routing.store import DecisionStore
-from kc_otel.routing.table import DecisionTable, DirectiveKind, apply, forget, resume
+from kc_otel.judge.decisions.table import DecisionTable, DirectiveKind, apply, forget, resume
+from kc_otel.serve.store.standing import DecisionStore
 
 EVERYTHING = (
     "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",

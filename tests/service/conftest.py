@@ -14,8 +14,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 import kc_otel
 from kc_otel.contract import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.service.core import Core
-from kc_otel.service.state import open_state
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import open_state
 
 POLICY = """\
 apiVersion: kernel-contract/v1

@@ -10,13 +10,13 @@ import pytest
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 
+from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS
-from kc_otel.generate.names import prometheus_name
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
 
 
 @pytest.fixture

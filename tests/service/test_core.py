@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.evaluator.verdict import Status
-from kc_otel.service.core import Core
-from kc_otel.service.state import StateError, open_state
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import StateError, open_state
 
 
 def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Core], drift: Callable) -> None:

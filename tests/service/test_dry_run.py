@@ -11,13 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.contract.model import Contract
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.config import ServeConfig
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
-from kc_otel.service.server import ServiceError, run
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.server import ServiceError, run
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-import kc_otel.service.page as page_box
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
+import kc_otel.serve.page as page_box
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.routing.client import Router
-from kc_otel.service import people
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
+from kc_otel.client.router import Router
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve import people_orders as people
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
 
 SIGNED = {"by": "ada", "why": "known false alarm"}
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kc_otel.client.router import Router
 from kc_otel.contract import load_text
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.routing.client import Router
-from kc_otel.service import people
-from kc_otel.service.core import Core
-from kc_otel.service.state import open_state
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.serve import people_orders as people
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import open_state
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1

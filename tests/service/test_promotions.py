@@ -13,16 +13,16 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.otlp.sink import RequestCounts
-from kc_otel.promotion.evidence import verify_evidence
-from kc_otel.promotion.stages import Stage
-from kc_otel.promotion.state import OrderError
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
-from kc_otel.service.state import StateError
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.promotion.promotion_state import OrderError
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.offline.gate.evidence import verify_evidence
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import StateError
 
 TEXT = """\
 apiVersion: kernel-contract/v1

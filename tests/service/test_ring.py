@@ -7,10 +7,10 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from kc_otel.evaluator.verdict import Cell, Status, Verdict
-from kc_otel.service.history import CellHistory
-from kc_otel.service.ring import KEPT
-from kc_otel.service.state import transaction
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.serve.history import CellHistory
+from kc_otel.serve.store.history_ring import KEPT
+from kc_otel.serve.store.state_file import transaction
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
 STEP = 10.0

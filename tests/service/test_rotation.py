@@ -1,7 +1,7 @@
 """Webhook credentials in files are rotated while the evaluator runs."""
 
-from kc_otel.escalation.signing import Secret, new_secret
-from kc_otel.service.rotation import Rotation
+from kc_otel.client.signing import Secret, new_secret
+from kc_otel.serve.webhooks.endpoints import Rotation
 
 
 def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):

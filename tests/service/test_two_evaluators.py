@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.service import standby
-from kc_otel.service.standby import active
-from kc_otel.service.state import StateError, StateHeldError, StatePlace, open_state
+from kc_otel.serve import standby
+from kc_otel.serve.standby import active
+from kc_otel.serve.store.state_file import StateError, StateHeldError, StatePlace, open_state
 
 WORKER = Path(__file__).with_name("two_holders.py")
 

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from kc_otel.service.standby import active
-from kc_otel.service.state import transaction
+from kc_otel.serve.standby import active
+from kc_otel.serve.store.state_file import transaction
 
 
 async def main(state: Path, times: int) -> None:

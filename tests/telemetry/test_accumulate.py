@@ -12,11 +12,11 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
 from scipy.special import log_softmax
 
 from kc_otel.contract.registry import QUANTITIES, Source
-from kc_otel.measure.logits import LOGITS, logit_drift
-from kc_otel.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
-from kc_otel.telemetry import _groups
-from kc_otel.telemetry.accumulate import Accumulator
-from kc_otel.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.record.measure.logits import LOGITS, logit_drift
+from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
+from kc_otel.record.telemetry import groups as _groups
+from kc_otel.record.telemetry.accumulate import Accumulator
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 
 SLICES = ("all", "code", "prose", "long")
 PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch"])
@@ -159,7 +159,7 @@ def test_both_ways_of_counting_agree(monkeypatch, as_device, groups) -> None:
     """Whether tokens are counted per group of sequences or per slice is a matter of speed alone."""
     monkeypatch.setattr(_groups, "count_groups", lambda *_: groups)
     if as_device:
-        from kc_otel.telemetry import _reduce_device
+        from kc_otel.record.telemetry import reduce_device as _reduce_device
 
         monkeypatch.setattr(_reduce_device, "count_groups", lambda *_: groups)
     arrays = batch()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES, RECORDED, Unit
-from kc_otel.measure.logits import LOGITS, logit_drift
-from kc_otel.measure.sampled import HIGHEST, LOWEST, TOKEN
-from kc_otel.telemetry.accumulate import Accumulator
+from kc_otel.record.measure.logits import LOGITS, logit_drift
+from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
+from kc_otel.record.telemetry.accumulate import Accumulator
 
 SLICES = ("all", "code", "long")
 PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch"])

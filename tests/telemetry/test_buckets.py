@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.exponent_mapping import ExponentMapping
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
-from kc_otel.measure.sampled import HIGHEST, LOWEST, TOKEN
-from kc_otel.telemetry._cells import cells
-from kc_otel.telemetry.buckets import MAX_SCALE, ZERO_THRESHOLD, Partition, Slots, slots
+from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
+from kc_otel.record.telemetry.buckets import MAX_SCALE, ZERO_THRESHOLD, Partition, Slots, slots
+from kc_otel.record.telemetry.log_ratio_cells import cells
 
 SCALES = pytest.mark.parametrize("scale", range(MAX_SCALE + 1))
 LARGEST = float(np.finfo(np.float32).max)

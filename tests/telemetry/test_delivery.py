@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.instrument.recorder import Recorder
+from kc_otel.record.recorder import Recorder
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kc_otel.telemetry import environment
+from kc_otel.record.telemetry import environment
 
 
 def test_service_name_and_attributes_come_from_the_environment(monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
-from kc_otel.telemetry import environment
-from kc_otel.telemetry.counters import Counters
-from kc_otel.telemetry.export import SCOPE, ExportLoop
+from kc_otel.record.telemetry import environment
+from kc_otel.record.telemetry.counters import Counters
+from kc_otel.record.telemetry.export import SCOPE, ExportLoop
 
 
 class Remember(MetricExporter):

@@ -7,7 +7,7 @@ import pytest
 
 from kc_otel.contract.model import KernelSpec
 from kc_otel.contract.registry import ATTRIBUTES
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.record.kernel import Kernel
 
 
 def test_fingerprint_is_the_hash_of_the_canonical_fields():

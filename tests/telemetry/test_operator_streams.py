@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.bounds.histogram import ExponentialHistogram
 from kc_otel.contract.registry import OPERATORS
-from kc_otel.telemetry.kernel import Kernel
-from kc_otel.telemetry.operators import OperatorAccumulator
-from kc_otel.telemetry.streams import KernelPair, PairStreams, drift_metrics
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.telemetry.operator_histograms import OperatorAccumulator
+from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, drift_metrics
+from kc_otel.stats.histogram import ExponentialHistogram
 
 SLICES = ("all", "code", "long")
 ROWS = st.lists(

@@ -6,9 +6,9 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricsData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.bounds.histogram import Buckets, ExponentialHistogram
 from kc_otel.contract.registry import METRICS, QUANTITIES
-from kc_otel.telemetry import points
+from kc_otel.record.telemetry import sdk_points as points
+from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 VALUE = ExponentialHistogram(
     scale=4,

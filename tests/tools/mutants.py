@@ -1,6 +1,6 @@
 """Breaks one constant or operator of a file at a time and says which breakages no test notices.
 
-    python tests/tools/mutants.py kc_otel/bounds/tokens.py --tests 'tests/bounds -k tokens' [--every 3] [--jobs 2]
+    python tests/tools/mutants.py kc_otel/stats/tokens.py --tests 'tests/bounds -k tokens' [--every 3] [--jobs 2]
 
 Each mutant lives in a copy of the package in a temporary folder; the checkout is never touched. A mutant is killed when
 the tests fail, and survives when they pass: then a constant could be wrong and nobody would know. Numbers become one

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract import Contract
-from kc_otel.evaluator.verdict import Status
+from kc_otel.judge.verdict import Status
 from tests.tools.panel_rows import PAIR, Labels, World, by, exports_within, observed, stretched
 
 GROWTH = 2.0 ** (1.0 / 16.0)

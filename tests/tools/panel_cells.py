@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kc_otel.evaluator.verdict import Status, Verdict
 from kc_otel.generate.links import panel_id
+from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_answers import Answer
 from tests.tools.panel_rows import CELL, PAIR, Labels, Rows, World, by
 

@@ -10,21 +10,21 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from kc_otel.client.signing import Secret
 from kc_otel.contract import Contract
-from kc_otel.escalation.deliver import Dispatcher
-from kc_otel.escalation.endpoints import Endpoint
-from kc_otel.escalation.signing import Secret
-from kc_otel.evaluator.verdict import Verdict
-from kc_otel.otlp.http_server import http_app
-from kc_otel.otlp.sink import Outcome, RequestCounts
-from kc_otel.promotion.stages import Stage
-from kc_otel.promotion.state import Promotion
-from kc_otel.routing.table import DecisionTable
-from kc_otel.service.api import make_api
-from kc_otel.service.changes import Changes
-from kc_otel.service.core import Core
-from kc_otel.service.readings import read
-from kc_otel.service.state import open_state
+from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.otlp.sink import Outcome, RequestCounts
+from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Verdict
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.endpoints import Endpoint
 from tests.tools.panel_traffic import ENGINE, STEP, Recorded
 
 TICK = 10

@@ -15,7 +15,7 @@ import numpy as np
 
 from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
-from kc_otel.evaluator.verdict import Verdict
+from kc_otel.judge.verdict import Verdict
 from tests.tools.panel_evaluators import Moment
 from tests.tools.panel_traffic import CAPTURED, EXPORTS, RECORDED, TOKENS, TRAFFIC, Batch, Recorded
 

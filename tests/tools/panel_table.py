@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kc_otel.contract import Contract
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.links import panel_id
+from kc_otel.judge.verdict import Status
 from tests.tools.panel_answers import per_second
 from tests.tools.panel_cells import (
     PLACE,

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from kc_otel.contract import Contract
 from kc_otel.contract.registry import QUANTITIES
-from kc_otel.instrument.quarantine import quarantine
-from kc_otel.instrument.recorder import Recorder
-from kc_otel.instrument.vllm.counts import RECORDED, Counts
-from kc_otel.telemetry.kernel import Kernel
+from kc_otel.integrations.vllm.instrumentor import RECORDED, Counts
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.quarantine import quarantine
+from kc_otel.record.recorder import Recorder
 
 TOKENS, EXPORTS, STEP = 16, 7, 40
 """Tokens of a sequence, exports, and seconds between two of them."""

@@ -17,18 +17,18 @@ from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, Scope
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.bounds import ExponentialHistogram, Interval, affine, bernstein_interval
-from kc_otel.bounds.means import capped_mean_interval
 from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry import DERIVED
-from kc_otel.evaluator.histograms import difference, union
-from kc_otel.evaluator.statistics import clause_interval, factors
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.prometheus.closed_forms import alphas
-from kc_otel.generate.prometheus.readings import SCALE
-from kc_otel.telemetry.accumulate import Accumulator
-from kc_otel.telemetry.points import histogram, histogram_point
+from kc_otel.generate.prometheus.histogram_queries import SCALE
+from kc_otel.judge.histograms import difference, union
+from kc_otel.judge.statistics import clause_interval, factors
+from kc_otel.judge.verdict import Status
+from kc_otel.record.telemetry.accumulate import Accumulator
+from kc_otel.record.telemetry.sdk_points import histogram, histogram_point
+from kc_otel.stats import ExponentialHistogram, Interval, affine, bernstein_interval
+from kc_otel.stats.means import capped_mean_interval
 
 STEP = 15
 STEPS = 80

@@ -25,12 +25,12 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
         ModuleNotFoundError: If the Grafana SDK is not installed.
     """
     # The SDK is an extra: imported when dashboards are asked for.
-    from kc_otel.generate.grafana.health import health_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.meanings import meanings_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.overview import overview_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.promotion import promotion_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.rl import rl_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.slices import slice_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.meanings_board import meanings_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.overview_board import overview_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.promotion_board import promotion_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.rl_board import rl_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.slice_board import slice_file  # noqa: PLC0415
 
     ordered = unique_names(contracts)
     return (

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import NOTICE, GeneratedFile
 from kc_otel.generate.grafana.panels import reference
 from kc_otel.generate.grafana.queries import by, picked
 from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
 from kc_otel.generate.links import HEALTH_UID, MEANING_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
-from kc_otel.generate.names import label, metric, selector
 
 __all__ = ["board", "board_file", "choice", "datasource", "kernel_changes", "scope"]
 

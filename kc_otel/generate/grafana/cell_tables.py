@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.describe import limitation
+from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.sentences import limitation
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.panels import (
     DATASOURCE,
@@ -20,7 +21,6 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
 )
 from kc_otel.generate.links import meaning_link, panel_id, slice_link
-from kc_otel.generate.names import label, selector
 
 __all__ = ["every_cell", "meanings", "not_holding"]
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label
+from kc_otel.contract.sentences import number, promise
 from kc_otel.contract.slices import ALL, OTHER
-from kc_otel.escalation.policy import INPUT_CLAUSE
-from kc_otel.generate.describe import number, promise
 from kc_otel.generate.grafana import queries, raw
 from kc_otel.generate.grafana.panels import (
     SAME_TIME,
@@ -21,7 +21,7 @@ from kc_otel.generate.grafana.panels import (
 )
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import meaning_link, panel_id, slice_link
-from kc_otel.generate.names import label
+from kc_otel.judge.escalation.policy import INPUT_CLAUSE
 
 __all__ = ["clause_row"]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.grafana.sdk import (
     common,
     common_models,
@@ -20,6 +19,7 @@ from kc_otel.generate.grafana.sdk import (
     text_models,
     timeseries,
 )
+from kc_otel.judge.verdict import Status
 
 __all__ = [
     "DATASOURCE",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.registry import METRICS
-from kc_otel.evaluator.verdict import Status
-from kc_otel.generate.names import label, selector
+from kc_otel.judge.verdict import Status
 
 __all__ = [
     "ACTION_BITS",

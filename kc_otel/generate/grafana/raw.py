@@ -12,9 +12,9 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry import RECORDED
 from kc_otel.generate.grafana.queries import by, one_of, picked
-from kc_otel.generate.names import label, prometheus_name, selector
 
 __all__ = [
     "OF_SLICE",

@@ -26,9 +26,9 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED, Quantity
-from kc_otel.evaluator.statistics import factors, samples_needed
-from kc_otel.generate.prometheus.readings import GROWTH, SCALE, Reading, text
-from kc_otel.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.generate.prometheus.histogram_queries import GROWTH, SCALE, Reading, text
+from kc_otel.judge.statistics import factors, samples_needed
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 
 __all__ = ["PAIRS", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
 

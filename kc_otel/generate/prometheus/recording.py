@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import OTHER
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.names import label, metric, prometheus_name, selector
+from kc_otel.generate.prometheus.histogram_queries import Native
 from kc_otel.generate.prometheus.judging import CELL, WINDOWS, steps
-from kc_otel.generate.prometheus.readings import Native
 
 __all__ = ["clause_rules", "expressible", "left_out", "recorded", "rule", "seconds"]
 

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.units import format_duration
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import HELD_BY, Rung, rungs, static_labels
-from kc_otel.generate.names import selector
 from kc_otel.generate.prometheus.rules import EVALUATOR, INTERVAL, Shown, annotation_texts, rules_path
+from kc_otel.judge.verdict import Status
 
 __all__ = ["rule_test_file", "step_seconds"]
 

@@ -11,13 +11,13 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.sentences import literal
 from kc_otel.contract.units import format_duration
-from kc_otel.evaluator.verdict import Status
-from kc_otel.generate.describe import literal
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import CELL_LABELS, HELD_BY, Rung, rungs, static_labels
 from kc_otel.generate.links import overview_link
-from kc_otel.generate.names import label, selector
+from kc_otel.judge.verdict import Status
 
 __all__ = [
     "EVALUATOR",

@@ -17,18 +17,18 @@ from typing import Any, Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import range_of
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.evaluator.statistics import factors
-from kc_otel.evaluator.verdict import Status
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.ladder import Rung, static_labels
-from kc_otel.generate.names import label, prometheus_name, selector
-from kc_otel.generate.prometheus.readings import SCALE
+from kc_otel.generate.prometheus.histogram_queries import SCALE
 from kc_otel.generate.prometheus.recording import expressible
 from kc_otel.generate.prometheus.rule_tests import step_seconds
 from kc_otel.generate.prometheus.standalone import standalone_path, standalone_rungs
+from kc_otel.judge.statistics import factors
+from kc_otel.judge.verdict import Status
 
 __all__ = ["standalone_test_file"]
 

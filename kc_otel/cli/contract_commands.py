@@ -1,0 +1,154 @@
+"""`kc-otel check`, `diff`, `schema`, `metrics`: a contract before anything runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kc_otel.cli.gate_lint import shut_gates
+from kc_otel.contract.diff import diff
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import Checked, check_all, load
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
+from kc_otel.contract.schema import json_schema
+
+__all__ = ["register"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands about contracts."""
+    app.command("check")(check)
+    app.command("diff")(compare)
+    app.command("schema")(schema)
+    app.command("metrics")(metrics)
+
+
+def check(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - .")],
+    as_json: Json = False,
+) -> None:
+    """Say everything that is wrong with contracts, by file and line. Exits 2 when a contract cannot be used."""
+    results = [
+        result if result.contract is None else result.with_findings(shut_gates(result.contract))
+        for result in check_all(paths)
+    ]
+    problems = [problem for result in results for problem in result.problems]
+    if as_json:
+        typer.echo(json.dumps({"files": [_result(result) for result in results]}, indent=2))
+    else:
+        for problem in problems:
+            typer.echo(str(problem))
+        errors = sum(problem.level == "error" for problem in problems)
+        typer.echo(
+            f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
+        )
+    if any(result.contract is None for result in results):
+        raise typer.Exit(2)
+
+
+def compare(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The version in force, or - .")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The version under review, or - .")],
+    as_json: Json = False,
+) -> None:
+    """Say what a new version tightens, loosens, adds, drops. Exits 1 when anything loosens, 2 when unreadable."""
+    try:
+        changes = diff(load(old), load(new))
+    except ContractError as error:
+        for problem in error.problems:
+            typer.echo(str(problem), err=True)
+        raise typer.Exit(2) from None
+    loosening = [change for change in changes if change.loosening]
+    if as_json:
+        listed = [asdict(change) for change in changes]
+        typer.echo(json.dumps({"loosens": bool(loosening), "changes": listed}, indent=2, default=str))
+    else:
+        for change in changes:
+            typer.echo(f"{change.kind:<9} {change.field}: {change.sentence}")
+        typer.echo(
+            f"{_count(len(changes), 'change')}, {len(loosening) or 'none'} loosening" if changes else "no difference"
+        )
+    if loosening:
+        raise typer.Exit(1)
+
+
+def schema() -> None:
+    """Print the JSON Schema of a contract, for editors."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def metrics(as_json: Json = False) -> None:
+    """List what a clause's `metric` can be."""
+    if as_json:
+        listed: dict[str, list[dict[str, Any]]] = {
+            "quantities": [
+                {
+                    "metric": quantity.key,
+                    "name": quantity.name,
+                    "unit": quantity.unit,
+                    "per": str(quantity.per),
+                    "from": str(quantity.source),
+                    "statistic": quantity.statistic,
+                    "meaning": quantity.meaning,
+                    "source": quantity.source_text,
+                }
+                for quantity in QUANTITIES.values()
+            ],
+            "derived": [
+                {
+                    "metric": derived.key,
+                    "unit": derived.unit,
+                    "mean_of": derived.base,
+                    "needs": list(derived.needs),
+                    "meaning": derived.meaning,
+                    "source": derived.source_text,
+                }
+                for derived in DERIVED.values()
+            ],
+        }
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    _print_tables()
+
+
+def _print_tables() -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console()
+    tables = {source: Table(box=SIMPLE_HEAD, title=f"Measured from {source}", expand=True) for source in Source}
+    derived = Table(box=SIMPLE_HEAD, title="Derived from a mean", expand=True)
+    for table, third in (*((table, "default") for table in tables.values()), (derived, "needs")):
+        for heading in ("metric", "unit", third, "meaning"):
+            table.add_column(heading, no_wrap=heading in {"metric", "unit"})
+    for quantity in QUANTITIES.values():
+        default = f"{quantity.statistic} per {quantity.per}"
+        row = (quantity.key, quantity.unit, default, quantity.meaning)
+        tables[quantity.source].add_row(*map(Text, row))
+    for bound in DERIVED.values():
+        derived.add_row(*map(Text, (bound.key, bound.unit, ", ".join(bound.needs), bound.meaning)))
+    for table in (*tables.values(), derived):
+        console.print(table)
+    console.print("Any gen_ai.* histogram can be limited too, under runtime.")
+
+
+def _result(result: Checked) -> dict[str, Any]:
+    contract = result.contract
+    about = contract and {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash}
+    return {
+        "file": Path(result.source).as_posix(),
+        "contract": about,
+        "problems": [asdict(problem) for problem in result.problems],
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,99 @@
+"""Files one after the other, those that appear later too, and which of them are done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["Ledger", "stopped_by_signals", "unseen"]
+
+_Version = tuple[str, int, int]
+
+
+class Ledger:
+    """Files that are done, by path, size and time of change, so that one that was written again is done again.
+
+    Args:
+        path: Where to remember them, one JSON list a line; None for this run alone.
+        known: What is remembered already.
+    """
+
+    def __init__(self, path: Path | None, known: set[_Version]) -> None:
+        self._path = path
+        self._known = known
+
+    @classmethod
+    def of(cls, path: Path | None) -> Ledger:
+        """What a file remembers; a file that is not there yet remembers nothing.
+
+        Raises:
+            ValueError: If it is no such file.
+        """
+        known: set[_Version] = set()
+        if path is not None and path.exists():
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                try:
+                    name, size, changed = json.loads(line)
+                except (ValueError, TypeError):
+                    msg = f"{path}:{number}: is no record of a finished file; give --done a file of its own"
+                    raise ValueError(msg) from None
+                known.add((name, size, changed))
+        return cls(path, known)
+
+    def __contains__(self, path: Path) -> bool:
+        return _version(path) in self._known
+
+    def add(self, path: Path) -> None:
+        """A file is done."""
+        version = _version(path)
+        self._known.add(version)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(version) + "\n")
+
+
+def unseen(
+    paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
+) -> Iterator[Path]:
+    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing.
+
+    Raises:
+        FileNotFoundError: If a path is not there.
+    """
+    from kc_otel.recordings.importers.detect import complete, files_of  # noqa: PLC0415 - NumPy and more
+
+    tried: set[_Version] = set()
+    grown: dict[Path, _Version] = {}
+    while not stop.is_set():
+        for path in files_of(paths):
+            if stop.is_set():
+                return
+            version = _version(path)
+            settled = not follow or (grown.get(path) == version and complete(path))
+            grown[path] = version
+            if settled and version not in tried and path not in ledger:
+                tried.add(version)
+                yield path
+        if not follow or stop.wait(poll):
+            return
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set, so that what was measured is exported before the end."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _version(path: Path) -> _Version:
+    about = path.stat()
+    return str(path.resolve()), about.st_size, about.st_mtime_ns

@@ -1,0 +1,41 @@
+"""Promotion gates that can never open, at the line of the limit that keeps them shut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kc_otel.contract.lint import Finding
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+
+__all__ = ["shut_gates"]
+
+
+def shut_gates(contract: Contract) -> Iterator[Finding]:
+    """A finding for every limit under which no number of observations can PASS, where promotions depend on it.
+
+    They do where the contract says how kernel versions are promoted, or holds promotions. Elsewhere a clause that only
+    ever alarms is somebody's choice.
+    """
+    holds = any(action.kind == "hold-promotion" for step in contract.escalation for action in step.do)
+    if "promotion" not in contract.model_fields_set and not holds:
+        return
+    from kc_otel.judge.sample_sizes import observations_to_pass  # noqa: PLC0415 - SciPy
+
+    known: dict[tuple[str, float], bool] = {}
+    for section in ("numerical", "statistical", "runtime"):
+        for index, clause in enumerate(getattr(contract, section)):
+            for slice in (ALL, *clause.slices):
+                limit = clause.limit_for(slice)
+                key = (clause.id, limit)
+                if key in known:
+                    continue
+                known[key] = observations_to_pass(contract, clause, slice).observations is not None
+                if not known[key]:
+                    where = (section, index, "limit") if slice == ALL else (section, index, "slices", slice)
+                    yield Finding(
+                        where,
+                        f"{limit:g} keeps every promotion gate shut: with two kernels that are identical, no number of "
+                        f"observations shows that {clause.id} is kept at confidence "
+                        f"{contract.observability.confidence:g}; write a larger limit",
+                    )

@@ -1,0 +1,144 @@
+"""`kc-otel import`: log-probabilities that a trainer has already written; `kc-otel checks`: what is refused and why."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from kc_otel.record.engine import RecorderStats
+    from kc_otel.recordings.importers import Importer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("import")(import_files)
+    app.command("checks")(checks)
+
+
+def import_files(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="What the trainer wrote.")],
+    contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
+    format: Annotated[str, typer.Option(help="auto, verl, prime-rl, nemo-rl or generic.")] = "auto",
+    columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE that every sequence gets, for slices; repeatable.")
+    ] = None,
+    follow: Annotated[bool, typer.Option(help="Go on with files that appear, until stopped.")] = False,
+    poll: Annotated[float, typer.Option(help="Seconds between looks at the folders.", min=0.05)] = 5.0,
+    done: Annotated[
+        Path | None, typer.Option(help="File to remember finished files in; a restart leaves them out.")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option(help="Unpickle whatever a file holds. It runs the code that the file names.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint.", min=0.0)] = 60.0,
+) -> None:
+    """Measure what verl, prime-rl, NeMo-RL or a .npz, .jsonl, .parquet recorded, and emit the drift over OTLP.
+
+    Where it is exported to is OpenTelemetry's own configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. A file is done
+    when its drift was exported. Exits with 1 when a file could not be imported.
+    """
+    from kc_otel.cli.follow_files import Ledger, stopped_by_signals, unseen  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract import ContractError, load  # noqa: PLC0415
+    from kc_otel.record.recorder import Recorder  # noqa: PLC0415
+    from kc_otel.recordings.importers import FORMATS, Importer, files_of  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    if format != "auto" and format not in FORMATS:
+        _refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
+    try:
+        ledger = Ledger.of(done)
+        files_of(paths)
+        with stopped_by_signals() as stop, Recorder(load(contract), sampling=1.0) as recorder:
+            importer = Importer(
+                recorder,
+                format=next((each for each in FORMATS if each == format), None),
+                columns=_pairs("--columns", columns.split(",") if columns else []) or None,
+                attributes={name: _scalar(value) for name, value in _pairs("--attribute", attribute or []).items()},
+                trust=trust,
+                patience=patience,
+                stopped=stop.is_set,
+            )
+            for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
+                _one(importer, path)
+                if path not in importer.totals.failed:
+                    ledger.add(path)
+            _summarise(importer, recorder.stats())
+    except (ContractError, ValueError, OSError) as error:
+        _refuse(error)
+    if importer.totals.failed:
+        raise typer.Exit(1)
+
+
+def checks(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """List the reasons for which sequences are not measured: what each means, and what to do."""
+    from kc_otel.record.measure.reasons import REASONS  # noqa: PLC0415 - a quick --help
+
+    if as_json:
+        listed = {name: {"meaning": each.meaning, "remedy": each.remedy} for name, each in REASONS.items()}
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    for name, each in REASONS.items():
+        typer.echo(f"{name}\n    {each.meaning}\n    {each.remedy}")
+
+
+def _one(importer: Importer, path: Path) -> None:
+    before = importer.totals.sequences, importer.totals.tokens
+    if importer.file(path):
+        sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
+        typer.echo(f"{path}: {sequences:,} sequences, {tokens:,} tokens")
+    else:
+        typer.echo(importer.totals.failed[path], err=True)
+
+
+def _summarise(importer: Importer, stats: RecorderStats) -> None:
+    from kc_otel.record.measure.reasons import remedy  # noqa: PLC0415
+
+    totals = importer.totals
+    typer.echo(
+        f"{totals.files:,} files exported, {len(totals.failed):,} failed; of {totals.sequences:,} sequences "
+        f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
+    )
+    for reason, count in sorted(totals.refusals.counts.items()):
+        typer.echo(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}")
+    for reason, count in sorted(stats.invalid.items()):
+        typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
+    if totals.identical:
+        typer.echo(
+            f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
+            f"bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
+        )
+
+
+def _pairs(option: str, texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not (name.strip() and sign and value.strip()):
+            msg = f"{option}: {text!r} is not NAME=VALUE"
+            raise ValueError(msg)
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _scalar(text: str) -> str | int | float | bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _refuse(why: object) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise typer.Exit(2)

@@ -1,0 +1,104 @@
+"""`kc-otel operators`: operators of two kernels on the same inputs, and what a contract says of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from kc_otel.integrations.operators import CaseReport
+    from kc_otel.judge.verdict import Verdict
+
+__all__ = ["register"]
+
+_WIDTH: Final = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("operators")(operators)
+
+
+def operators(
+    comparisons: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.Comparison."),
+    ],
+    contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Compare operators over shapes and dtypes: max abs, relative, ULP, cosine, dependence on the batch.
+
+    The file is a Python program and is run. Exits with 1 when a clause of the contract fails, with 2 when the file or
+    the contract cannot be used.
+    """
+    # Everything below needs NumPy, and the file most likely torch; --help does not.
+    from kc_otel.contract.errors import ContractError  # noqa: PLC0415
+    from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.integrations.operators import compare_callables  # noqa: PLC0415
+    from kc_otel.offline.operators import as_json as json_of  # noqa: PLC0415
+    from kc_otel.offline.operators import comparisons_in, judge  # noqa: PLC0415
+
+    try:
+        promise = load(contract) if contract is not None else None
+        wanted = comparisons_in(comparisons)
+    except ContractError as error:
+        _refuse("\n".join(map(str, error.problems)))
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    reports = [
+        report
+        for each in wanted
+        for report in compare_callables(
+            each.train,
+            each.inference,
+            each.cases,
+            operator=each.operator,
+            batch_sizes=each.batch_sizes,
+            ulp_of=each.ulp_of,
+        )
+    ]
+    verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
+    if as_json:
+        typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
+    else:
+        _print_tables(reports, verdicts, left_out)
+    if any(verdict.status == "FAIL" for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _print_tables(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from kc_otel.offline.operators import COLUMNS, cells_of  # noqa: PLC0415
+
+    console = Console()
+    console.print("Training kernel against inference kernel, by row of the output\n")
+    # What a case is takes a line of its own above its numbers, so that both fit into a terminal of 80 columns.
+    lines = ("".join(heading.rjust(_WIDTH) for heading in headings) for headings in zip(*COLUMNS, strict=True))
+    console.print(Text("\n".join(lines), "bold"), soft_wrap=True)
+    for report in reports:
+        output = "" if report.dtype in report.case else f" -> {report.dtype}"
+        console.print(Text(f"{report.operator}  {report.case}{output}"), soft_wrap=True)
+        console.print(Text("".join(cell.rjust(_WIDTH) for cell in cells_of(report)), "cyan"), soft_wrap=True)
+    if verdicts or left_out:
+        judged = Table(box=SIMPLE_HEAD, title="Verdicts")
+        for heading in ("verdict", "clause", "slice", "why"):
+            judged.add_column(heading)
+        for verdict in verdicts:
+            judged.add_row(*map(Text, (str(verdict.status), verdict.cell.clause, verdict.cell.slice, verdict.reason)))
+        console.print(judged)
+    for sentence in left_out:
+        console.print(Text(f"not judged: {sentence}"))
+
+
+def _refuse(why: object) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise typer.Exit(2)

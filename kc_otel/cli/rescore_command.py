@@ -1,0 +1,172 @@
+"""`kc-otel rescore`: what the training kernel makes of requests that were already served."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from kc_otel.record.kernel import Kernel
+    from kc_otel.recordings.rescore import Totals
+    from kc_otel.recordings.scoring import Scorer
+
+__all__ = ["register"]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("rescore")(rescore)
+
+
+def rescore(
+    spool: Annotated[Path, typer.Argument(help="File that the serving engine's instrumentation writes.")],
+    contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
+    model: Annotated[
+        str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint, a folder or a name.")
+    ] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="The training kernel: MODULE:FUNCTION, called as "
+            "function(prompt_ids, token_ids, processing) for the log-probabilities of each sequence's tokens."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:1.")] = "cpu",
+    weights: Annotated[
+        str | None, typer.Option(help="Weight version of the model; requests sampled with another one are refused.")
+    ] = None,
+    follow: Annotated[bool, typer.Option(help="Go on when the spool is empty, until stopped.")] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="Most tokens to read per second, prompts included.", min=1.0)
+    ] = None,
+    idle_below: Annotated[
+        int | None, typer.Option(help="Only while the GPU's utilisation is below this many percent.", min=1, max=100)
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch, padding included.", min=1)] = 16_384,
+) -> None:
+    """Score recorded requests with the training kernel and emit the drift over OTLP.
+
+    Requests leave the spool once their drift has been exported. Where it is exported to is OpenTelemetry's own
+    configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. Stop it with Ctrl-C at any time and start it again.
+    """
+    from kc_otel.contract import ContractError, load  # noqa: PLC0415 - a quick --help
+    from kc_otel.record.recorder import Recorder  # noqa: PLC0415
+    from kc_otel.recordings.rescore import RescoreError, Rescorer  # noqa: PLC0415
+    from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolError, SpoolReader  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    if not spool.exists():
+        _refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
+    try:
+        loaded = load(contract)
+        score, kernel = _kernel(model, scorer, dtype, device)
+        with (
+            _stopped_by_signals() as stop,
+            SpoolReader(spool) as reader,
+            Recorder(loaded, train=kernel, sampling=1.0) as recorder,
+        ):
+            rescorer = Rescorer(
+                reader,
+                recorder,
+                score,
+                weights=int(weights) if weights is not None and weights.isdecimal() else weights,
+                batch_tokens=batch_tokens,
+                budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
+                idle=_idle(idle_below, device),
+            )
+            started = time.monotonic()
+            rescorer.run(stop, follow=follow)
+            _summarise(rescorer.totals, len(reader), time.monotonic() - started)
+    except (ContractError, SpoolError, RescoreError, ValueError, OSError) as error:
+        _refuse(error)
+
+
+def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> tuple[Scorer, Kernel | None]:
+    """The training kernel as a function, and its version where we know it."""
+    if (model is None) == (scorer is None):
+        _refuse("say which training kernel: give either --model or --scorer")
+    if scorer is not None:
+        return _imported(scorer), None
+    if dtype not in _DTYPES:
+        _refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
+    try:
+        import torch  # noqa: PLC0415 - only where a model is asked for
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    except ImportError as error:
+        _refuse(f"--model needs torch and transformers ({error}); pip install torch transformers, or give --scorer")
+    import transformers  # noqa: PLC0415
+
+    from kc_otel.record.kernel import Kernel  # noqa: PLC0415
+    from kc_otel.recordings.scoring import hf_scorer  # noqa: PLC0415
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+    version = f"{torch.__version__}, transformers {transformers.__version__}"
+    return hf_scorer(loaded), Kernel("torch", version=version, dtype=dtype, hardware=torch.device(device).type)
+
+
+def _imported(target: str) -> Any:
+    name, _, attribute = target.partition(":")
+    sys.path.insert(0, "")  # as `python -m` has it: a module beside the caller's files
+    try:
+        found = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        _refuse(f"--scorer {target}: cannot be imported ({error}); write MODULE:FUNCTION")
+    if not callable(found):
+        _refuse(f"--scorer {target}: is not a function")
+    return found
+
+
+def _idle(below: int | None, device: str) -> Callable[[], bool]:
+    if below is None:
+        return lambda: True
+    import torch  # noqa: PLC0415 - only where a GPU is asked about
+
+    def idle() -> bool:
+        return bool(torch.cuda.utilization(torch.device(device)) < below)
+
+    try:
+        idle()
+    except Exception as error:  # noqa: BLE001 - no GPU, no driver, no NVML: each with its own kind
+        _refuse(f"--idle-below: the utilisation of {device} cannot be read ({error})")
+    return idle
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set, so that what was scored is exported before the end."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summarise(totals: Totals, left: int, seconds: float) -> None:
+    rate = totals.prefilled / seconds if seconds > 0 else 0.0
+    typer.echo(
+        f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared, "
+        f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {left:,} left in the spool"
+    )
+    for reason, count in totals.refused.most_common():
+        typer.echo(f"  not comparable: {count:,} {reason}")
+
+
+def _refuse(why: object) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise typer.Exit(2)

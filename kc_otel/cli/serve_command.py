@@ -1,0 +1,85 @@
+"""`kc-otel serve`: the evaluator process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kc_otel.serve.config import ServeConfig
+
+__all__ = ["register"]
+
+_DEFAULT = ServeConfig()
+_MIB = 1024 * 1024
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve")(serve)
+
+
+def serve(
+    contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
+    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = _DEFAULT.host,
+    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULT.grpc_port,
+    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULT.http_port,
+    api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULT.api_port,
+    state: Annotated[
+        Path, typer.Option(help="SQLite file of what must survive a restart; `:memory:` keeps nothing.")
+    ] = Path("kc-otel.sqlite"),
+    tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULT.tick,
+    external_url: Annotated[
+        str | None, typer.Option(help="How a person reaches the API, for links in webhooks.")
+    ] = None,
+    webhooks: Annotated[
+        bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
+    ] = _DEFAULT.webhooks,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only record what would be done: nothing is sent, routed or asked for.")
+    ] = _DEFAULT.dry_run,
+    dry_run_contract: Annotated[
+        list[str] | None, typer.Option(help="Run only this contract dry; may be given several times.", metavar="NAME")
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
+    ] = _DEFAULT.standby,
+    record: Annotated[
+        Path | None, typer.Option(help="File that keeps what arrives, for `kc-otel replay`.", metavar="FILE")
+    ] = None,
+    record_limit: Annotated[
+        int, typer.Option(help="MiB of FILE and FILE.1 together; the oldest goes first.", min=1)
+    ] = _DEFAULT.record_limit // _MIB,
+) -> None:
+    """Receive OTLP, judge it against the contracts, and carry out their escalation policy.
+
+    Webhook endpoints named by the contracts are read from the environment:
+    KC_OTEL_WEBHOOK_<NAME>_URL, KC_OTEL_WEBHOOK_<NAME>_SECRET (or _SECRET_FILE), KC_OTEL_WEBHOOK_<NAME>_FORMAT
+    (kernel-contract, alertmanager, grafana, pagerduty or slack), KC_OTEL_WEBHOOK_<NAME>_AUTHORIZATION (or _FILE), and
+    KC_OTEL_WEBHOOK_<NAME>_ALLOW_PRIVATE=1 for a receiver on loopback or in a private network.
+    """
+    from kc_otel.contract import ContractError, load_all  # noqa: PLC0415 - a quick --help
+    from kc_otel.serve.server import ServiceError, run  # noqa: PLC0415
+
+    config = ServeConfig(
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        api_port=api_port,
+        state=None if str(state) == ":memory:" else state,
+        tick=tick,
+        external_url=external_url,
+        webhooks=webhooks,
+        dry_run=dry_run,
+        dry_run_contracts=tuple(dry_run_contract or ()),
+        standby=standby,
+        record=record,
+        record_limit=record_limit * _MIB,
+    )
+    try:
+        run(load_all(contracts), config)
+    except (ContractError, ServiceError) as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None

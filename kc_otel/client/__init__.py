@@ -1,0 +1,1 @@
+"""What services import: the router, OpenFeature, and the verification of webhooks."""

@@ -1,0 +1,168 @@
+"""The decision table as OpenFeature flags, for services that already ask feature flags which backend serves a request.
+
+    from openfeature import api
+    from openfeature.evaluation_context import EvaluationContext
+    from kc_otel.client.router import Router
+    from kc_otel.client.openfeature import KernelProvider
+
+    api.set_provider(KernelProvider(Router("http://127.0.0.1:4320", contracts=[contract])))
+    kernel = api.get_client().get_string_value(
+        "policy-7b", "inference-kernel", EvaluationContext(attributes={"task": "code"})
+    )
+
+| flag                | type    | value                                                          |
+| ------------------- | ------- | -------------------------------------------------------------- |
+| `<contract>`        | string  | `train-kernel` or `inference-kernel`                           |
+| `<contract>`        | boolean | whether the inference kernel may serve the request             |
+| `<contract>.halted` | boolean | whether training should stop                                   |
+| `<contract>.held`   | boolean | whether promotion should wait                                  |
+| `<contract>.resync` | boolean | whether the inference kernel should get the trainer's weights |
+| `<contract>.sampling` | float | share of comparisons to measure; the default unless more is asked for |
+
+The context's attributes are those that slices are made of; `kc.kernel.inference` names the kernel version that would
+serve, and the targeting key, such as a user's id, says whether it is in a canary's share: the reason is SPLIT then, and
+the flag's metadata has the weight. Needs `pip install openfeature-sdk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from openfeature.evaluation_context import EvaluationContext
+from openfeature.exception import ErrorCode
+from openfeature.flag_evaluation import FlagResolutionDetails, FlagValueType, Reason
+from openfeature.provider import AbstractProvider, Metadata
+
+from kc_otel.client.router import Choice, Router
+from kc_otel.contract.slices import Scalar
+from kc_otel.judge.decisions.table import INFERENCE_KERNEL
+
+__all__ = ["KernelProvider"]
+
+_VERSION: Final = "kc.kernel.inference"
+_SEPARATOR: Final = "."
+_ASKED: Final = frozenset({"halted", "held", "resync"})
+"""Flags after the contract's name, which are the router's methods."""
+
+T = TypeVar("T")
+
+
+class KernelProvider(AbstractProvider):
+    """Answers flags from a router's table: no network, no lock, and the last table when the evaluator is gone.
+
+    Args:
+        router: It is closed when the provider is shut down.
+    """
+
+    def __init__(self, router: Router) -> None:
+        super().__init__()
+        self._router = router
+
+    def get_metadata(self) -> Metadata:
+        """Name of the provider."""
+        return Metadata(name="kc-otel")
+
+    def shutdown(self) -> None:
+        """Close the router."""
+        self._router.close()
+
+    def resolve_string_details(
+        self, flag_key: str, default_value: str, evaluation_context: EvaluationContext | None = None
+    ) -> FlagResolutionDetails[str]:
+        """The kernel for a request."""
+        try:
+            choice = self._choice(flag_key, evaluation_context)
+        except LookupError as error:
+            return _unknown(default_value, error)
+        kernel = choice.kernel
+        return FlagResolutionDetails(
+            kernel, variant=kernel, reason=self._of(choice), flag_metadata=self._about(choice.reason, choice.weight)
+        )
+
+    def resolve_boolean_details(
+        self, flag_key: str, default_value: bool, evaluation_context: EvaluationContext | None = None
+    ) -> FlagResolutionDetails[bool]:
+        """Whether the inference kernel may serve a request; whether training is halted, promotion held and the like."""
+        contract, _, what = flag_key.rpartition(_SEPARATOR)
+        if contract and what in _ASKED:
+            why: str | None = getattr(self._router, what)(contract)
+            return FlagResolutionDetails(
+                why is not None, reason=self._reason(why is not None), flag_metadata=self._about(why)
+            )
+        try:
+            choice = self._choice(flag_key, evaluation_context)
+        except LookupError as error:
+            return _unknown(default_value, error)
+        return FlagResolutionDetails(
+            choice.kernel == INFERENCE_KERNEL,
+            variant=choice.kernel,
+            reason=self._of(choice),
+            flag_metadata=self._about(choice.reason, choice.weight),
+        )
+
+    def resolve_float_details(
+        self, flag_key: str, default_value: float, evaluation_context: EvaluationContext | None = None
+    ) -> FlagResolutionDetails[float]:
+        """Share of comparisons to measure."""
+        del evaluation_context
+        contract, _, what = flag_key.rpartition(_SEPARATOR)
+        if not contract or what != "sampling":
+            return _unknown(default_value, LookupError(f"{flag_key!r}: write <contract>.sampling"))
+        share = self._router.sampling(contract, default_value)
+        return FlagResolutionDetails(share, reason=self._reason(share != default_value), flag_metadata=self._about())
+
+    def resolve_integer_details(
+        self, flag_key: str, default_value: int, evaluation_context: EvaluationContext | None = None
+    ) -> FlagResolutionDetails[int]:
+        """There is no such flag."""
+        del evaluation_context
+        return _mismatch(flag_key, default_value)
+
+    def resolve_object_details(
+        self,
+        flag_key: str,
+        default_value: Sequence[FlagValueType] | Mapping[str, FlagValueType],
+        evaluation_context: EvaluationContext | None = None,
+    ) -> FlagResolutionDetails[Sequence[FlagValueType] | Mapping[str, FlagValueType]]:
+        """There is no such flag."""
+        del evaluation_context
+        return _mismatch(flag_key, default_value)
+
+    def _choice(self, contract: str, context: EvaluationContext | None) -> Choice:
+        attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
+        version = attributes.pop(_VERSION, None)
+        known: dict[str, Scalar] = {
+            name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
+        }
+        key = None if context is None else context.targeting_key
+        return self._router.decide(contract, known, None if version is None else str(version), key=key)
+
+    def _of(self, choice: Choice) -> Reason:
+        if choice.cause == "canary" and not self._router.stale:
+            return Reason.SPLIT
+        return self._reason(choice.cause in {"pin", "route"})
+
+    def _reason(self, decided: bool) -> Reason:
+        if self._router.stale:
+            return Reason.STALE
+        return Reason.TARGETING_MATCH if decided else Reason.DEFAULT
+
+    def _about(self, why: str | None = None, weight: float | None = None) -> dict[str, str | int | float | bool]:
+        said: dict[str, str | int | float | bool] = {"table": self._router.table.version}
+        if why:
+            said["reason"] = why
+        if weight is not None:
+            said["weight"] = weight
+        return said
+
+
+def _unknown(default: T, error: LookupError) -> FlagResolutionDetails[T]:
+    return FlagResolutionDetails(
+        default, error_code=ErrorCode.FLAG_NOT_FOUND, error_message=str(error.args[0]), reason=Reason.ERROR
+    )
+
+
+def _mismatch(flag_key: str, default: T) -> FlagResolutionDetails[T]:
+    said = f"{flag_key!r} is a kernel's name or a yes or no; ask for a string or a boolean"
+    return FlagResolutionDetails(default, error_code=ErrorCode.TYPE_MISMATCH, error_message=said, reason=Reason.ERROR)

@@ -1,0 +1,145 @@
+"""Long polling of the evaluator for its decision table, on a daemon thread of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from kc_otel.judge.decisions.table import DecisionTable
+
+__all__ = ["Poller"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_BYTES: Final = 16 << 20
+_UNCHANGED: Final = frozenset({204, 304})
+
+
+class Poller(threading.Thread):
+    """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` over and over, and hands on what it gets.
+
+    Whatever differs from the table at hand is newer, also when its version is lower: the evaluator has then lost its
+    state, and what it says now is what it knows.
+
+    200 carries a table, 204 and 304 say that nothing has changed. Whatever else happens is logged once per outage and
+    tried again after a growing, random pause.
+
+    Args:
+        url: Base URL of the evaluator's API.
+        on_table: Called with each new table.
+        on_contact: Called after every answer, new table or not.
+        wait: How long the evaluator may hold an answer back, seconds.
+        refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
+        longest_pause: Longest pause between failed requests, seconds.
+
+    Raises:
+        ValueError: If the URL is not one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        on_table: Callable[[DecisionTable], None],
+        on_contact: Callable[[], None],
+        *,
+        wait: float,
+        refresh: float,
+        longest_pause: float = 30.0,
+    ) -> None:
+        super().__init__(name="kc-otel-router", daemon=True)
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4319")
+        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
+        self._on_table, self._on_contact = on_table, on_contact
+        self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
+        self._table: DecisionTable | None = None
+        self._tag = ""
+        self._stopping = threading.Event()
+        self._connection: http.client.HTTPConnection | None = None
+
+    def run(self) -> None:
+        """Poll until stopped."""
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._ask()
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                self._drop()
+                if self._stopping.is_set():
+                    break
+                failures += 1
+                if failures == 1:
+                    _log.warning("no decision table from %s, the last one stays in force: %r", self._host, error)
+                pause = random.uniform(0.1, min(self._longest_pause, 0.5 * 2.0 ** min(failures, 16)))  # noqa: S311
+            else:
+                if failures:
+                    _log.warning("decision tables from %s again", self._host)
+                failures = 0
+                pause = began + self._refresh - time.monotonic()
+            self._stopping.wait(max(0.0, pause))
+        self._drop()
+
+    def stop(self) -> None:
+        """End the thread, also out of a request that the evaluator holds back."""
+        self._stopping.set()
+        connection = self._connection
+        sock = None if connection is None else connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self) -> None:
+        reused = self._connection is not None
+        try:
+            answer = self._request()
+        except ConnectionError:
+            if not reused or self._stopping.is_set():
+                raise
+            self._drop()  # the evaluator closed a connection that was idle between two requests
+            answer = self._request()
+        raw = answer.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+        if answer.status == http.client.OK:
+            table = DecisionTable.from_json(json.loads(raw))
+            if table != self._table:
+                self._on_table(table)
+            self._table = table
+            # The evaluator's own, not ours: a newer one has content that is ignored here.
+            self._tag = (answer.getheader("etag") or "").strip('"')
+        elif answer.status not in _UNCHANGED:
+            raise ValueError(f"HTTP {answer.status}")
+        self._on_contact()
+
+    def _request(self) -> http.client.HTTPResponse:
+        connection = self._connection or self._connect()
+        self._connection = connection
+        version = -1 if self._table is None else self._table.version
+        path = f"{self._path}?after={version}&tag={quote(self._tag)}&wait={self._wait:g}"
+        connection.request("GET", path, headers={"accept": "application/json", "user-agent": "kc-otel"})
+        return connection.getresponse()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        timeout = self._wait + 10.0
+        if self._tls:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

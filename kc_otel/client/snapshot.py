@@ -1,0 +1,254 @@
+"""A decision table made ready to be asked on every request: immutable, and by contract."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from kc_otel.contract.model import Contract, SliceSpec
+from kc_otel.contract.slices import ALL, Condition, Scalar
+from kc_otel.judge.decisions.table import (
+    INFERENCE_KERNEL,
+    TRAIN_KERNEL,
+    Canary,
+    DecisionTable,
+    DirectiveKind,
+    Pin,
+    Route,
+)
+
+__all__ = ["NEVER", "STALE", "Choice", "Kernel", "Snapshot", "Where", "compiled"]
+
+_log: Final = logging.getLogger(__name__)
+
+Kernel = Literal["train-kernel", "inference-kernel"]
+Where = Mapping[str, Scalar] | frozenset[str]
+"""Attributes of a request, or the names of its slices."""
+Checks = tuple[tuple[str, frozenset[str] | None, Condition], ...]
+
+NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which kernel serves a request, and what decided it.
+
+    Attributes:
+        kernel: `train-kernel` or `inference-kernel`.
+        cause: `pin`, `route`, `canary`, `stale`, or `default` where nothing had to be decided.
+        weight: Share that the inference kernel has of such requests, where a canary decided.
+        reason: One sentence; empty for `stale` and `default`.
+    """
+
+    kernel: Kernel
+    cause: Literal["pin", "route", "canary", "stale", "default"]
+    weight: float | None = None
+    reason: str = ""
+
+
+_DEFAULT: Final = Choice(INFERENCE_KERNEL, "default")
+STALE: Final[Mapping[str, Choice]] = {
+    TRAIN_KERNEL: Choice(TRAIN_KERNEL, "stale"),
+    INFERENCE_KERNEL: Choice(INFERENCE_KERNEL, "stale"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """What requests of a slice are known by; `checks` is None where the slice is not known here but by its name."""
+
+    name: str
+    checks: Checks | None
+
+    def covers(self, where: Where) -> bool:
+        """Whether a request belongs to the slice."""
+        if type(where) is frozenset:
+            return self.name == ALL or self.name in where
+        # `slices.match` unrolled, with text compared by hash: this loop is most of what a request pays.
+        if self.checks is None:
+            return False
+        for name, texts, condition in self.checks:
+            value = where.get(name)  # type: ignore[union-attr]  # not a frozenset, so a mapping
+            if texts is not None and type(value) is str:
+                if value not in texts:
+                    return False
+            elif not condition.holds(value):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePin:
+    """A person's pin of one slice."""
+
+    slice: SliceOf
+    until: float
+    choice: Choice
+
+    def holds(self, where: Where) -> bool:
+        """Whether it decides a request."""
+        if self.until != NEVER and time.time() >= self.until:
+            return False
+        return self.slice.covers(where)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRoutes:
+    """The routes of one slice: unix times at which they end, by avoided version."""
+
+    slice: SliceOf
+    versions: Mapping[str, float]
+    last: float
+    choice: Choice
+
+    def holds(self, where: Where, version: str | None) -> bool:
+        """Whether a request is kept away from a version of the inference kernel, or with None from any."""
+        until = self.last if version is None else self.versions.get(version, 0.0)
+        if until != NEVER and not (until > 0.0 and time.time() < until):
+            return False
+        return self.slice.covers(where)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceShare:
+    """A canary of one slice.
+
+    A request is in the share when the hash of its key, with contract and version before it, is below the weight. So a
+    key stays where it is for as long as the weight does not change, in every process, and only ever moves into the
+    share when the weight grows.
+    """
+
+    slice: SliceOf
+    version: str
+    until: float
+    salted: Any
+    below: bytes | None
+    """Hashes below this are in the share; None where all or none are."""
+    inside: Choice
+    outside: Choice
+
+    def holds(self, where: Where, version: str | None) -> bool:
+        """Whether it limits such requests of a version of the inference kernel, or with None of any."""
+        return (version is None or version == self.version) and self.slice.covers(where)
+
+    def decide(self, key: str | bytes) -> Choice:
+        """Inside or outside."""
+        if self.until != NEVER and time.time() >= self.until:
+            return self.outside
+        if self.below is None:
+            return self.inside if self.inside.weight else self.outside
+        digest = self.salted.copy()
+        digest.update(key.encode() if type(key) is str else key)
+        return self.inside if digest.digest() < self.below else self.outside
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A table and what is asked of it, by contract."""
+
+    table: DecisionTable
+    pins: Mapping[str, tuple[SlicePin, ...]] = field(default_factory=dict)
+    routes: Mapping[str, tuple[SliceRoutes, ...]] = field(default_factory=dict)
+    canaries: Mapping[str, tuple[SliceShare, ...]] = field(default_factory=dict)
+    directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
+
+    def choice(self, contract: str, where: Where, version: str | None, key: str | bytes | None) -> Choice:
+        """What the newest pin, else a route, else the smallest canary of a request decides; without a key by chance."""
+        for pin in self.pins.get(contract, ()):
+            if pin.holds(where):
+                return pin.choice
+        for route in self.routes.get(contract, ()):
+            if route.holds(where, version):
+                return route.choice
+        choice = _DEFAULT
+        for share in self.canaries.get(contract, ()):
+            if share.holds(where, version):
+                key = random.randbytes(8) if key is None else key  # noqa: S311 - nothing secret
+                choice = share.decide(key)
+                if choice.kernel == TRAIN_KERNEL:
+                    break
+        return choice
+
+
+def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapshot:
+    """The table, ready to be asked. Slices that the contracts do not have are known by name only, which is logged."""
+    slices = _Slices(contracts)
+    by_slice: dict[str, dict[str, list[Route]]] = {}
+    for route in table.routes:
+        by_slice.setdefault(route.contract, {}).setdefault(route.slice, []).append(route)
+    routes = {
+        contract: tuple(_routes(slices.of(contract, name), found) for name, found in named.items())
+        for contract, named in by_slice.items()
+    }
+    pins: dict[str, tuple[SlicePin, ...]] = {}
+    for pin in sorted(table.pins, key=lambda one: -one.at):  # the newest that matches wins
+        pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slices.of(pin.contract, pin.slice), pin))
+    canaries: dict[str, tuple[SliceShare, ...]] = {}
+    for canary in sorted(table.canaries, key=lambda one: -one.weight):  # the smallest that matches wins
+        share = _share(slices.of(canary.contract, canary.slice), canary)
+        canaries[canary.contract] = (*canaries.get(canary.contract, ()), share)
+    directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
+    for asked in table.directives:
+        directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
+    return Snapshot(table, pins, routes, canaries, directives)
+
+
+def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
+    versions: dict[str, float] = {}
+    reason = ""
+    for route in found:
+        until = NEVER if route.until is None else route.until
+        versions[route.avoid] = max(until, versions.get(route.avoid, 0.0))
+        reason = route.reason
+    return SliceRoutes(slice, versions, max(versions.values()), Choice(TRAIN_KERNEL, "route", reason=reason))
+
+
+def _pin(slice: SliceOf, one: Pin) -> SlicePin:
+    kernel: Kernel = TRAIN_KERNEL if one.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
+    choice = Choice(kernel, "pin", reason=f"{one.by}: {one.why}")
+    return SlicePin(slice, NEVER if one.until is None else one.until, choice)
+
+
+def _share(slice: SliceOf, one: Canary) -> SliceShare:
+    salted = hashlib.blake2b(f"{one.contract}\0{one.version}\0".encode(), digest_size=8)
+    below = int(one.weight * 2.0**64).to_bytes(8, "big") if 0.0 < one.weight < 1.0 else None
+    inside, outside = (Choice(kernel, "canary", one.weight, one.reason) for kernel in (INFERENCE_KERNEL, TRAIN_KERNEL))
+    return SliceShare(slice, one.version, NEVER if one.until is None else one.until, salted, below, inside, outside)
+
+
+class _Slices:
+    """Slices of the contracts at hand; each that is missing is logged once."""
+
+    def __init__(self, contracts: Mapping[str, Contract]) -> None:
+        self._contracts = contracts
+        self._made: dict[tuple[str, str], SliceOf] = {}
+
+    def of(self, contract: str, name: str) -> SliceOf:
+        """A slice; known only by its name where the contract or the slice is not known here."""
+        if (contract, name) not in self._made:
+            self._made[contract, name] = SliceOf(name, self._checks(contract, name))
+        return self._made[contract, name]
+
+    def _checks(self, contract: str, name: str) -> Checks | None:
+        if name == ALL:
+            return ()
+        known = self._contracts.get(contract)
+        spec = None if known is None else known.slices.get(name)
+        if known is not None and spec is None:
+            _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
+        return None if spec is None else _checks(spec)
+
+
+def _checks(spec: SliceSpec) -> Checks:
+    checks = []
+    for name, conditions in spec.conditions.items():
+        for condition in conditions:
+            texts = frozenset(value for value in condition.values if isinstance(value, str))
+            only_texts = condition.comparison == "in" and len(texts) == len(set(condition.values))
+            checks.append((name, texts if only_texts else None, condition))
+    return tuple(checks)

@@ -1,0 +1,267 @@
+"""Receiving kc-otel's webhooks: signatures checked, in a service that knows nothing else of kc-otel.
+
+A receiver with Starlette (FastAPI's `Request` is the same):
+
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from kc_otel.client.webhooks import VerificationError, verify
+
+    async def alerts(request):
+        try:
+            body = verify(SECRET, request.headers, await request.body())
+        except VerificationError as error:
+            return Response(str(error), 401)
+        handle(body)
+        return Response(status_code=204)
+
+    app = Starlette(routes=[Route("/alerts", alerts, methods=["POST"])])
+
+`receiver(SECRET, handle)` is the same as an ASGI application, for any server, which also limits the size of requests
+and calls `handle` once for a message that arrives twice. Answer 2xx when a message is taken and 410 to get no more;
+400, 413, 415 and 422 refuse this one message for good, and after any other answer, or none, it comes again.
+
+`body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
+numbers of each alert's clause in the same order. The same receiver takes what Alertmanager and Grafana send about a
+contract's generated alerts, once it is told how they prove who they are: `bearer` for the credentials of
+Alertmanager's `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
+
+The errors are those of the Standard Webhooks signature:
+
+    WebhookError
+    ├── SecretError
+    └── VerificationError
+        ├── HeaderError
+        ├── TimestampError
+        ├── SignatureError
+        └── BodyError
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final
+
+from kc_otel.client.signing import (
+    BodyError,
+    HeaderError,
+    Secret,
+    SecretError,
+    SignatureError,
+    TimestampError,
+    VerificationError,
+    WebhookError,
+    new_secret,
+    verify,
+)
+
+__all__ = [
+    "BodyError",
+    "HeaderError",
+    "SecretError",
+    "SignatureError",
+    "TimestampError",
+    "VerificationError",
+    "WebhookError",
+    "new_secret",
+    "receiver",
+    "verify",
+    "verify_bearer",
+    "verify_grafana",
+]
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+
+
+_GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
+
+
+def verify_grafana(
+    secret: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    timestamp_header: str | None = None,
+    tolerance: float = 300.0,
+    now: float | None = None,
+) -> Any:
+    """The body of a webhook of a Grafana contact point with an HMAC secret.
+
+    Args:
+        secret: The contact point's HMAC secret.
+        headers: Headers of the request; upper and lower case do not matter.
+        body: The body exactly as received.
+        timestamp_header: The contact point's `Timestamp Header`, where it has one; replays are then refused.
+        tolerance: Seconds by which that timestamp may differ from `now`.
+        now: Unix time, seconds; the system's when None.
+
+    Raises:
+        VerificationError: One of its kinds, if the request is not to be trusted.
+        SecretError: If the secret is empty.
+    """
+    if not secret:
+        raise SecretError("there is no secret to verify with; give the contact point's")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    given = lowered.get(_GRAFANA_SIGNATURE, "")
+    if not given:
+        raise HeaderError(f"header {_GRAFANA_SIGNATURE} is missing")
+    signed = body
+    if timestamp_header is not None:
+        timestamp = lowered.get(timestamp_header.lower(), "")
+        if not timestamp.isdigit() or len(timestamp) > 12:
+            raise HeaderError(f"{timestamp_header} is not a unix time in whole seconds")
+        if abs((time.time() if now is None else now) - int(timestamp)) > tolerance:
+            raise TimestampError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
+        signed = timestamp.encode() + b":" + body
+    expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(expected.encode(), given.lower().encode()):
+        raise SignatureError("the signature does not match; check that Grafana and receiver share the secret")
+    return _parsed(body)
+
+
+def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
+    """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
+
+    Raises:
+        VerificationError: One of its kinds, if the request is not to be trusted.
+        SecretError: If the token is empty.
+    """
+    if not token:
+        raise SecretError("there is no token to verify with; give the one of http_config.authorization")
+    given = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
+    if not given:
+        raise HeaderError("header authorization is missing")
+    scheme, _, credentials = given.partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(credentials.strip().encode(), token.encode()):
+        raise SignatureError("the bearer token does not match")
+    return _parsed(body)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise BodyError("the body is not JSON") from None
+
+
+class receiver:  # noqa: N801 - reads as the function it is used as
+    """An ASGI application that verifies webhooks and hands their bodies to `handler`.
+
+    It answers 204 when the handler has returned, 401 to what cannot be verified, 405 to anything but POST, 413 to large
+    bodies. An error of the handler reaches the server, which answers 500, and the message comes again.
+
+    Args:
+        secret: `whsec_...`, or several while it is rotated; None to take nothing that kc-otel sends itself.
+        handler: Called with the parsed body, on the event loop; may be `async`.
+        tolerance: Seconds by which the attempt's timestamp may differ from the clock.
+        max_body: Largest body, bytes.
+        remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
+            Alertmanager and Grafana send no ids.
+        bearer: Token of Alertmanager's `http_config.authorization`; None to take nothing from Alertmanager.
+        grafana_secret: HMAC secret of Grafana's contact point; None to take nothing from Grafana.
+        grafana_timestamp_header: That contact point's timestamp header, where it has one.
+
+    Raises:
+        SecretError: If a secret is malformed, or there is none.
+    """
+
+    def __init__(
+        self,
+        secret: str | Sequence[str] | None,
+        handler: Callable[[Any], Awaitable[None] | None],
+        *,
+        tolerance: float = 300.0,
+        max_body: int = 1 << 20,
+        remember: int = 4096,
+        bearer: str | None = None,
+        grafana_secret: str | None = None,
+        grafana_timestamp_header: str | None = None,
+    ) -> None:
+        self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret or ())]
+        self._bearer = bearer
+        self._grafana = (grafana_secret, grafana_timestamp_header)
+        if not (self._secrets or bearer or grafana_secret):
+            raise SecretError("there is no secret to verify with; give at least one")
+        self._handler = handler
+        self._tolerance = tolerance
+        self._max_body = max_body
+        self._remember = remember
+        self._handled: OrderedDict[str, None] = OrderedDict()
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """One ASGI connection."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await _answer(send, *await self._respond(scope, receive))
+        else:
+            raise RuntimeError(f"a webhook receiver speaks http, not {scope['type']}")
+
+    async def _respond(self, scope: _Message, receive: _Receive) -> tuple[int, str]:
+        if scope["method"] != "POST":
+            return 405, "webhooks are POSTed"
+        raw = await _body(receive, self._max_body)
+        if raw is None:
+            return 413, f"more than {self._max_body} bytes"
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = self._verified(headers, raw)
+        except VerificationError as error:
+            return 401, str(error)
+        message_id = headers.get("webhook-id", "")
+        if message_id not in self._handled:
+            result = self._handler(body)
+            if inspect.isawaitable(result):
+                await result
+            if message_id:
+                self._handled[message_id] = None
+            if len(self._handled) > self._remember:
+                self._handled.popitem(last=False)
+        return 204, ""
+
+    def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
+        grafana_secret, timestamp_header = self._grafana
+        if grafana_secret and _GRAFANA_SIGNATURE in headers:
+            return verify_grafana(
+                grafana_secret, headers, raw, timestamp_header=timestamp_header, tolerance=self._tolerance
+            )
+        if self._bearer and "webhook-signature" not in headers:
+            return verify_bearer(self._bearer, headers, raw)
+        if not self._secrets:
+            raise HeaderError("the request carries no signature that this receiver knows")
+        return verify(self._secrets, headers, raw, tolerance=self._tolerance)
+
+
+async def _body(receive: _Receive, max_body: int) -> bytes | None:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > max_body:
+            return None
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+async def _answer(send: _Send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+async def _lifespan(receive: _Receive, send: _Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

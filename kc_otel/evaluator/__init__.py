@@ -1,1 +1,0 @@
-"""Streams, panes, windows, bounds, verdicts."""

@@ -1,0 +1,179 @@
+"""The Health dashboard: what exporters and evaluator received, dropped and refused, and what they still have to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, prometheus_name
+from kc_otel.contract.registry import METRICS, QUANTITIES
+from kc_otel.contract.slices import OTHER
+from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.grafana import queries, raw
+from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana.panels import (
+    Query,
+    grafana_unit,
+    graph_panel,
+    stat_panel,
+    state_panel,
+    table_panel,
+    thresholds,
+)
+from kc_otel.generate.grafana.sdk import dashboard
+from kc_otel.generate.links import HEALTH_UID
+
+__all__ = ["health_file"]
+
+_USED: Final = "accepted|baseline"
+_EVALUATOR: Final = "From the evaluator's own metrics."
+_RECORDERS: Final = "From the recorders, by way of the Collector."
+
+
+def health_file(contracts: Iterable[Contract]) -> GeneratedFile:
+    """The dashboard; contracts give it the number of streams that the evaluator may keep."""
+    known = tuple(contracts)
+    made = board(
+        HEALTH_UID,
+        "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
+        scope(slices=False)[:1],
+        changes=False,
+    )
+    for panel in _counts():
+        made = made.with_panel(panel)
+    for id, title, panels in (
+        (90, "Evaluator: what came in, and how long judging takes", _evaluator(known)),
+        (91, "Evaluator: webhooks", _webhooks()),
+        (92, "Recorders: what was measured, and what was not", _recorders(raw.minimum_step(known))),
+    ):
+        made = made.with_row(dashboard.Row(title).id(id))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return board_file("health", made)
+
+
+def _counts() -> Iterator[Any]:
+    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED))
+    yield (
+        state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", f"{accepted} or vector(0)")
+        .thresholds(thresholds("red", (1e-9, "green")))
+        .unit("cps")
+    )
+    refused = queries.rate("kc.evaluator.points", (), _outcome(_USED, no=True))
+    yield (
+        stat_panel(2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", _some(refused), "orange")
+        .unit("cps")
+        .decimals(2)
+    )
+    yield stat_panel(
+        3,
+        "Webhooks waiting",
+        METRICS["kc.outbox.pending"].meaning,
+        _some(queries.health("kc.outbox.pending")),
+        "orange",
+    )
+    tick = queries.health("kc.evaluator.tick.duration", how="max")
+    yield (
+        state_panel(4, "Evaluation takes", METRICS["kc.evaluator.tick.duration"].meaning, tick)
+        .unit("s")
+        .thresholds(thresholds("green", (1.0, "yellow"), (5.0, "red")))
+    )
+    yield stat_panel(
+        5,
+        "Invalid input",
+        f"Sequences in the range that could not be compared. {_RECORDERS}",
+        queries.increase("kc.input.invalid"),
+        "orange",
+    )
+    for id, title, name in (
+        (6, "Batches dropped", "kc.recorder.dropped"),
+        (7, "Exports refused", "kc.recorder.export.failures"),
+    ):
+        about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
+        yield stat_panel(id, title, about, queries.increase(name), "orange")
+    share = queries.health("kc.recorder.sampling", how="min")
+    yield state_panel(
+        8, "Measured share", f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}", share
+    ).unit("percentunit")
+
+
+def _evaluator(contracts: tuple[Contract, ...]) -> Iterator[Any]:
+    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(12)
+    yield _rates(
+        21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR
+    ).span(12)
+    most = sum(contract.observability.max_series for contract in contracts)
+    yield (
+        _gauge(22, "Streams", "kc.evaluator.series", (), "short", f"The contracts together allow {most}. {_EVALUATOR}")
+        .thresholds(thresholds("green", (0.8 * most, "yellow"), (float(most), "red")))
+        .span(12)
+    )
+    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(12)
+
+
+def _webhooks() -> Iterator[Any]:
+    unit = grafana_unit("{message}")
+    outcome = ("kc.endpoint", "kc.outcome")
+    yield _gauge(24, "Webhooks waiting, by endpoint", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(12)
+    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(12)
+
+
+def _recorders(step: str) -> Iterator[Any]:
+    of, why = ("kc.contract",), ("kc.contract", "kc.reason")
+    tokens = "suffix: tokens/s"
+    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, step).span(12)
+    matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
+    over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
+    yield graph_panel(
+        31,
+        "Tokens counted as `other`",
+        "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
+        f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
+        (Query(f"histogram_count({queries.by(of, over, 'sum')})", _legend(of), step=step),),
+        tokens,
+    ).span(12)
+    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(12)
+    yield _rates(32, "Invalid sequences, by reason", "kc.input.invalid", why, "cps", _RECORDERS, step).span(12)
+    yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS, step).span(12)
+    yield _rates(28, "Exports refused, per second", "kc.recorder.export.failures", of, "cps", _RECORDERS, step).span(12)
+    yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS, step).span(12)
+    yield _rates(34, "Requests not captured, by reason", "kc.capture.dropped", why, "reqps", _RECORDERS, step).span(12)
+    titles = {"kc.contract": "Contract", "kc.kernel.role": "Role", "kc.kernel.version": "Version"}
+    yield (
+        table_panel(
+            30,
+            "Kernel versions",
+            f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
+            {"Info": queries.info()},
+            {label(name): title for name, title in titles.items()},
+            {},
+            hide=("Value", "__name__", "job", "instance"),
+        )
+        .height(8)
+        .span(24)
+    )
+
+
+def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, step: str = "") -> Any:
+    query = Query(queries.rate(name, attributes), _legend(attributes), step=step)
+    return graph_panel(id, title, f"{METRICS[name].meaning} Per second. {source}", (query,), unit)
+
+
+def _gauge(
+    id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, how: str = "sum"
+) -> Any:
+    query = Query(queries.health(name, attributes, how), _legend(attributes) or title.lower())
+    return graph_panel(id, title, f"{METRICS[name].meaning} {source}", (query,), unit)
+
+
+def _legend(attributes: tuple[str, ...]) -> str:
+    return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+
+
+def _outcome(pattern: str, *, no: bool = False) -> str:
+    return f'{label("kc.outcome")}{"!~" if no else "=~"}"{pattern}"'
+
+
+def _some(query: str) -> str:
+    return f"{query} or vector(0)"

@@ -1,0 +1,174 @@
+"""The Promotion and routing dashboard: which kernel serves what, what is held back, and what a gate would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kc_otel.contract.prometheus_names import label
+from kc_otel.contract.registry import METRICS
+from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana.panels import (
+    STATUS_COLOURS,
+    Query,
+    graph_panel,
+    mapping,
+    property_of,
+    stat_panel,
+    status_mapping,
+    table_panel,
+    text_panel,
+    thresholds,
+    timeline_panel,
+)
+from kc_otel.generate.links import PROMOTION_UID
+from kc_otel.judge.verdict import Status
+
+__all__ = ["promotion_file"]
+
+_STAGES: Final = """\
+A kernel version goes through four stages: **offline CI → shadow → canary → full**. The gate between two stages opens
+when every cell has been `PASS` over a number of consecutive windows that share no data; a `FAIL` rolls back to the
+start; `INCONCLUSIVE` and `NO_DATA` wait. The table shows for each pair of kernel versions what a gate looks at:
+the worst verdict of its cells, since when all of them pass, the smallest margin and the fewest samples.
+The evidence of each step is kept as a document of its own, which `kc-otel verify` checks.
+"""
+_PLACES: Final = {
+    "-1": ("rolled back", "red"),
+    "0": ("offline CI", "text"),
+    "1": ("shadow", "purple"),
+    "2": ("canary", "yellow"),
+    "3": ("full", "green"),
+}
+_HELD: Final = (
+    (3, "Promotions held", "hold-promotion", "Cells for which a firing step holds promotions back."),
+    (4, "Roll-outs quarantined", "quarantine-rollouts", "Cells whose roll-outs a firing step keeps out of training."),
+    (5, "Training halted", "halt", "Cells for which a firing step halts training."),
+)
+
+
+def promotion_file() -> GeneratedFile:
+    """The dashboard; it is the same for all contracts."""
+    made = board(
+        PROMOTION_UID, "Which kernel serves which slice, what is held back, and the evidence for a gate.", scope()
+    )
+    for panel in _panels():
+        made = made.with_panel(panel)
+    return board_file("promotion", made)
+
+
+def _panels() -> Iterator[Any]:
+    about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
+    yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple").span(6)
+    for id, title, action, about in _HELD:
+        query = f"count({queries.actions(_is(action))}) or vector(0)"
+        yield stat_panel(id, title, about, query, "orange").span(6)
+    yield (
+        timeline_panel(
+            10,
+            "Routes over time",
+            "Which kernel the decision table sends each slice to. A route stays after its alert has resolved, until a "
+            "person resumes the slice.",
+            Query(queries.routes(), f"{{{{{label('kc.contract')}}}}} · {{{{{label('kc.slice')}}}}}"),
+            mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
+            "blue",
+        )
+        .height(8)
+        .span(12)
+    )
+    names = " · ".join(f"{{{{{label(name)}}}}}" for name in (*queries.CELL[:3], "kc.action"))
+    yield (
+        timeline_panel(
+            11,
+            "Holds, quarantines and halts over time",
+            "What the firing steps of the escalation policy keep back, for as long as they fire.",
+            Query(queries.actions(_is("|".join(action for _, _, action, _ in _HELD))), names),
+            mapping({"1": ("in force", "orange")}),
+            "orange",
+        )
+        .height(8)
+        .span(12)
+        .no_value("Nothing is held back in this range")
+    )
+    yield from _stages()
+    pairs = {
+        label(name): title
+        for name, title in zip(queries.PAIR, ("Contract", "Training kernel", "Inference kernel"), strict=True)
+    }
+    yield table_panel(
+        12,
+        "Evidence by kernel version",
+        "What a promotion gate looks at, over all picked clauses and slices. PASS since: when the last of them became "
+        "PASS; empty while one is not. The share of the range in PASS counts minutes in which every cell passed.",
+        queries.evidence(),
+        pairs,
+        {
+            "Worst verdict": (
+                property_of("custom.cellOptions", {"type": "color-background"}),
+                property_of("mappings", [status_mapping()]),
+            ),
+            "PASS since": (property_of("unit", "dateTimeFromNow"), property_of("noValue", "not now")),
+            "Share of the range in PASS": (property_of("unit", "percentunit"), property_of("decimals", 1)),
+            "Smallest margin": (
+                property_of("unit", "percentunit"),
+                property_of("decimals", 1),
+                property_of("thresholds", thresholds("red", (0.0, "yellow"), (0.2, "green")).build()),
+                property_of("custom.cellOptions", {"type": "color-text"}),
+            ),
+            "Fewest samples": (property_of("unit", "short"),),
+        },
+        sort=(("Worst verdict", True),),
+    ).height(8)
+    pair = " · ".join(f"{{{{{label(name)}}}}}" for name in queries.PAIR)
+    yield timeline_panel(
+        13,
+        "Worst verdict of each kernel version over time",
+        "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
+        "throughout is what opens a gate.",
+        Query(queries.evidence()["Worst verdict"], pair),
+        status_mapping(),
+        STATUS_COLOURS[Status.PASS],
+    ).height(8)
+    yield (
+        graph_panel(
+            14,
+            "Smallest margin of each kernel version",
+            "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
+            "has least of it. Below zero something is broken.",
+            (Query(queries.evidence()["Smallest margin"], pair),),
+            "percentunit",
+        )
+        .thresholds(thresholds("red", (0.0, "green")))
+        .span(14)
+    )
+    yield text_panel(15, "The stages and their gates", _STAGES, 8, 10)
+
+
+def _stages() -> Iterator[Any]:
+    attributes = ("kc.contract", "kc.kernel.inference")
+    version = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+    yield (
+        timeline_panel(
+            16,
+            "Stage of each kernel version",
+            "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
+            "rolled back. Empty where the evaluator keeps no promotion.",
+            Query(queries.cells("kc.promotion.stage", attributes=attributes), version),
+            mapping(_PLACES),
+            "text",
+        )
+        .height(8)
+        .span(8)
+    )
+    for id, title, name, unit, about in (
+        (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),
+        (18, "Windows of PASS in a row", "kc.promotion.windows", "none", "Towards what the next gate asks for."),
+    ):
+        shown = Query(queries.cells(name, attributes=attributes), version)
+        yield graph_panel(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)
+
+
+def _is(actions: str) -> str:
+    return f'{label("kc.action")}=~"{actions}"'

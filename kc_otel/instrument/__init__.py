@@ -1,1 +1,0 @@
-"""What users attach to their programs."""

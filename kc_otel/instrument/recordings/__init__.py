@@ -1,7 +1,0 @@
-"""Recorded log-probabilities of both kernels, from the files in which people keep them."""
-
-from kc_otel.instrument.recordings.load import load_recording
-from kc_otel.instrument.recordings.model import Recording, RecordingError
-from kc_otel.instrument.recordings.save import save_recording
-
-__all__ = ["Recording", "RecordingError", "load_recording", "save_recording"]

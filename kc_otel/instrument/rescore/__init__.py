@@ -1,6 +1,0 @@
-"""Scoring served requests again with the training kernel, and recording how far the kernels are apart on them."""
-
-from kc_otel.instrument.rescore.comparable import refusal
-from kc_otel.instrument.rescore.rescorer import RescoreError, Rescorer, Totals
-
-__all__ = ["RescoreError", "Rescorer", "Totals", "refusal"]

@@ -1,7 +1,0 @@
-"""TRL's GRPO trainer, watched through its public hooks: `instrument(trainer, "contract.yaml")` is the one line."""
-
-from kc_otel.instrument.trl.attach import instrument
-from kc_otel.instrument.trl.resync import ResyncWeights
-from kc_otel.instrument.trl.watch import Watch
-
-__all__ = ["ResyncWeights", "Watch", "instrument"]

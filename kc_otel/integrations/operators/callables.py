@@ -1,0 +1,189 @@
+"""Two callables on the same inputs, case by case: how far their outputs are apart, and whether the batch matters.
+
+A callable is a function, a `torch.nn.Module`, or an operator of `torch.ops`, such as one that `torch.library` defines.
+This is for tests, notebooks and `kc-otel operators`: unlike a recorder it lets errors through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.fields import operator_name
+from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.operators.cases import Case
+from kc_otel.record import capture
+from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.operator_drift import OperatorDrift, batch_outputs, compare_outputs
+from kc_otel.record.operator_rows import output_of, values_of
+
+if TYPE_CHECKING:
+    from kc_otel.record.recorder import Recorder
+
+__all__ = ["CaseReport", "compare_callables"]
+
+_ALONE: Final = 8
+"""Members of a batch that are computed alone as well: each takes a call."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseReport:
+    """What one case showed.
+
+    Attributes:
+        operator: Name of the operator.
+        case: Name of the case.
+        attributes: The case's attributes.
+        dtype: dtype of the inference kernel's output.
+        drift: The two outputs, row by row.
+        batches: By batch size, the inference kernel's rows alone against the same rows in such a batch.
+    """
+
+    operator: str
+    case: str
+    attributes: Mapping[str, Scalar]
+    dtype: str
+    drift: OperatorDrift
+    batches: Mapping[int, OperatorDrift]
+
+    def values(self) -> dict[str, NDArray[np.float64]]:
+        """Every observation, by the registry's key; of `operator_batch_dependence` only where it was measured."""
+        found = values_of(self.drift)
+        of_batches = [values_of(each, of_batches=True)["operator_batch_dependence"] for each in self.batches.values()]
+        if of_batches:
+            found["operator_batch_dependence"] = np.concatenate(of_batches)
+        return found
+
+    def summary(self) -> dict[str, float]:
+        """The numbers of a table: counts, largest values and order statistics; nan where there are no rows.
+
+        `p50` and `p99.9` are observed values, of which at least that share of the rows is not above.
+        """
+        values = self.values()
+        ulp, relative = values["operator_ulp"], values["operator_relative"]
+        return {
+            "rows": float(ulp.size),
+            "not_finite": float(self.drift.not_finite),
+            "max_abs": _largest(values["operator_max_abs"]),
+            "relative_p50": _quantile(relative, 0.5),
+            "relative_p99.9": _quantile(relative, 0.999),
+            "relative_max": _largest(relative),
+            "ulp_p50": _quantile(ulp, 0.5),
+            "ulp_p99.9": _quantile(ulp, 0.999),
+            "ulp_max": _largest(ulp),
+            "steps_max": _largest(self.drift.steps),
+            "cosine_max": _largest(values["operator_cosine"]),
+            "batch_dependence_max": _largest(values.get("operator_batch_dependence", np.zeros(0))),
+        }
+
+
+def compare_callables(
+    train: Callable[..., Any],
+    inference: Callable[..., Any],
+    cases: Iterable[Case],
+    recorder: Recorder | None = None,
+    *,
+    operator: str,
+    batch_sizes: Sequence[int] = (),
+    ulp_of: Any = None,
+) -> list[CaseReport]:
+    """Call both on every case and compare what they return.
+
+    >>> import numpy as np
+    >>> case = Case("ones", lambda: [np.ones((2, 4), np.float32)])
+    >>> (report,) = compare_callables(lambda x: x, lambda x: np.nextafter(x, np.float32(2)), [case], operator="copy")
+    >>> report.summary()["ulp_max"]
+    1.0
+
+    Each gets its own copy of the inputs, so that operators that work in place do not disturb the other. Where one
+    returns a tuple, its first array counts. torch runs without autograd.
+
+    Args:
+        train: The training kernel's operator, or the reference.
+        inference: The inference kernel's operator.
+        cases: What they are called with.
+        recorder: Where observations are recorded besides, without sampling, under the cases' attributes.
+        operator: Name of the operator, as a contract's clauses have it.
+        batch_sizes: For each size, the first so many members of the case's batch are given to the inference kernel
+            together, and each of the first 8 of them alone.
+        ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
+
+    Raises:
+        ValueError: If the name cannot be an operator's, outputs cannot be compared, or a batch is larger than a case's.
+    """
+    operator_name(operator)
+    return [_report(train, inference, case, recorder, operator, batch_sizes, ulp_of) for case in cases]
+
+
+def _report(
+    train: Callable[..., Any],
+    inference: Callable[..., Any],
+    case: Case,
+    recorder: Recorder | None,
+    operator: str,
+    batch_sizes: Sequence[int],
+    ulp_of: Any,
+) -> CaseReport:
+    try:
+        with capture.measuring(None):
+            inputs = list(case.inputs())
+            outputs = [output_of(each(*_copies(inputs))) for each in (train, inference)]
+            mask = None if case.mask is None else case.mask()
+            drift = compare_outputs(*outputs, mask=mask, ulp_of=ulp_of)
+            if recorder is not None:
+                recorder.compare_operator(
+                    operator, *outputs, mask=mask, attributes=case.attributes, ulp_of=ulp_of, presampled=True
+                )
+            batches = {}
+            for size in batch_sizes:
+                alone, together = _in_batch(inference, inputs, case.batched, size)
+                batches[size] = compare_outputs(alone, together, ulp_of=ulp_of)
+                if recorder is not None:
+                    recorder.compare_operator(
+                        operator, alone, together, attributes=case.attributes, of_batches=True, presampled=True
+                    )
+    except Exception as error:
+        error.add_note(f"while comparing {operator} on case {case.name!r}")
+        raise
+    dtype = str(outputs[1].dtype).removeprefix("torch.")
+    return CaseReport(operator, case.name, dict(case.attributes), dtype, drift, batches)
+
+
+def _in_batch(
+    operator: Callable[..., Any], inputs: Sequence[Any], batched: Sequence[int] | None, size: int
+) -> tuple[Any, Any]:
+    batched = range(len(inputs)) if batched is None else batched
+    lengths = {len(inputs[position]) for position in batched}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"batched: arguments {list(batched)} have first axes of {sorted(lengths)}; name those that hold the batch"
+        )
+    (room,) = lengths
+    if not 1 <= size <= room:
+        raise ValueError(f"batch_sizes: {size} is not within 1..{room}, the members of the case's batch")
+
+    def call(*members: Any) -> Any:
+        arguments = list(inputs)
+        for position, part in zip(batched, members, strict=True):
+            arguments[position] = part
+        return output_of(operator(*_copies(arguments)))
+
+    return batch_outputs(call, [inputs[position][:size] for position in batched], rows=_ALONE)
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [
+        each.clone() if is_tensor(each) else each.copy() if isinstance(each, np.ndarray) else each for each in inputs
+    ]
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    return float(values.max()) if values.size else float("nan")
+
+
+def _quantile(values: NDArray[np.float64], rank: float) -> float:
+    return float(np.quantile(values, rank, method="inverted_cdf")) if values.size else float("nan")

@@ -1,0 +1,204 @@
+"""Callbacks for Hugging Face's `Trainer` and everything that is made of it.
+
+`KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
+so many steps. `StopWhenHalted` ends training when the evaluator says so. Neither ever raises into the training loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.work import Processing, Weights
+from kc_otel.recordings.scoring import Scorer, hf_scorer
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    try:
+        from transformers import TrainerCallback
+    except ImportError:
+        TrainerCallback = object  # so that everything here can be imported and read without the library
+
+__all__ = ["KernelContractCallback", "Sample", "StopWhenHalted", "TrainerCallback", "of_first_process"]
+
+_log: Final = logging.getLogger("kc_otel")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One sequence that both kernels score.
+
+    Attributes:
+        prompt_ids: Prompt tokens, integers [prompt], at least one.
+        token_ids: Tokens after it, integers [tokens].
+        attributes: What decides its slices.
+    """
+
+    prompt_ids: Any
+    token_ids: Any
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
+    """Compares the model that is being trained with an inference kernel, teacher-forced on the same tokens.
+
+    >>> callback = KernelContractCallback("contract.yaml", score, samples)                     # doctest: +SKIP
+    >>> Trainer(model, args, ..., callbacks=[callback])                                        # doctest: +SKIP
+
+    Log ratios and their quantiles are facts about any tokens. What is an expectation over the inference kernel
+    (tv_token, tv_seq, k3, chi2 and the bounds made of them) needs tokens that it sampled: give a function as `samples`
+    that has it sample.
+
+    Training waits while both kernels score. In a distributed run the first process compares; a model that is sharded
+    over processes (FSDP, DeepSpeed) cannot be run by one of them, which is counted as dropped.
+
+    Args:
+        contract: The contract, the path of its YAML file, or a recorder that has one.
+        score: The inference kernel.
+        samples: What is scored, or a function that makes it anew for each comparison.
+        every: Optimizer steps between comparisons; None to compare at each evaluation.
+        sync: Called with the model before each comparison, to bring the inference kernel's weights up to date.
+        weights: Optimizer step whose weights the inference kernel has, asked after `sync`; None where nobody knows.
+        processing: Temperature, top_p, top_k and min_p that both kernels apply.
+        batch_size: Sequences of one forward.
+        train: The training kernel's version; None for what the contract declares. Not with a recorder.
+        inference: The inference kernel's version, likewise.
+
+    Raises:
+        ValueError: If a number is not positive or the contract is not valid.
+        TypeError: If kernels are given with a recorder.
+        OSError: If the contract cannot be read.
+    """
+
+    def __init__(
+        self,
+        contract: Recorder | Contract | str | os.PathLike[str],
+        score: Scorer,
+        samples: Sequence[Sample] | Callable[[], Sequence[Sample]],
+        *,
+        every: int | None = None,
+        sync: Callable[[Any], object] | None = None,
+        weights: Callable[[], Weights] | None = None,
+        processing: Processing | None = None,
+        batch_size: int = 16,
+        train: Kernel | None = None,
+        inference: Kernel | None = None,
+    ) -> None:
+        for name, value in (("every", every), ("batch_size", batch_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: {value!r} is not 1 or more")
+        if isinstance(contract, Recorder):
+            if train is not None or inference is not None:
+                raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
+            self.recorder = contract
+        else:
+            self.recorder = Recorder(contract, train=train, inference=inference)
+        self._score = score
+        self._samples = samples
+        self._every = every
+        self._sync = sync
+        self._weights = weights
+        self._processing = dict(processing or {})
+        self._batch_size = batch_size
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
+        """Compare where it is time to."""
+        if self._every is not None and state.global_step % self._every == 0:
+            self._compare(args, state, kwargs.get("model"))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
+        """Compare at an evaluation."""
+        if self._every is None:
+            self._compare(args, state, kwargs.get("model"))
+
+    def _compare(self, args: Any, state: Any, model: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            self.recorder.drop("sharded-model", "one process cannot score with a model that is sharded over several")
+            return
+        try:
+            if self._sync is not None:
+                self._sync(model)
+            self._score_both(args, model, state.global_step)
+        except Exception as error:  # noqa: BLE001 - training must not fail because somebody watches
+            self.recorder.drop("comparison-failed", error)
+
+    def _score_both(self, args: Any, model: Any, step: int) -> None:
+        import torch  # noqa: PLC0415 - the core does without torch
+
+        # Accelerate puts autocast into the model's own forward; a trainer that does not enters it around the forward.
+        autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        train = hf_scorer(model, autocast=autocast)
+        synced = None if self._weights is None else self._weights()
+        samples = self._samples() if callable(self._samples) else self._samples
+        ordered = sorted(samples, key=lambda each: len(each.prompt_ids) + len(each.token_ids))
+        for start in range(0, len(ordered), self._batch_size):
+            batch = ordered[start : start + self._batch_size]
+            prompts, tokens = [each.prompt_ids for each in batch], [each.token_ids for each in batch]
+            self.recorder.compare(
+                list(train(prompts, tokens, self._processing)),
+                list(self._score(prompts, tokens, self._processing)),
+                token_ids=tokens,
+                attributes=[{"prompt_tokens": len(each.prompt_ids), **each.attributes} for each in batch],
+                processing=(self._processing, self._processing),
+                weights=(step, synced),
+                presampled=True,
+            )
+
+
+class StopWhenHalted(TrainerCallback):  # type: ignore[misc]
+    """Ends training after the step in which the evaluator's decision table asks for a halt, and logs why.
+
+    >>> router = Router("http://127.0.0.1:4320")                                               # doctest: +SKIP
+    >>> trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b")))               # doctest: +SKIP
+
+    In a distributed run the first process decides for all, so that none of them is left waiting.
+
+    Args:
+        halted: Why training should stop; None to go on. Asked after every step, so it must not block: the router
+            answers from memory. Where it fails, training goes on.
+    """
+
+    def __init__(self, halted: Callable[[], str | None]) -> None:
+        self._halted = halted
+        self._failed = False
+        self.reason: str | None = None
+        """Why training was stopped; None while it was not."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop where it is asked for."""
+        reason = self._ask() if state.is_world_process_zero else None
+        if args.world_size > 1:
+            reason = of_first_process(reason)
+        if reason is not None and self.reason is None:
+            self.reason = reason
+            _log.error("step %d: training stops: %s", state.global_step, reason)
+        if self.reason is not None:
+            control.should_training_stop = True
+
+    def _ask(self) -> str | None:
+        try:
+            return self._halted()
+        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
+            if not self._failed:
+                self._failed = True
+                _log.exception("whether training should stop cannot be told; it goes on")
+            return None
+
+
+def of_first_process(reason: str | None) -> str | None:
+    """What the first process of a distributed run says, in every process."""
+    import torch.distributed  # noqa: PLC0415 - the core does without torch
+
+    said = [reason]
+    torch.distributed.broadcast_object_list(said, src=0)
+    return said[0]

@@ -1,0 +1,84 @@
+"""The one line: a trainer and a contract in, a watched trainer out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.trl.describe import training_kernel
+from kc_otel.integrations.trl.watch import Watch
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.work import Processing, Weights
+
+__all__ = ["instrument"]
+
+
+def instrument(
+    trainer: Any,
+    contract: Recorder | Contract | str | os.PathLike[str],
+    *,
+    attributes: Mapping[str, Scalar] | None = None,
+    train: Kernel | None = None,
+    inference: Kernel | None = None,
+    processing: Processing | None = None,
+    weights: Callable[[], Weights] | None = None,
+    quarantine: Callable[[], Collection[str]] | None = None,
+) -> Watch:
+    """Compare the two kernels of a TRL GRPO trainer on everything that it trains on.
+
+    >>> trainer = GRPOTrainer(...)                                                             # doctest: +SKIP
+    >>> kc_otel.integrations.trl.instrument(trainer, "contracts/policy.yaml")                    # doctest: +SKIP
+    >>> trainer.train()                                                                        # doctest: +SKIP
+
+    Slices are made of the dataset's columns that the contract names, and of `prompt_tokens`, `completion_tokens`,
+    `advantage` and `mode` (train or eval). Where the sampler truncates (top-p, top-k, min-p) sequences are counted as
+    `processing_mismatch` instead of being measured: TRL's training side does not truncate. In a distributed run every
+    process records what it trains on.
+
+    Args:
+        trainer: A `trl.GRPOTrainer` that samples with vLLM or with a `rollout_func`, before `train` is called.
+        contract: The contract or the path of its YAML file, or a recorder that has one.
+        attributes: Further attributes, of all sequences alike.
+        train: The training kernel; None for what the trainer says. Not with a recorder, which has its own.
+        inference: The kernel that samples; None for what the contract declares. Not with a recorder.
+        processing: Temperature, top_p and the like that the log-probabilities of a `rollout_func` include.
+        weights: Optimizer step whose weights sample, asked after each rollout; None to have it from TRL's own calls to
+            vLLM. With a `rollout_func` that keeps another engine only the caller knows.
+        quarantine: Slices whose rollouts should not be trained on, asked before each loss, such as
+            `lambda: router.quarantined("policy-7b")`. Sequences of these slices that break the contract by themselves,
+            or fail an input check, then count in no loss; advantages and the loss's denominator are as TRL made them
+            from the whole group, so the rest of the batch weighs what it did. None keeps nothing out.
+
+    Returns:
+        What watches; `remove` it when it is no longer wanted.
+
+    Raises:
+        TypeError: If the trainer is no GRPO trainer, or kernels are given with a recorder.
+        ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can say them, if
+            no clause can judge a sequence for a quarantine, or if the contract is not valid.
+        OSError: If the contract cannot be read.
+    """
+    for name in ("compute_loss", "reward_funcs", "use_vllm", "rollout_func"):
+        if not hasattr(trainer, name):
+            raise TypeError(
+                f"trainer: {type(trainer).__name__} has no {name}; give a trl.GRPOTrainer of TRL 1.0 or newer"
+            )
+    if not trainer.use_vllm and trainer.rollout_func is None:
+        raise ValueError(
+            "trainer: it samples with the model that it trains, so there is no second kernel; "
+            "set use_vllm=True or give a rollout_func that returns the sampler's log-probabilities"
+        )
+    if isinstance(contract, Recorder):
+        if train is not None or inference is not None:
+            raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
+        return Watch(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
+    recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference)
+    try:
+        return Watch(trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True)
+    except BaseException:
+        recorder.shutdown()
+        raise

@@ -1,0 +1,306 @@
+"""Both kernels' log-probabilities out of a TRL GRPO trainer, before any clipping.
+
+Only public names of the trainer are wrapped, on the one object: `compute_loss`, whose inputs hold what both kernels
+said; `rollout_func`, or `generate` and `sync_weights` of `vllm_generation`, to know which weights sampled; and one
+reward function, which is where TRL hands out the dataset's columns. `Watch.remove` puts back what was there.
+
+Training side: `old_per_token_logps`, the training kernel at the weights that the rollout was scored with, so that
+policy updates do not count as mismatch. TRL leaves them out where every batch is trained on before the next optimizer
+step and its own importance correction is off; then the log-probabilities of the first pass are the same thing, and are
+taken from the model's output. Either way each batch is compared once, however often it is trained on.
+
+Quarantine goes through TRL's own `tool_mask`, which takes tokens out of the loss and leaves the model's input as it is.
+What is recorded is the whole batch all the same.
+
+Wrapping one attribute of one object, and putting it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.trl.describe import processings
+from kc_otel.integrations.trl.rollouts import OWN, Round, Rounds, own_attributes
+from kc_otel.record.quarantine import Quarantine, judgeable, quarantine
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.work import Processing, Weights
+
+__all__ = ["Watch", "wrap"]
+
+
+_log: Final = logging.getLogger("kc_otel")
+
+
+class Watch:
+    """An instrumented trainer; `remove` it, or use it as a context manager.
+
+    Attributes:
+        recorder: Where to. One that was made for this trainer is shut down by `remove`.
+        quarantine: What the newest batch was reduced to; None while there is no quarantine.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        recorder: Recorder,
+        attributes: Mapping[str, Scalar],
+        processing: Processing | None,
+        weights: Callable[[], Weights] | None,
+        *,
+        slices: Callable[[], Collection[str]] | None = None,
+        owned: bool = False,
+    ) -> None:
+        if slices is not None and not any(map(judgeable, recorder.contract.clauses)):
+            raise ValueError("quarantine: the contract has no clause that a single sequence can be judged by")
+        self.recorder: Final = recorder
+        self.quarantine: Quarantine | None = None
+        self._slices = slices
+        self._trainer = trainer
+        self._attributes = dict(attributes)
+        self._processing = processings(trainer, processing)
+        self._weights = weights
+        self._owned = owned
+        named = {name for spec in recorder.contract.slices.values() for name in spec.conditions}
+        self._columns = frozenset(named - OWN - set(attributes))
+        self._rounds = Rounds()
+        self._compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._said: set[str] = set()
+        # vLLM starts with the weights that training starts from; later on only a synchronisation tells.
+        self._synced: Weights = 0 if trainer.use_vllm and trainer.state.global_step == 0 else None
+        self._active = True
+        with ExitStack() as undo:
+            self._attach(undo)
+            self._undo = undo.pop_all()
+
+    def remove(self) -> None:
+        """Put back what was wrapped; calling it again does nothing. Wrappers that others put around ours go silent."""
+        if self._active:
+            self._active = False
+            self._undo.close()
+            if self._owned:
+                self.recorder.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _attach(self, undo: ExitStack) -> None:
+        trainer = self._trainer
+        wrap(undo, trainer, "compute_loss", self._around_loss)
+        if trainer.rollout_func is not None:
+            wrap(undo, trainer, "rollout_func", self._around_rollout)
+        if trainer.use_vllm:
+            wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
+            wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
+        if self._columns:
+            functions = [i for i, each in enumerate(trainer.reward_funcs) if not hasattr(each, "parameters")]
+            if not functions:
+                raise ValueError(
+                    f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
+                    "all of these are models; add a function to reward_funcs that returns None for every completion"
+                )
+            wrap(undo, trainer.reward_funcs, functions[0], self._around_reward)
+
+    def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return original(model, inputs, *args, **kwargs)
+            scores: list[Any] = []
+            listening = self._guarded(self._listen, model, inputs, scores)
+            reduced = self._guarded(self._reduced, inputs)
+            try:
+                loss = original(model, inputs if reduced is None else reduced, *args, **kwargs)
+            finally:
+                if listening is not None:
+                    listening.remove()
+            # After the loss: TRL has read metrics of this batch by then, and the device has nothing left to wait for.
+            self._guarded(self._record, inputs, scores)
+            return loss
+
+        return compute_loss
+
+    def _around_rollout(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def rollout_func(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            self._guarded(self._generated, output.get("prompt_ids"))
+            return output
+
+        return rollout_func
+
+    def _around_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            if self._trainer.rollout_func is None:
+                self._guarded(self._generated, kwargs.get("prompts", args[0] if args else None))
+            return output
+
+        return generate
+
+    def _around_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sync_weights(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            self._synced = self._trainer.state.global_step
+            return output
+
+        return sync_weights
+
+    def _around_reward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def reward(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._rewarded, kwargs)
+            return original(*args, **kwargs)
+
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await reward(*args, **kwargs)
+
+        return awaited if _is_async(original) else reward
+
+    def _generated(self, prompts: Sequence[Any] | None) -> None:
+        weights = self._synced if self._weights is None else self._weights()
+        self._rounds.generated(self._training, self._trainer.state.global_step, weights, prompts)
+
+    def _rewarded(self, given: Mapping[str, Any]) -> None:
+        columns = {name: given[name] for name in self._columns if isinstance(given.get(name), list | tuple)}
+        if missing := sorted(self._columns - columns.keys()):
+            self._say(f"slices use {', '.join(missing)}, which the dataset has no column for; nothing will be in them")
+        self._rounds.rewarded(self._training, given["completion_ids"], columns)
+
+    def _listen(self, model: Any, inputs: Mapping[str, Any], scores: list[Any]) -> Any:
+        """A hook that takes the current log-probabilities from the model's output, where TRL gives no older ones."""
+        if inputs.get("old_per_token_logps") is not None or self._known(inputs):
+            return None
+
+        def keep(_: Any, __: Any, output: Any) -> None:
+            scores.append(getattr(output, "log_probs", None))
+
+        return model.register_forward_hook(keep)
+
+    def _reduced(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The batch without the sequences that are kept out; None where all of them may be trained on."""
+        self.quarantine = None
+        slices = self._slices() if self._slices is not None and self._training else ()
+        if not slices:
+            return None
+        if inputs.get("old_per_token_logps") is None or inputs.get("sampling_per_token_logps") is None:
+            raise ValueError(
+                "quarantine: the batch has no log-probabilities of both kernels before the loss, so nothing is kept "
+                "out; TRL has them with use_vllm, or with steps_per_generation above gradient_accumulation_steps"
+            )
+        mask = _counted(inputs)
+        found = quarantine(
+            inputs["old_per_token_logps"],
+            inputs["sampling_per_token_logps"],
+            self.recorder.contract,
+            mask=mask,
+            attributes=self._attributes_of(inputs, mask, self._rounds.of(True)),
+            slices=slices,
+        )
+        self.quarantine = found
+        self.recorder.quarantined(found)
+        if not any(found.reasons):
+            return None
+        reduced = {**inputs, "tool_mask": mask * found.keep[:, None]}
+        if "importance_sampling_ratio" in inputs:  # not a number where a log-probability is not
+            ratio = inputs["importance_sampling_ratio"]
+            reduced["importance_sampling_ratio"] = ratio.where(found.keep[:, None], ratio.new_ones(()))
+        return reduced
+
+    def _record(self, inputs: Mapping[str, Any], scores: Sequence[Any]) -> None:
+        if self._known(inputs):
+            return
+        tokens = inputs["completion_ids"]
+        self._compared[id(tokens)] = tokens
+        sampled = inputs.get("sampling_per_token_logps")
+        if sampled is None:
+            raise ValueError("the batch has no sampling_per_token_logps: its sampler returned no log-probabilities")
+        train = inputs.get("old_per_token_logps")
+        if train is None:
+            if not scores or scores[-1] is None:
+                raise ValueError(
+                    "neither old_per_token_logps nor the model's output has the training log-probabilities"
+                )
+            train = scores[-1][:, -tokens.shape[1] :]
+        mask = _counted(inputs)
+        current = self._rounds.of(self._training)
+        self.recorder.compare(
+            train,
+            sampled,
+            mask=mask,
+            token_ids=tokens,
+            advantages=inputs["advantages"],
+            attributes=self._attributes_of(inputs, mask, current),
+            processing=self._processing,
+            weights=None if current is None else (current.step, current.weights),
+        )
+
+    def _attributes_of(self, inputs: Mapping[str, Any], mask: Any, current: Round | None) -> list[dict[str, Scalar]]:
+        rows = own_attributes(inputs, mask, training=self._training)
+        if self._columns and current is not None:
+            found = current.columns_of(inputs)
+            if any(each is None and row["completion_tokens"] for each, row in zip(found, rows, strict=True)):
+                self._say("columns of some sequences could not be told; they count in no slice that is made of columns")
+            rows = [{**(columns or {}), **row} for columns, row in zip(found, rows, strict=True)]
+        return [{**row, **self._attributes} for row in rows]
+
+    @property
+    def _training(self) -> bool:
+        return bool(self._trainer.model.training)
+
+    def _known(self, inputs: Mapping[str, Any]) -> bool:
+        tokens = inputs["completion_ids"]
+        return self._compared.get(id(tokens)) is tokens
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning("contract %s: %s", self.recorder.contract.name, text)
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Training goes on whatever goes wrong here."""
+        if not self._active:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
+            self.recorder.drop("rollout-unusable", error)
+            return None
+
+
+def _counted(inputs: Mapping[str, Any]) -> Any:
+    """Tokens that the model sampled: no padding, and nothing that a tool said."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - a callable object's method may be the coroutine
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def wrap(undo: ExitStack, owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put a wrapper in the place of an attribute of an object, or of an item of a list, until `undo` is closed."""
+    items = isinstance(owner, list)
+    original = owner[name] if items else getattr(owner, name)
+    wrapper = functools.wraps(original)(around(original))
+    inherited = not items and name not in vars(owner)
+
+    def restore() -> None:
+        if items:
+            if owner[name] is wrapper:
+                owner[name] = original
+        elif vars(owner).get(name) is wrapper:
+            delattr(owner, name) if inherited else setattr(owner, name, original)
+
+    owner.__setitem__(name, wrapper) if items else setattr(owner, name, wrapper)
+    undo.callback(restore)

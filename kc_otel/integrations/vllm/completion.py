@@ -1,0 +1,145 @@
+"""A finished completion as the engine left it, and the request to be kept that is made of it.
+
+What is here runs on the thread of the hand-over, never in the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+
+__all__ = ["Completion", "processing_of", "request_of", "weights_of"]
+
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "temperature": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0,),
+}
+# What restricts the tokens in ways that a number does not say; only that it was there is kept.
+_RESTRICTIONS: Final = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
+    "thinking_token_budget",
+    "watermarking",
+)
+_UNASSERTED: Final = "default"
+"""What vLLM calls weights of which nobody told it the version."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One finished completion. What a function given as `attributes=` gets to see.
+
+    Attributes:
+        request_id: The engine's own name of it, unique.
+        external_id: The name that the client or the server gave the request.
+        prompt_ids: Prompt tokens.
+        token_ids: Sampled tokens.
+        logprobs: Their log-probabilities, nats.
+        params: vLLM's SamplingParams as they were used.
+        finish_reason: `stop`, `length` or `repetition`.
+        model: Name under which the model is served.
+        lora: Name of the LoRA adapter; empty for none.
+        weight_versions: Versions that sampled it, in order; mostly one.
+        headers: Headers of the HTTP request by lower-case name; empty outside of the server.
+        baggage: W3C baggage of the request.
+        traceparent: W3C trace context of the request.
+        at: When it finished, unix nanoseconds.
+    """
+
+    request_id: str
+    external_id: str
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    params: Any
+    finish_reason: str = ""
+    model: str = ""
+    lora: str = ""
+    weight_versions: Sequence[str] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    baggage: Mapping[str, str] = field(default_factory=dict)
+    traceparent: str = ""
+    at: int = 0
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What the client sent as `vllm_xargs`, or the program as `SamplingParams.extra_args`."""
+        return getattr(self.params, "extra_args", None) or {}
+
+
+def request_of(
+    completion: Completion, kernel: Kernel, logprobs_mode: str, attributes: Mapping[str, Scalar]
+) -> SampledRequest:
+    """The request to be kept.
+
+    Args:
+        completion: What was sampled.
+        kernel: What sampled it.
+        logprobs_mode: `raw` or `processed`.
+        attributes: Those of the user; those that every completion has are added, and give way to the user's.
+
+    Raises:
+        ValueError: If there is not exactly one log-probability per token.
+    """
+    tokens = np.asarray(completion.token_ids, dtype=np.int64)
+    logprobs = np.asarray(completion.logprobs, dtype=np.float32)
+    if tokens.shape != logprobs.shape:
+        raise ValueError(f"{completion.request_id}: {logprobs.size} log-probabilities for {tokens.size} tokens")
+    return SampledRequest(
+        completion.request_id,
+        np.asarray(completion.prompt_ids, dtype=np.int64),
+        tokens,
+        logprobs,
+        kernel,
+        processing=processing_of(completion.params),
+        logprobs_mode=logprobs_mode,
+        attributes={**_automatic(completion), **attributes},
+        weights=weights_of(completion.weight_versions),
+        traceparent=completion.traceparent,
+        at=completion.at,
+    )
+
+
+def processing_of(params: Any) -> dict[str, Scalar]:
+    """What vLLM's sampling parameters do to the distribution, by their own names; empty when nothing."""
+    changes: dict[str, Scalar] = {
+        name: value
+        for name, neutral in _NEUTRAL.items()
+        if (value := getattr(params, name, None)) is not None and value not in neutral
+    }
+    return changes | dict.fromkeys((name for name in _RESTRICTIONS if getattr(params, name, None)), True)
+
+
+def weights_of(versions: Sequence[str]) -> int | str | None:
+    """One version as a number where it is one; several, when weights changed under way, joined by commas."""
+    named = [version for version in versions if version != _UNASSERTED]
+    if len(named) == 1 and len(versions) == 1:
+        return int(named[0]) if named[0].isdecimal() else named[0]
+    return ",".join(versions) if named else None
+
+
+def _automatic(completion: Completion) -> dict[str, Scalar]:
+    sampled = len(completion.token_ids)
+    named = {"model": completion.model, "lora": completion.lora, "finish_reason": completion.finish_reason}
+    return {
+        "prompt_tokens": len(completion.prompt_ids),
+        "completion_tokens": sampled,
+        "response_tokens": sampled,  # the same, as contracts about rollouts call it
+        "temperature": float(getattr(completion.params, "temperature", 1.0)),
+        **{name: value for name, value in named.items() if value},
+    }

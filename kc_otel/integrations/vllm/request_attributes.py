@@ -1,0 +1,131 @@
+"""Which attributes a request's slices are made of, and where its sender put them.
+
+Clients of the OpenAI-compatible server have three places: `vllm_xargs` in the body (`extra_body` in OpenAI's client),
+W3C baggage, and headers. By default what the contract's slices ask for is looked for in the first two, by its name.
+
+Headers of the HTTP request that an engine's request came with.
+
+vLLM's server hands only `traceparent` and `tracestate` on to its engine. This middleware leaves the rest where code of
+the same request finds it. `--middleware kc_otel.integrations.vllm.request_attributes.RequestHeaders` adds it by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.vllm.completion import Completion
+
+__all__ = [
+    "HEADERS",
+    "AttributeFunction",
+    "RequestHeaders",
+    "Source",
+    "attributes_of",
+    "sources_of",
+    "sources_of_contract",
+]
+
+
+AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
+
+_PLACES: Final = ("xarg", "baggage", "header")
+_LONGEST: Final = 256
+"""Characters kept of a value: slices are made of short words, and a client must not fill the spool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one attribute comes from.
+
+    Attributes:
+        attribute: Its name.
+        place: `xarg`, `baggage` or `header`; `any` for the first two in this order.
+        name: Its name there.
+    """
+
+    attribute: str
+    place: Literal["xarg", "baggage", "header", "any"]
+    name: str
+
+    def value(self, completion: Completion) -> Scalar | None:
+        """The value that the sender gave, None for none."""
+        if self.place == "header":
+            return _number_or_text(completion.headers.get(self.name.lower()))
+        if self.place != "baggage":
+            found = completion.extra.get(self.name)
+            if isinstance(found, bool | int | float):
+                return found
+            if isinstance(found, str):
+                return found[:_LONGEST]
+        return _number_or_text(completion.baggage.get(self.name)) if self.place != "xarg" else None
+
+
+def sources_of(text: str) -> tuple[Source, ...]:
+    """Sources from what an environment variable says: `task, tenant=header:x-tenant, lang=baggage:lang`.
+
+    Raises:
+        ValueError: If an entry is not one.
+    """
+    found = []
+    for part in filter(None, (entry.strip() for entry in text.split(","))):
+        attribute, given, where = (piece.strip() for piece in part.partition("="))
+        place, _, name = (piece.strip() for piece in where.partition(":"))
+        if not given:
+            found.append(Source(attribute, "any", attribute))
+        elif attribute and name and place in _PLACES:
+            found.append(Source(attribute, place, name))  # type: ignore[arg-type]  # one of the literals, checked
+        else:
+            raise ValueError(f"{part!r} is no source; write NAME, or NAME=PLACE:NAME with {', '.join(_PLACES)}")
+    return tuple(found)
+
+
+def sources_of_contract(contract: Contract) -> tuple[Source, ...]:
+    """A source for every attribute that the contract's slices ask for."""
+    names = {name for spec in contract.slices.values() for name in spec.where}
+    return tuple(Source(name, "any", name) for name in sorted(names))
+
+
+def attributes_of(sources: Iterable[Source]) -> AttributeFunction:
+    """A function that reads the sources."""
+    kept = tuple(sources)
+
+    def read(completion: Completion) -> dict[str, Scalar]:
+        return {source.attribute: value for source in kept if (value := source.value(completion)) is not None}
+
+    return read
+
+
+def _number_or_text(value: Any) -> Scalar | None:
+    """Headers and baggage are text; a slice such as `priority: ">= 3"` is about a number."""
+    if value is None:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return str(value)[:_LONGEST]
+
+
+HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
+"""Names (lower case) and values, as ASGI has them."""
+
+_Scope = MutableMapping[str, Any]
+
+
+class RequestHeaders:
+    """ASGI middleware that keeps a reference to the headers; it looks at nothing and changes nothing."""
+
+    def __init__(self, app: Callable[[_Scope, Any, Any], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http":
+            HEADERS.set(scope["headers"])
+        await self._app(scope, receive, send)

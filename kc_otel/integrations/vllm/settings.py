@@ -1,0 +1,172 @@
+"""How the instrumentation is configured: arguments of `instrument`, and for programs that nobody changes, variables.
+
+- `KC_OTEL_CONTRACT`, argument `contract`: path of the contract. Without it nothing is instrumented.
+- `KC_OTEL_SPOOL`, argument `spool`: file that keeps recorded requests for `kc-otel rescore`. Without it, the file that
+  `default_spool` names.
+- `KC_OTEL_SINK`, argument `sink`: `module:name` of a function without arguments that makes a sink, in place of a spool.
+- `KC_OTEL_SAMPLING`, argument `sampling`: share of requests, 0 to 1. Without it, the contract's
+  `observability.sampling`; 1 where a recorder takes its own share.
+- `KC_OTEL_ATTRIBUTES`, argument `attributes`: where attributes come from, such as
+  `task, tenant=header:x-tenant, lang=baggage:lang, id=xarg:id`. Without it, what the contract's slices ask for is
+  looked for in `vllm_xargs` and then in baggage, as is an attribute without a place.
+- `OTEL_SDK_DISABLED`: `true` turns everything off.
+
+vLLM's own `VLLM_PLUGINS`, where it is set, has to name `kc_otel` beside the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kc_otel.contract.load import load
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.vllm.delivery import RecorderSink, Sink
+from kc_otel.integrations.vllm.request_attributes import (
+    AttributeFunction,
+    attributes_of,
+    sources_of,
+    sources_of_contract,
+)
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.sampling import Sampler
+
+__all__ = ["Settings", "configured", "default_spool", "settings_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settings:
+    """What to record and where to put it.
+
+    Attributes:
+        contract: The contract.
+        sink: Where requests go.
+        sampler: Which ones.
+        attributes: What their slices are made of.
+        close: Ends a sink that was made here and that nobody else has in hand; None for others.
+    """
+
+    contract: Contract
+    sink: Sink
+    sampler: Sampler
+    attributes: AttributeFunction
+    close: Callable[[], object] | None = None
+
+
+def configured(environment: Mapping[str, str]) -> bool:
+    """Whether the environment asks for instrumentation."""
+    return bool(environment.get("KC_OTEL_CONTRACT")) and not _disabled(environment)
+
+
+def default_spool(contract: Contract, environment: Mapping[str, str]) -> Path:
+    """`kc-otel/NAME.sqlite` in XDG_STATE_HOME, or in ~/.local/state, where NAME is the contract's."""
+    state = environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "kc-otel" / f"{contract.name}.sqlite"
+
+
+def settings_of(
+    environment: Mapping[str, str],
+    *,
+    contract: Contract | str | os.PathLike[str] | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    sink: Sink | None = None,
+    attributes: AttributeFunction | Mapping[str, Scalar] | None = None,
+    sampling: float | Callable[[], float] | None = None,
+    train: Kernel | None = None,
+) -> Settings | None:
+    """Settings from arguments and, where one is None, from variables; None when there is no contract or it is off.
+
+    Args:
+        environment: The variables.
+        contract: The contract, or the path of its file.
+        spool: File that keeps requests for rescoring.
+        sink: Where requests go in place of a spool.
+        attributes: A function of a `Completion`, or attributes that every request has beside the configured ones.
+        sampling: Share of requests, or what returns it.
+        train: The kernel that scores in this process: requests go to a `Recorder` of the contract in place of a spool.
+
+    Raises:
+        ValueError: If a value is not valid, or several places to put requests are given.
+        OSError: If the contract cannot be read.
+    """
+    given = [name for name, value in (("spool", spool), ("sink", sink), ("train", train)) if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are given, but requests go to one place; choose one")
+    path = environment.get("KC_OTEL_CONTRACT") if contract is None else contract
+    if not path or _disabled(environment):
+        return None
+    loaded = path if isinstance(path, Contract) else load(path)
+    where = sink or _sink(loaded, spool, train, environment)
+    sampler = Sampler(_sampling(loaded, sampling, where, environment))
+    close = None if sink is not None or train is not None else getattr(where, "close", None)
+    return Settings(loaded, where, sampler, _attributes(loaded, attributes, environment), close)
+
+
+def _sink(
+    contract: Contract, spool: str | os.PathLike[str] | None, train: Kernel | None, environment: Mapping[str, str]
+) -> Sink:
+    if train is not None:
+        return RecorderSink(Recorder(contract, train=train))
+    if spool is None and (factory := environment.get("KC_OTEL_SINK")):
+        return _made_by(factory)
+    from kc_otel.recordings.spool import Spool  # noqa: PLC0415 - a recorder needs none
+
+    file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return Spool(file)
+
+
+def _sampling(
+    contract: Contract,
+    sampling: float | Callable[[], float] | None,
+    sink: Sink,
+    environment: Mapping[str, str],
+) -> float | Callable[[], float]:
+    if sampling is not None:
+        return sampling
+    if text := environment.get("KC_OTEL_SAMPLING"):
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"KC_OTEL_SAMPLING: {text!r} is not a share; write a number from 0 to 1") from None
+    # A recorder takes its share by itself, the same one on both sides of a pair.
+    return 1.0 if isinstance(sink, RecorderSink) else contract.observability.sampling
+
+
+def _attributes(
+    contract: Contract,
+    given: AttributeFunction | Mapping[str, Scalar] | None,
+    environment: Mapping[str, str],
+) -> AttributeFunction:
+    if callable(given):
+        return given
+    try:
+        text = environment.get("KC_OTEL_ATTRIBUTES")
+        sources = sources_of_contract(contract) if text is None else sources_of(text)
+    except ValueError as error:
+        raise ValueError(f"KC_OTEL_ATTRIBUTES: {error}") from None
+    read, fixed = attributes_of(sources), dict(given or {})
+    return lambda completion: {**fixed, **read(completion)}
+
+
+def _made_by(factory: str) -> Sink:
+    module, _, name = factory.partition(":")
+    if not module or not name:
+        raise ValueError(f"KC_OTEL_SINK: {factory!r} names no function; write module:name")
+    try:
+        made: Any = getattr(import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"KC_OTEL_SINK: {factory!r} cannot be used ({error})") from None
+    if not callable(getattr(made, "put", None)):
+        raise ValueError(f"KC_OTEL_SINK: {factory!r} made {made!r}, which has no method put")  # noqa: TRY004
+    return made  # type: ignore[no-any-return]  # has what a sink has
+
+
+def _disabled(environment: Mapping[str, str]) -> bool:
+    return environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

@@ -1,0 +1,108 @@
+"""Which cells a contract has at a time, and what is known of each.
+
+A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
+its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
+out takes the place of the one before. Current pairs that went silent stay only while all of them are silent: then they
+are NO_DATA, and so is a slice on which no current pair has observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series
+from kc_otel.judge.points import series_name
+from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdicts import Evidence, Window
+from kc_otel.stats import Binned, ExponentialHistogram
+
+__all__ = ["evidence"]
+
+_NOBODY: Final[Pair] = ("", "")
+_LISTED: Final = 5
+"""Names of operators that a sentence lists."""
+
+
+def evidence(state: ContractState, now: float, listening_since: float) -> Iterator[Evidence]:
+    """Every cell of a contract, by clause, slice and pair.
+
+    Args:
+        state: What is remembered of the contract.
+        now: Unix time in seconds.
+        listening_since: Unix time in seconds before which silence does not count.
+    """
+    contract = state.contract
+    for clause in contract.clauses:
+        metric = metric_name(clause)
+        pairs, silence = _current(state, clause, metric, now, listening_since)
+        for slice in (ALL, *contract.slices):
+            here = state.pairs(metric, slice)
+            present = {pair for pair in pairs if pair in here and _covered(here[pair], now)}
+            for pair in sorted(present or pairs):
+                cell = Cell(contract.name, clause.id, slice, *pair)
+                if silence or not present:
+                    span = _span(contract.observability.long_window)
+                    absence = silence or f"no observations of {metric} on slice {slice} in {span}"
+                    yield Evidence(cell, clause, _nothing, absence)
+                else:
+                    yield Evidence(cell, clause, partial(_sample, here[pair], now))
+
+
+def _current(
+    state: ContractState, clause: Clause, metric: str, now: float, listening_since: float
+) -> tuple[set[Pair], str]:
+    """The pairs that a metric's cells are about, and why there is nothing to judge; empty if there is."""
+    newest = state.newest.get(metric)
+    if not newest:
+        if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": None}))):
+            # Recorders only send means by sequence where their own copy of the contract asks for them.
+            return {_NOBODY}, f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract"
+        if others := _other_operators(state, clause):
+            return {_NOBODY}, f"nothing received for {metric}, only for {others}; do the names in both places agree?"
+        return {_NOBODY}, f"nothing received for {metric} yet; does the recorder's OTLP endpoint point here?"
+    latest = max(newest.values()) - state.contract.observability.window
+    current = {pair for pair, time in newest.items() if time > latest}
+    heartbeat = state.contract.observability.heartbeat
+    silent = {}
+    for pair in current:
+        heard = state.heard.get(pair, Heard(listening_since))
+        silent[pair] = now - max(heard.last, listening_since)
+        if silent[pair] <= heard.patience(heartbeat):
+            del silent[pair]
+    alive = current - silent.keys()
+    if alive:
+        return alive, ""
+    span = _span(min(silent.values()))
+    return current, f"no report for {span} (heartbeat {_span(heartbeat)}); is the recorder's process alive?"
+
+
+def _other_operators(state: ContractState, clause: Clause) -> str:
+    """Operators that the clause's metric arrives for, as a list in words; empty for other metrics."""
+    if clause.quantity is None or clause.operator is None:
+        return ""
+    head, tail = series_name(clause.quantity.name, "\0").split("\0")
+    known = sorted(name[len(head) : -len(tail)] for name in state.newest if name.startswith(head))
+    return ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+
+
+def _covered(series: Series, now: float) -> bool:
+    ring = series.rings[LONG]
+    return ring.index(series.newest) > ring.index(now) - ring.size
+
+
+def _sample(series: Series, now: float, window: Window) -> Binned:
+    return series.rings[SHORT if window == "short" else LONG].binned(now)
+
+
+def _nothing(_window: Window) -> Binned:
+    return ExponentialHistogram.empty(0).binned()
+
+
+def _span(seconds: float) -> str:
+    return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))

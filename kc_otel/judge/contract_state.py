@@ -1,0 +1,233 @@
+"""What the evaluator remembers of one contract: its streams, the series they feed, who was heard, kernels, examples.
+
+A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
+is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
+goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; streams over theirs are
+refused, for a cumulative value means nothing without the one before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import OTHER
+from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.panes import Ring
+from kc_otel.judge.points import INVALID, Point, metric_of, series_name
+from kc_otel.judge.streams import Horizon, Stream
+
+__all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
+
+STREAMS_PER_SERIES: Final = 16
+"""Processes that may report the same series before streams are refused."""
+SHORT: Final = 0
+LONG: Final = 1
+_SHORT_PANES: Final = 10
+_LONG_PANES: Final = 12
+_PAIRS: Final = 8
+"""Kernel pairs per metric whose newest observation is remembered after their panes are gone."""
+_GAPS: Final = 8
+
+Pair = tuple[str, str]
+"""Short fingerprints of the training and the inference kernel."""
+
+
+class SeriesKey(NamedTuple):
+    """A series within a contract. For `kc.input.invalid` the slice is the reason and the pair is empty.
+
+    For what is observed of operators, `metric` names the operator too: see `points.series_name`.
+    """
+
+    metric: str
+    slice: str
+    kernel_train: str
+    kernel_inference: str
+
+    @property
+    def pair(self) -> Pair:
+        """The kernel pair."""
+        return self.kernel_train, self.kernel_inference
+
+
+@dataclass(slots=True)
+class Series:
+    """The panes of a series, and the Unix time in seconds of its newest observation."""
+
+    rings: tuple[Ring, Ring]
+    newest: float = 0.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """When a kernel pair was last heard of, and how often it usually is.
+
+    Attributes:
+        last: Unix time in seconds.
+        gaps: Seconds between its latest reports, at most _GAPS of them.
+    """
+
+    last: float
+    gaps: list[float] = field(default_factory=list)
+
+    def hear(self, now: float) -> None:
+        """Count a report."""
+        if now > self.last:
+            self.gaps = [*self.gaps[1 - _GAPS :], now - self.last]
+            self.last = now
+
+    def patience(self, heartbeat: float) -> float:
+        """Seconds of silence that mean something: the heartbeat, from when the next report was due.
+
+        A sender that reports once per minute is not silent between two reports. The second largest of the latest gaps
+        tells when the next is due; the largest may have been an outage.
+        """
+        gaps = sorted(self.gaps)
+        return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
+
+
+def rings(contract: Contract) -> tuple[Ring, Ring]:
+    """Empty rings for the short and the long window."""
+    short = contract.observability.window
+    long = max(contract.observability.long_window, short)
+    return Ring(short / _SHORT_PANES, _SHORT_PANES), Ring(long / _LONG_PANES, _LONG_PANES)
+
+
+class ContractState:
+    """Everything remembered of one contract. Changed parts are noted for the store.
+
+    Attributes:
+        contract: The contract.
+        streams: Streams by the digest of their identity.
+        series: Series by key.
+        heard: Kernel pairs by when they reported.
+        newest: Per metric, the newest observation of its latest kernel pairs, Unix time in seconds.
+        events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`.
+        changed_streams: Streams that differ from what was saved.
+        changed_panes: (series, ring, pane) that differ from what was saved.
+        clock: Latest time seen, Unix seconds.
+        template: Empty rings, for arithmetic with panes.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.streams: dict[bytes, Stream] = {}
+        self.series: dict[SeriesKey, Series] = {}
+        self.heard: dict[Pair, Heard] = {}
+        self.newest: dict[str, dict[Pair, float]] = {}
+        self.events: Counter[str] = Counter()
+        self.changed_streams: set[bytes] = set()
+        self.changed_panes: set[tuple[SeriesKey, int, int]] = set()
+        self.clock = 0.0
+        self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
+        self._evicted_at = 0.0
+        self.template = rings(contract)
+        self._judged = {
+            series_name(clause.quantity.name, clause.operator) for clause in contract.clauses if clause.quantity
+        }
+        self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
+        self._window = contract.observability.window
+        self._long = max(contract.observability.long_window, self._window)
+
+    def horizon(self, now: float, tolerance: float) -> Horizon:
+        """What the clock says to points that arrive now."""
+        self.clock = max(self.clock, now)
+        ring = self.template[LONG]
+        return Horizon(
+            future=_ns(now + tolerance),
+            start=_ns(now - self._long),
+            oldest=_ns(ring.oldest(now) * ring.width),
+            gap=_ns(self._window),
+        )
+
+    def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
+        """Take a point of a histogram or counter. Returns what became of it."""
+        stream = self.streams.get(point.stream)
+        if stream is None:
+            if len(self.streams) >= self._most_streams:
+                return "over_cap"
+            stream = self.streams[point.stream] = Stream()
+        stream.heard = now
+        step = stream.accept(point, horizon)
+        self.changed_streams.add(point.stream)
+        if step.event:
+            self.events[step.event] += 1
+        if step.outcome in {"accepted", "baseline"} and point.metric != INVALID:
+            self.heard.setdefault(pair, Heard(now)).hear(now)
+        if step.increment is not None and step.increment.count:
+            for name in slices:
+                self._count(SeriesKey(point.series, name, *pair), step.increment, point.time / 1e9, now)
+        return step.outcome
+
+    def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
+        """Series of a metric on a slice, by kernel pair."""
+        return self._by_slice.get((metric, slice), {})
+
+    def restored(self, key: SeriesKey, newest: float) -> Series:
+        """A series that the store remembers, made anew."""
+        series = self.series.get(key) or self._create(key)
+        series.newest = max(series.newest, newest)
+        return series
+
+    def evict(self, now: float) -> None:
+        """Forget streams that were silent for a long window, and series that no window holds anything of."""
+        self.clock = max(self.clock, now)
+        if 0 <= now - self._evicted_at < self._window / _SHORT_PANES:
+            return
+        self._evicted_at = now
+        silent = now - self._long - self._window
+        for name in [name for name, stream in self.streams.items() if stream.heard < silent]:
+            del self.streams[name]
+            self.changed_streams.add(name)
+            self.events["streams_evicted"] += 1
+        for key in [key for key, series in self.series.items() if series.newest < silent]:
+            self._drop(key)
+        alive = {key.metric for key in self.series} | self._judged
+        for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
+            del self.newest[metric]
+        in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
+        for pair in self.heard.keys() - in_use:
+            if self.heard[pair].last < silent:
+                del self.heard[pair]
+
+    def _count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> None:
+        series = self.series.get(key)
+        if series is None:
+            if len(self.series) >= self.contract.observability.max_series:
+                self.events["series_over_cap"] += 1
+                # Not one for each operator: their names are the senders', and as many as these like.
+                key = SeriesKey(metric_of(key.metric), OTHER, "", "")
+            series = self.series.get(key) or self._create(key)
+        time = min(time, now)
+        for number, ring in enumerate(series.rings):
+            if ring.add(time, now, increment):
+                self.events["layout_changed"] += 1
+                self.changed_panes.update(
+                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
+                )
+            self.changed_panes.add((key, number, ring.index(time)))
+        series.newest = max(series.newest, time)
+        newest = self.newest.setdefault(key.metric, {})
+        newest[key.pair] = max(newest.get(key.pair, 0.0), time)
+        if len(newest) > _PAIRS:
+            del newest[min(newest, key=lambda pair: newest[pair])]
+
+    def _create(self, key: SeriesKey) -> Series:
+        series = self.series[key] = Series(rings(self.contract))
+        self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
+        return series
+
+    def _drop(self, key: SeriesKey) -> None:
+        del self.series[key]
+        pairs = self._by_slice[key.metric, key.slice]
+        del pairs[key.pair]
+        if not pairs:
+            del self._by_slice[key.metric, key.slice]
+        self.events["series_evicted"] += 1
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,164 @@
+"""What the policy remembers and what it says: alerts, the state made of them, and transitions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kc_otel.contract.policy import Action
+from kc_otel.judge.escalation.plain import (
+    action_from_plain,
+    action_to_plain,
+    cell_from_plain,
+    cell_to_plain,
+    verdict_from_plain,
+    verdict_to_plain,
+)
+from kc_otel.judge.verdict import Cell, Verdict
+
+__all__ = ["Alert", "Phase", "PolicyState", "Transition", "What"]
+
+
+class Phase(StrEnum):
+    """Where an alert is; a quiet one is not kept."""
+
+    PENDING = "pending"
+    FIRING = "firing"
+
+
+class What(StrEnum):
+    """What a transition says."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One edge of one alert: what webhooks, routes and promotion act on.
+
+    Attributes:
+        contract: metadata.name.
+        step: Key of the step, stable under reordering and under changes of its durations.
+        on: What the step waits for: fail, no-data, inconclusive or invalid-input.
+        cell: What it is about.
+        what: firing or resolved.
+        at: Unix time of the edge, seconds; never before `started_at`.
+        started_at: Unix time at which the alert fired, seconds.
+        severity: info, warning or critical.
+        actions: What the step does.
+        verdict: Last verdict of the cell; when the cell has gone, the last one it had.
+        fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
+    """
+
+    contract: str
+    step: str
+    on: str
+    cell: Cell
+    what: What
+    at: float
+    started_at: float
+    severity: str
+    actions: tuple[Action, ...]
+    verdict: Verdict
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A step's state for one cell.
+
+    Attributes:
+        step: Key of the step.
+        on: What the step waits for.
+        severity: Label of the step.
+        actions: What the step does; kept so that a step that left the contract can still be resolved.
+        cell: What it is about.
+        phase: pending or firing.
+        since: Unix time of the first matching verdict, seconds.
+        started_at: Unix time of firing, seconds; None while pending.
+        seen: Unix time of the last evaluation, seconds.
+        counting: Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing).
+        held: Seconds counted so far towards `for` (pending) or `clear_for` (firing).
+        verdict: Last verdict of the cell.
+    """
+
+    step: str
+    on: str
+    severity: str
+    actions: tuple[Action, ...]
+    cell: Cell
+    phase: Phase
+    since: float
+    started_at: float | None
+    seen: float
+    counting: bool
+    held: float
+    verdict: Verdict
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that identify the alert: contract, step and cell."""
+        cell = self.cell
+        identity = [cell.contract, self.step, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """Everything the policy remembers of one contract between evaluations.
+
+    Attributes:
+        contract: metadata.name.
+        alerts: Pending and firing alerts, sorted by step and cell.
+    """
+
+    contract: str
+    alerts: tuple[Alert, ...] = ()
+
+    @property
+    def firing(self) -> tuple[Alert, ...]:
+        """The alerts that fire."""
+        return tuple(alert for alert in self.alerts if alert.phase is Phase.FIRING)
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as a JSON object."""
+        return {"contract": self.contract, "alerts": [_alert_to_plain(alert) for alert in self.alerts]}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> PolicyState:
+        """The state that `to_json` wrote."""
+        return cls(plain["contract"], tuple(_alert_from_plain(alert) for alert in plain["alerts"]))
+
+
+def _alert_to_plain(alert: Alert) -> dict[str, Any]:
+    return {
+        "step": alert.step,
+        "on": alert.on,
+        "severity": alert.severity,
+        "actions": [action_to_plain(action) for action in alert.actions],
+        "cell": cell_to_plain(alert.cell),
+        "phase": alert.phase.value,
+        "since": alert.since,
+        "started_at": alert.started_at,
+        "seen": alert.seen,
+        "counting": alert.counting,
+        "held": alert.held,
+        "verdict": verdict_to_plain(alert.verdict),
+    }
+
+
+def _alert_from_plain(plain: Mapping[str, Any]) -> Alert:
+    return Alert(
+        **{
+            **plain,
+            "actions": tuple(action_from_plain(action) for action in plain["actions"]),
+            "cell": cell_from_plain(plain["cell"]),
+            "phase": Phase(plain["phase"]),
+            "verdict": verdict_from_plain(plain["verdict"]),
+        }
+    )

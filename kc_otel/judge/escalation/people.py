@@ -1,0 +1,181 @@
+"""What people decide about alerts: silences and acknowledgements. Each says who and why.
+
+A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It changes nothing
+about routes, quarantines, holds and halts, which are about kernels and not about who is told. What still fires when a
+silence ends is said then.
+
+An acknowledgement says that somebody is at work on an alert: the alert goes on firing, its reminders stop, and it ends
+with the alert. Source: Prometheus documentation, "Alertmanager", silences; PagerDuty, "Incidents", acknowledge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.verdict import Cell
+
+__all__ = ["Acknowledgement", "People", "Silence", "acknowledge", "current", "silence", "unsilence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nobody is told of some alerts for some time.
+
+    Attributes:
+        id: Text that no other silence has.
+        contract: metadata.name.
+        clause: id of a clause; None for every clause.
+        slice: Name of a slice, or `all` for the cells of all traffic; None for every slice.
+        by: Who.
+        why: Their reason.
+        at: Unix time of the decision, seconds.
+        until: Unix time at which it ends by itself, seconds.
+    """
+
+    id: str
+    contract: str
+    clause: str | None
+    slice: str | None
+    by: str
+    why: str
+    at: float
+    until: float
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether alerts about a cell are muted."""
+        asked = (self.contract, self.clause or cell.clause, self.slice or cell.slice)
+        return asked == (cell.contract, cell.clause, cell.slice)
+
+    @property
+    def where(self) -> str:
+        """What it covers, in words.
+
+        >>> Silence("1", "policy", "token-tv", None, "ada", "planned", 0.0, 1.0).where
+        'token-tv on every slice'
+        """
+        return f"{self.clause or 'every clause'} on {f'slice {self.slice}' if self.slice else 'every slice'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Somebody is at work on an alert.
+
+    Attributes:
+        contract: metadata.name.
+        fingerprint: The alert.
+        by: Who.
+        why: What they know, or do about it.
+        at: Unix time, seconds.
+    """
+
+    contract: str
+    fingerprint: str
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Everything of this kind that is in force.
+
+    Attributes:
+        silences: Oldest first.
+        acknowledgements: Oldest first, one for each alert at most.
+    """
+
+    silences: tuple[Silence, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+
+    def silencing(self, cell: Cell, now: float) -> tuple[Silence, ...]:
+        """The silences that mute a cell at a unix time."""
+        return tuple(one for one in self.silences if now < one.until and one.covers(cell))
+
+    def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
+        """Who is at work on an alert."""
+        return next((one for one in self.acknowledgements if one.fingerprint == fingerprint), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as a JSON object."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> People:
+        """What `to_json` wrote."""
+        return cls(
+            tuple(Silence(**one) for one in plain["silences"]),
+            tuple(Acknowledgement(**one) for one in plain["acknowledgements"]),
+        )
+
+
+def silence(people: People, wanted: Silence) -> People:
+    """Mute alerts.
+
+    Raises:
+        ValueError: If nobody or no reason is named, the end is not a time in the future, or the id is taken.
+    """
+    _signed(wanted.by, wanted.why, "silences")
+    if not (math.isfinite(wanted.until) and wanted.until > wanted.at):
+        raise ValueError(f"until: {wanted.until!r} is no time to come; every silence has an end, such as 2h from now")
+    if any(one.id == wanted.id for one in people.silences):
+        raise ValueError(f"id: {wanted.id!r} is the id of another silence; choose a new one")
+    return replace(people, silences=(*people.silences, wanted))
+
+
+def unsilence(people: People, id: str) -> tuple[People, Silence]:
+    """End a silence before its time; returns what is left, and the silence.
+
+    Raises:
+        LookupError: If no silence in force has this id.
+    """
+    ended = next((one for one in people.silences if one.id == id), None)
+    if ended is None:
+        known = ", ".join(one.id for one in people.silences) or "there is none"
+        raise LookupError(f"no silence {id!r} is in force; in force: {known}")
+    return replace(people, silences=tuple(one for one in people.silences if one is not ended)), ended
+
+
+def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now: float) -> People:
+    """Take on alerts that fire; those that somebody is at work on already stay theirs.
+
+    Raises:
+        ValueError: If nobody or no reason is named.
+        LookupError: If there is no alert to take on.
+    """
+    _signed(by, why, "acknowledges")
+    if not alerts:
+        raise LookupError("no such alert fires")
+    known = {one.fingerprint: one for one in people.acknowledgements}
+    new = tuple(
+        Acknowledgement(alert.cell.contract, alert.fingerprint, by, why, now)
+        for alert in alerts
+        if alert.fingerprint not in known
+    )
+    if not new:
+        who = ", ".join(sorted({known[alert.fingerprint].by for alert in alerts}))
+        raise LookupError(f"acknowledged already, by {who}")
+    return replace(people, acknowledgements=(*people.acknowledgements, *new))
+
+
+def current(people: People, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
+    """What is still in force, and the silences that have come to their end.
+
+    Args:
+        people: What was in force.
+        firing: Fingerprints of the alerts that fire.
+        now: Unix time, seconds.
+    """
+    ended = tuple(one for one in people.silences if now >= one.until)
+    silences = tuple(one for one in people.silences if now < one.until)
+    acknowledgements = tuple(one for one in people.acknowledgements if one.fingerprint in firing)
+    return People(silences, acknowledgements), ended
+
+
+def _signed(by: str, why: str, does: str) -> None:
+    if not by.strip() or not why.strip():
+        raise ValueError(f"say who {does} and why; both are kept")

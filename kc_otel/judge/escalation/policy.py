@@ -1,0 +1,200 @@
+"""The escalation policy Pi: a pure function of verdicts and a clock that is passed in.
+
+Every step of a contract's ladder watches every cell on its own:
+
+              matching verdict             `for` served
+    (quiet) ------------------> pending ------------------> firing
+       ^      clearing verdict     |                           |
+       '---------------------------'<------ `clear_for` served-'
+
+| step's `on`   | matches                       | clears                        | holds                 |
+| ------------- | ----------------------------- | ----------------------------- | --------------------- |
+| fail          | FAIL                          | PASS, cell gone               | INCONCLUSIVE, NO_DATA |
+| no-data       | NO_DATA                       | any other verdict, cell gone  |                       |
+| inconclusive  | INCONCLUSIVE                  | PASS, FAIL, cell gone         | NO_DATA               |
+| invalid-input | sequences failed input checks | none did                      |                       |
+
+A verdict that holds stops the count without undoing it: doubt and silence are no proof that a breach is over, and no
+proof that it goes on. A matching verdict sets the count towards clearing back to zero, a clearing one drops what is
+pending. An alert therefore needs `for` of matching verdicts with no clearing one between them, and a resolve needs
+`clear_for` of clearing verdicts with no matching one between them.
+
+Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
+clock may jump back) and never more than the contract's window (a verdict speaks for its window only, so a gap or a
+jump of the clock counts for no more than that). Firing and resolving are edges: each firing is followed by one resolve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Step
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
+from kc_otel.judge.verdict import Cell, Status, Verdict
+
+__all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
+
+INPUT_CLAUSE: Final = "input"
+"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`, its kernels are empty."""
+
+_TOLERANCE: Final = 1e-6
+"""Seconds by which a count may fall short: sums of differences of unix times are not exact."""
+
+_MATCHES: Final = {
+    "fail": Status.FAIL,
+    "no-data": Status.NO_DATA,
+    "inconclusive": Status.INCONCLUSIVE,
+    "invalid-input": Status.FAIL,
+}
+_HOLDS: Final[Mapping[str, frozenset[Status]]] = {
+    "fail": frozenset({Status.INCONCLUSIVE, Status.NO_DATA}),
+    "inconclusive": frozenset({Status.NO_DATA}),
+}
+
+
+def step_keys(contract: Contract) -> tuple[str, ...]:
+    """A key for each step of the ladder, made of what it waits for and does, not of its place or its durations.
+
+    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts, and a step that does something
+    else is a new step. Steps that are alike in all of this are numbered.
+    """
+    seen: dict[str, int] = {}
+    keys = []
+    for step in contract.escalation:
+        key = "/".join((step.on, step.severity, ",".join(map(str, step.do)), ",".join(sorted(step.clauses)) or "*"))
+        seen[key] = seen.get(key, 0) + 1
+        keys.append(key if seen[key] == 1 else f"{key}#{seen[key]}")
+    return tuple(keys)
+
+
+def advance(
+    contract: Contract,
+    state: PolicyState,
+    verdicts: Sequence[Verdict],
+    invalid_input: Mapping[str, int],
+    now: float,
+) -> tuple[PolicyState, tuple[Transition, ...]]:
+    """One evaluation of the ladder.
+
+    Args:
+        contract: The contract in force; it may differ from the one of the evaluation before. State of steps and cells
+            that still exist is kept, and alerts of steps that left the contract resolve at once.
+        state: What the evaluation before returned, or `PolicyState(contract.name)`.
+        verdicts: The verdict of every cell that exists now. A cell that is missing here has gone.
+        invalid_input: Sequences that failed an input check within the contract's window, by reason.
+        now: Unix time, seconds.
+
+    Returns:
+        The new state, and what fired or resolved, in the order of the ladder.
+
+    Raises:
+        ValueError: If the state or a verdict belongs to another contract.
+    """
+    for name in {state.contract, *(verdict.cell.contract for verdict in verdicts)} - {contract.name}:
+        raise ValueError(f"contract {contract.name!r} was given state or verdicts of {name!r}; pass only its own")
+    by_cell = {verdict.cell: verdict for verdict in verdicts}
+    known = {(alert.step, alert.cell): alert for alert in state.alerts}
+    keys = step_keys(contract)
+    transitions = [
+        edge(alert, What.RESOLVED, now)
+        for alert in state.alerts
+        if alert.step not in keys and alert.phase is Phase.FIRING
+    ]
+    kept: list[Alert] = []
+    for key, step in zip(keys, contract.escalation, strict=True):
+        watched = _watched(contract, step, by_cell, invalid_input, now)
+        cells = {cell for cell, verdict in watched.items() if verdict.status is _MATCHES[step.on]}
+        cells |= {cell for at_step, cell in known if at_step == key}
+        for cell in sorted(cells):
+            before, verdict = known.get((key, cell)), watched.get(cell)
+            alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
+            assert alert is not None  # a cell is here because it matched or because it was known
+            after, what = _next(alert, step, verdict, contract.observability.window, now)
+            if what is not None:
+                transitions.append(edge(after or alert, what, now, verdict))
+            if after is not None:
+                kept.append(after)
+    kept.sort(key=lambda alert: (alert.step, alert.cell))
+    return PolicyState(contract.name, tuple(kept)), tuple(transitions)
+
+
+def retire(state: PolicyState, now: float) -> tuple[PolicyState, tuple[Transition, ...]]:
+    """Resolve every alert of a contract that is no longer evaluated."""
+    return PolicyState(state.contract), tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
+
+
+def _watched(
+    contract: Contract, step: Step, by_cell: Mapping[Cell, Verdict], invalid_input: Mapping[str, int], now: float
+) -> Mapping[Cell, Verdict]:
+    if step.on == "invalid-input":
+        found = {reason: count for reason, count in sorted(invalid_input.items()) if count > 0}
+        return {_input_cell(contract): _input_verdict(contract, found, now)} if found else {}
+    if not step.clauses:
+        return by_cell
+    return {cell: verdict for cell, verdict in by_cell.items() if cell.clause in step.clauses}
+
+
+def _input_cell(contract: Contract) -> Cell:
+    return Cell(contract.name, INPUT_CLAUSE, ALL)
+
+
+def _input_verdict(contract: Contract, found: Mapping[str, int], now: float) -> Verdict:
+    total = sum(found.values())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found.items())
+    return Verdict(
+        cell=_input_cell(contract), status=Status.FAIL, at=now, limit=0.0, estimate=float(total), lower=float(total),
+        upper=float(total), samples=total, window="short", method="count",
+        reason=f"{total} sequences failed an input check and were not measured ({reasons}); check that both kernels "
+        "score the same token ids at the same temperature and weights",
+        contract_version=contract.metadata.version, contract_hash=contract.hash,
+    )  # fmt: skip
+
+
+def _first(key: str, step: Step, verdict: Verdict, now: float) -> Alert:
+    return Alert(
+        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
+        since=now, started_at=None, seen=now, counting=False, held=0.0, verdict=verdict,
+    )  # fmt: skip
+
+
+def _next(
+    alert: Alert, step: Step, verdict: Verdict | None, window: float, now: float
+) -> tuple[Alert | None, What | None]:
+    passed = min(max(0.0, now - alert.seen), window) if alert.counting else 0.0
+    alert = replace(alert, seen=now, verdict=verdict or alert.verdict)
+    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()):
+        return replace(alert, counting=False), None
+    matches = verdict is not None and verdict.status is _MATCHES[step.on]
+    if alert.phase is Phase.PENDING:
+        return _pending(alert, matches=matches, held=alert.held + passed, needed=step.after)
+    return _firing(alert, matches=matches, held=alert.held + passed, needed=step.clear_for)
+
+
+def _pending(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
+    if not matches:
+        return None, None
+    if held + _TOLERANCE >= needed:
+        return replace(alert, phase=Phase.FIRING, started_at=alert.seen, held=0.0, counting=False), What.FIRING
+    return replace(alert, held=held, counting=True), None
+
+
+def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
+    if matches:
+        return replace(alert, held=0.0, counting=False), None
+    if held + _TOLERANCE >= needed:
+        return None, What.RESOLVED
+    return replace(alert, held=held, counting=True), None
+
+
+def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None) -> Transition:
+    """What is said of an alert: at unix time `now`, with the verdict given or else its last one."""
+    started_at = now if alert.started_at is None else alert.started_at
+    return Transition(
+        contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,
+        at=max(now, started_at), started_at=started_at, severity=alert.severity, actions=alert.actions,
+        verdict=verdict or alert.verdict, fingerprint=alert.fingerprint,
+    )  # fmt: skip

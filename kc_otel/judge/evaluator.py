@@ -1,0 +1,256 @@
+"""The evaluator: OTLP requests in, verdicts out. It holds state, does no input or output, and is told the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.judge.cells import evidence
+from kc_otel.judge.contract_state import ContractState, Pair, Series
+from kc_otel.judge.facts import Example, Examples, KernelInfo, Kernels, examples_in
+from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.otlp.sink import Outcome
+from kc_otel.judge.points import INVALID, Point, PointKind, walk
+from kc_otel.judge.statistics import factors, metric_name
+from kc_otel.judge.streams import Horizon
+from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.stats import Binned, ExponentialHistogram
+
+__all__ = ["Evaluator", "SeriesId"]
+
+_REJECTED: Final = frozenset({"malformed", "unknown_contract", "unknown_slice", "future", "late", "over_cap"})
+"""Outcomes that the sender is told of; the others need nobody's attention."""
+_SAID: Final = {
+    "future": "points are from the future; check the sender's clock",
+    "late": "points are older than the long window",
+    "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
+}
+_MESSAGES: Final = 3
+_NOBODY: Final[Pair] = ("", "")
+
+
+class _RefusedError(Exception):
+    """A point that has no place here: (outcome, message for the sender)."""
+
+
+class SeriesId(NamedTuple):
+    """A series of any quantity, judged or not.
+
+    Attributes:
+        contract: metadata.name.
+        metric: OpenTelemetry metric name; `name[operator]` where it is observed of single operators.
+        slice: Name of the slice.
+        kernel_train: Short fingerprint.
+        kernel_inference: Short fingerprint.
+    """
+
+    contract: str
+    metric: str
+    slice: str
+    kernel_train: str
+    kernel_inference: str
+
+
+class Evaluator:
+    """Streams, windows and verdicts of any number of contracts. Use it from one thread.
+
+    Args:
+        contracts: What is judged; names unique.
+        tolerance: Seconds by which a sender's clock may be ahead before its points are refused.
+
+    Attributes:
+        states: What is remembered, by the contract's name; the store reads and writes it.
+        facts: Kernels and examples, by the contract's name.
+        counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
+            `duplicate`, `out_of_order`, `late`, `future`, `malformed`, `unknown_contract`, `unknown_slice`, `over_cap`,
+            `ignored`. Each point counts once.
+
+    Raises:
+        ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
+    """
+
+    def __init__(self, contracts: Sequence[Contract], *, tolerance: float = 30.0) -> None:
+        self.states = {contract.name: ContractState(contract) for contract in contracts}
+        if len(self.states) < len(contracts):
+            names = [contract.name for contract in contracts]
+            msg = f"two contracts are called {max(names, key=names.count)!r}; metadata.name has to be unique"
+            raise ValueError(msg)
+        for contract in contracts:
+            for clause in contract.clauses:
+                if clause.metric in DERIVED:
+                    factors(clause.metric, contract.assumptions)
+        self.facts = {
+            contract.name: (Kernels(), Examples(contract.observability.long_window)) for contract in contracts
+        }
+        self.counters: Counter[str] = Counter()
+        self._tolerance = tolerance
+        self._memos = {name: Memo() for name in self.states}
+        self._listening_since: float | None = None
+        self._gen_ai: dict[str, list[ContractState]] = {}
+        for state in self.states.values():
+            for name in {clause.metric for clause in state.contract.clauses if clause.metric.startswith("gen_ai.")}:
+                self._gen_ai.setdefault(name, []).append(state)
+        self._slices = {name: {ALL, OTHER, *state.contract.slices} for name, state in self.states.items()}
+
+    def ingest_metrics(self, request: Any, now: float) -> Outcome:
+        """Take an ExportMetricsServiceRequest that arrived at `now`, Unix seconds."""
+        self._listen(now)
+        counts: Counter[str] = Counter()
+        messages: dict[str, None] = {}
+
+        def count(outcome: str, points: int, message: str) -> None:
+            counts[outcome] += points
+            if message:
+                messages[message] = None
+
+        horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
+        for point in walk(request, self._gen_ai, count):
+            outcome, message = self._take(point, horizons, now)
+            count(outcome, 1, message or _SAID.get(outcome, ""))
+        self.counters.update(counts)
+        rejected = sum(counts[outcome] for outcome in _REJECTED)
+        more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
+        return Outcome(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if rejected else "")
+
+    def ingest_traces(self, request: Any, now: float) -> Outcome:
+        """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
+        for name, example in examples_in(request):
+            if name in self.facts and example.at <= now + self._tolerance:
+                self.facts[name][1].offer(example, now)
+        return Outcome()
+
+    def evaluate(self, now: float) -> tuple[Verdict, ...]:
+        """Verdicts of every cell of every contract at `now`, Unix seconds."""
+        verdicts: list[Verdict] = []
+        for state in self.states.values():
+            state.evict(now)
+            cells = list(evidence(state, now, self._listen(now)))
+            verdicts.extend(decide(state.contract, cells, now, self._memos[state.contract.name]))
+        return tuple(verdicts)
+
+    def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
+        """Sequences that failed an input check within the last `window` seconds, by reason."""
+        state = self.states[contract]
+        found: Counter[str] = Counter()
+        for key, series in state.series.items():
+            if key.metric == INVALID:
+                content = _within(state, series, now, window)
+                found[key.slice] += content.count if content is not None else 0
+        return {reason: count for reason, count in sorted(found.items()) if count}
+
+    def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
+        """Kernel versions that reported themselves, the one seen last first."""
+        return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
+
+    def examples(self, contract: str, now: float) -> tuple[Example, ...]:
+        """The worst measured batches of the long window, worst first."""
+        return tuple(self.facts[contract][1].recent(now))
+
+    def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
+        """What was observed within the last `window` seconds; for a derived metric, of the quantity it is made of.
+
+        Raises:
+            KeyError: If there is no such contract or clause.
+        """
+        state = self.states[of.contract]
+        metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
+        series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
+        content = _within(state, series, now, window) if series is not None else None
+        return (content or ExponentialHistogram.empty(0)).binned()
+
+    def series(self) -> tuple[SeriesId, ...]:
+        """Every series that state is kept for."""
+        return tuple(SeriesId(name, *key) for name, state in self.states.items() for key in sorted(state.series))
+
+    @property
+    def series_count(self) -> int:
+        """Number of series that state is kept for."""
+        return sum(len(state.series) for state in self.states.values())
+
+    @property
+    def stream_count(self) -> int:
+        """Number of streams that state is kept for."""
+        return sum(len(state.streams) for state in self.states.values())
+
+    @property
+    def events(self) -> Mapping[str, int]:
+        """What happened to streams and series so far: resets, gaps, evictions and the like."""
+        total: Counter[str] = Counter()
+        for state in self.states.values():
+            total.update(state.events)
+        return total
+
+    def _listen(self, now: float) -> float:
+        # Nobody is silent while nobody listens: silence counts from the first time that this process was told.
+        if self._listening_since is None:
+            self._listening_since = now
+        return self._listening_since
+
+    def _take(self, point: Point, horizons: Mapping[str, Horizon], now: float) -> tuple[str, str]:
+        if point.metric in self._gen_ai:
+            return self._take_gen_ai(point, horizons, now), ""
+        try:
+            state = self._addressed(point)
+            name = state.contract.name
+            if point.kind is PointKind.INFO:
+                seen = self.facts[name][0].see(point.attributes, now)
+                return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
+            slice, pair = self._place(point, name)
+        except _RefusedError as refused:
+            return refused.args[0], refused.args[1]
+        return state.take(point, (slice,), pair, horizons[name], now), ""
+
+    def _addressed(self, point: Point) -> ContractState:
+        name = point.attributes.get("kc.contract")
+        if not isinstance(name, str):
+            raise _RefusedError("malformed", f"a point of {point.metric} has no attribute kc.contract")
+        if name not in self.states:
+            loaded = ", ".join(self.states) or "none"
+            raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
+        return self.states[name]
+
+    def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
+        if point.metric == INVALID:
+            return str(point.attributes.get("kc.reason", "unknown"))[:80], _NOBODY
+        slice, pair = str(point.attributes.get("kc.slice", "")), _pair(point.attributes)
+        if not (slice and all(pair)):
+            lacks = "lacks kc.slice, kc.kernel.train or kc.kernel.inference"
+            raise _RefusedError("malformed", f"a point of {point.metric} {lacks}")
+        if slice not in self._slices[contract]:
+            raise _RefusedError("unknown_slice", f"contract {contract} has no slice {slice[:80]!r}")
+        return slice, pair
+
+    def _take_gen_ai(self, point: Point, horizons: Mapping[str, Horizon], now: float) -> str:
+        # Such a point knows no contract: it counts for each that names its metric, on the slices that its own and
+        # its resource's attributes put it into.
+        only = point.attributes.get("kc.contract")
+        outcome = "ignored"
+        for state in self._gen_ai[point.metric]:
+            if only in {None, state.contract.name}:
+                slices = state.contract.slices_of({**point.resource, **point.attributes})
+                pair = _pair(point.attributes)
+                outcome = state.take(point, slices, pair, horizons[state.contract.name], now)
+        return outcome
+
+
+def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
+    short, long = series.rings
+    return (short if window <= state.contract.observability.window else long).last(now, window)
+
+
+def _pair(attributes: Mapping[str, Scalar]) -> Pair:
+    return str(attributes.get("kc.kernel.train", "")), str(attributes.get("kc.kernel.inference", ""))
+
+
+def _clause(contract: Contract, id: str) -> Clause:
+    for clause in contract.clauses:
+        if clause.id == id:
+            return clause
+    msg = f"contract {contract.name} has no clause {id!r}"
+    raise KeyError(msg)

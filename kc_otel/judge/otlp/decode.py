@@ -1,0 +1,91 @@
+"""From a request's bytes to its message, in either of OTLP's two encodings.
+
+OTLP/JSON is protobuf's JSON mapping with two exceptions of its own: trace and span ids are hex where protobuf says
+base64, and enum values are integers only. Ids are therefore rewritten before protobuf's parser sees them. Fields that
+nobody knows yet are ignored in both encodings, as the specification asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from kc_otel.judge.otlp.errors import BadRequestError
+from kc_otel.judge.otlp.signals import Signal
+
+__all__ = ["from_json", "from_protobuf", "to_json"]
+
+_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_PARSER_ERRORS: Final = (
+    json_format.ParseError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What protobuf's JSON parser raises on input it did not foresee; it documents only the first."""
+
+
+def from_protobuf(body: bytes, signal: Signal) -> Any:
+    """The request message in `body`.
+
+    Raises:
+        BadRequestError: If `body` is not such a message.
+    """
+    request = signal.request()
+    try:
+        request.ParseFromString(body)
+    except DecodeError as error:
+        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in protobuf: {error}") from None
+    return request
+
+
+def from_json(body: bytes, signal: Signal) -> Any:
+    """The request message in `body`, OTLP/JSON.
+
+    Raises:
+        BadRequestError: If `body` is not JSON, or not such a message.
+    """
+    request = signal.request()
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name}: it must be a JSON object")
+    _ids_to_base64(tree)
+    try:
+        json_format.ParseDict(tree, request, ignore_unknown_fields=True)
+    except _PARSER_ERRORS as error:
+        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {error}") from None
+    return request
+
+
+def to_json(message: Any) -> bytes:
+    """A response or status message in OTLP/JSON; responses carry no ids."""
+    return json_format.MessageToJson(message, indent=None).encode()
+
+
+def _ids_to_base64(tree: Any) -> None:
+    # A walk without recursion: how deep a request nests is the sender's choice.
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending.extend(item for item in node if isinstance(item, dict | list))
+            continue
+        for key, value in node.items():
+            if isinstance(value, dict | list):
+                pending.append(value)
+            elif key in _IDS and isinstance(value, str):
+                try:
+                    node[key] = base64.b64encode(binascii.unhexlify(value)).decode()
+                except ValueError:
+                    raise BadRequestError(f"{key}: {value[:40]!r} is not hex; OTLP/JSON writes ids in hex") from None

@@ -1,0 +1,90 @@
+"""How much one request may be, before and after decompression.
+
+OTLP 1.11 obliges a server to bound both. Inflating stops at the limit, so a small body that would inflate to
+gigabytes costs the limit and no more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from kc_otel.judge.otlp.errors import BadRequestError, TooLargeError, UnsupportedMediaError
+
+__all__ = ["Limits", "inflate"]
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_ZLIB: Final = zlib.MAX_WBITS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the receivers accept.
+
+    Attributes:
+        max_bytes: Largest request in bytes, as received and again after decompression. The default holds about
+            30 000 exponential points of 80 buckets.
+        max_concurrent: Requests read at the same time, per transport; memory in flight is at most the product.
+        retry_after: Seconds that a throttled sender is asked to wait.
+        read_timeout: Seconds within which an HTTP request's body has to arrive.
+    """
+
+    max_bytes: int = 16 * 1024 * 1024
+    max_concurrent: int = 32
+    retry_after: float = 1.0
+    read_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_concurrent", "retry_after", "read_timeout"):
+            if not getattr(self, name) > 0:
+                msg = f"{name}: {getattr(self, name)} must be more than 0"
+                raise ValueError(msg)
+
+    def too_large(self) -> TooLargeError:
+        """The error for a request over `max_bytes`."""
+        return TooLargeError(f"the request is larger than {self.max_bytes} bytes; send smaller batches")
+
+
+def inflate(body: bytes, encoding: str, limits: Limits) -> bytes:
+    """A request's body without its content encoding.
+
+    Args:
+        body: As received.
+        encoding: Value of `Content-Encoding`: empty, `identity`, `gzip` or `deflate`.
+        limits: Bound on the result.
+
+    Raises:
+        UnsupportedMediaError: For any other encoding.
+        BadRequestError: If the body is not of that encoding.
+        TooLargeError: If the result would be over the limit.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in {"", "identity"}:
+        if len(body) > limits.max_bytes:
+            raise limits.too_large()
+        return body
+    if encoding == "gzip":
+        return _inflate(body, _GZIP, encoding, limits)
+    if encoding == "deflate":
+        return _inflate(body, _ZLIB, encoding, limits)
+    raise UnsupportedMediaError(f"content encoding {encoding[:40]!r} is not known here; use gzip, deflate or none")
+
+
+def _inflate(body: bytes, window: int, encoding: str, limits: Limits) -> bytes:
+    parts: list[bytes] = []
+    room = limits.max_bytes
+    try:
+        while body:  # a gzip body may consist of several members
+            stream = zlib.decompressobj(window)
+            part = stream.decompress(body, room + 1)
+            if len(part) > room:
+                raise limits.too_large()
+            if not stream.eof:
+                raise BadRequestError(f"the {encoding} body ends too early; nothing was accepted")
+            parts.append(part)
+            room -= len(part)
+            body = stream.unused_data
+    except zlib.error as error:
+        raise BadRequestError(f"the body is not {encoding}: {error}") from None
+    return b"".join(parts)

@@ -1,0 +1,98 @@
+"""The three signals of OTLP: their messages, their paths, and how an outcome is said in each."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from kc_otel.judge.otlp.errors import InternalError, ReceiveError
+from kc_otel.judge.otlp.sink import Outcome, RequestCounts, Sink
+
+__all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "Signal", "deliver"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One of metrics, traces, logs.
+
+    Attributes:
+        name: Method of `Sink`, and last part of the HTTP path.
+        service: Full name of the gRPC service.
+        request: Class of the request message.
+        response: Class of the response message.
+        rejected: Field of the response's partial success that counts what was not taken.
+    """
+
+    name: Literal["metrics", "traces", "logs"]
+    service: str
+    request: Any
+    response: Any
+    rejected: str
+
+    @property
+    def path(self) -> str:
+        """Path of OTLP/HTTP."""
+        return f"/v1/{self.name}"
+
+    def answer(self, outcome: Outcome) -> Any:
+        """The response message that says this outcome."""
+        response = self.response()
+        if outcome.rejected or outcome.message:
+            setattr(response.partial_success, self.rejected, outcome.rejected)
+            response.partial_success.error_message = outcome.message
+        return response
+
+
+METRICS: Final = Signal(
+    "metrics",
+    "opentelemetry.proto.collector.metrics.v1.MetricsService",
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+    "rejected_data_points",
+)
+TRACES: Final = Signal(
+    "traces",
+    "opentelemetry.proto.collector.trace.v1.TraceService",
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+    "rejected_spans",
+)
+LOGS: Final = Signal(
+    "logs",
+    "opentelemetry.proto.collector.logs.v1.LogsService",
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+    "rejected_log_records",
+)
+SIGNALS: Final = (METRICS, TRACES, LOGS)
+
+
+def deliver(sink: Sink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
+    """Hand a decoded request to the sink and return the response message.
+
+    Raises:
+        ThrottledError: If the sink did.
+        InternalError: If the sink failed in a way of its own; the cause is logged here.
+    """
+    try:
+        outcome: Outcome = getattr(sink, signal.name)(request)
+    except ReceiveError:
+        raise
+    except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
+        _log.exception("%s of %s: the sink failed; the request was not taken", transport, signal.name)
+        raise InternalError("the receiver failed on this request; its log has the cause") from None
+    counts.add(transport, "partial" if outcome.rejected else "accepted")
+    return signal.answer(outcome)

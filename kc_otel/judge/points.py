@@ -1,0 +1,289 @@
+"""From an OTLP metrics request to a flat sequence of decoded points.
+
+Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, and the `gen_ai.*` histograms that
+a loaded contract names. Everything else is somebody else's: ignored and counted. A point that contradicts itself
+(counts that do not add up, buckets no double can reach) is malformed: counted, and told to the sender.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.fields import operator_name
+from kc_otel.contract.registry import OPERATORS, RECORDED
+from kc_otel.contract.slices import Scalar
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import MAX_BUCKETS
+
+__all__ = ["DRIFT_NAMES", "INVALID", "KERNEL_INFO", "Point", "PointKind", "metric_of", "series_name", "walk"]
+
+DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
+_OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
+INVALID: Final = "kc.input.invalid"
+KERNEL_INFO: Final = "kc.kernel.info"
+
+_DELTA, _CUMULATIVE = 1, 2
+_NO_RECORDED_VALUE = 1
+_MOST = 2**53
+"""Counts beyond this are no counts, and would overflow when they are added up."""
+_SCALES: Final = range(-10, 21)
+_EXPONENTS: Final = (-1080.0, 1026.0)
+"""What a double's exponent can be, with a little room for an empty bucket at each end."""
+
+
+def series_name(metric: str, operator: str | None) -> str:
+    """What a metric's observations are kept under: its name, and for an operator's its own, `metric[operator]`."""
+    return metric if operator is None else f"{metric}[{operator}]"
+
+
+def metric_of(series: str) -> str:
+    """The metric of a `series_name`."""
+    return series.partition("[")[0]
+
+
+class PointKind(Enum):
+    """What a point carries."""
+
+    HISTOGRAM = "histogram"
+    COUNTER = "counter"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One decoded data point.
+
+    Attributes:
+        kind: Histogram, counter or info.
+        metric: OpenTelemetry metric name.
+        operator: Name of the operator that it is about; None unless the metric is one of operators.
+        stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
+            temporality and attributes. 16 bytes.
+        attributes: The point's own attributes; only those with a scalar value.
+        resource: The resource's attributes; only those with a scalar value.
+        start: Start of what was counted, Unix time in ns; 0 when unknown.
+        time: End of what was counted, Unix time in ns.
+        cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
+        histogram: What was counted; None for an info.
+    """
+
+    kind: PointKind
+    metric: str
+    stream: bytes
+    attributes: dict[str, Scalar]
+    resource: dict[str, Scalar]
+    start: int
+    time: int
+    cumulative: bool
+    histogram: Histogram | None
+    operator: str | None = None
+
+    @property
+    def series(self) -> str:
+        """What its observations are kept under."""
+        return series_name(self.metric, self.operator)
+
+
+class _MalformedError(ValueError):
+    pass
+
+
+Count = Callable[[str, int, str], None]
+"""Called with an outcome, a number of points, and a message for the sender (empty for none)."""
+
+
+def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]:
+    """The points of an ExportMetricsServiceRequest that are ours, in order.
+
+    Args:
+        request: The request.
+        gen_ai: Names of `gen_ai.*` metrics that are read as well.
+        count: Told of every point that is not yielded: `ignored` or `malformed`.
+    """
+    for resource_metrics in request.resource_metrics:
+        resource: dict[str, Scalar] | None = None
+        for scope_metrics in resource_metrics.scope_metrics:
+            origin = b""
+            for metric in scope_metrics.metrics:
+                name, field = metric.name, metric.WhichOneof("data")
+                points = getattr(metric, field).data_points if field else ()
+                if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO) or name in gen_ai):
+                    count("ignored", len(points), "")
+                    continue
+                if resource is None:
+                    resource = _scalars(resource_metrics.resource.attributes)
+                if not origin:
+                    origin = _origin(resource_metrics.resource, scope_metrics.scope)
+                yield from _points(metric, name, field, points, resource, origin, count)
+
+
+def _points(
+    metric: Any, name: str, field: str, points: Any, resource: dict[str, Scalar], origin: bytes, count: Count
+) -> Iterator[Point]:
+    kind, decode = _reader(name, field, metric)
+    if decode is None:
+        count("malformed", len(points), f"{name} cannot be a {field}")
+        return
+    temporality = 0 if kind is PointKind.INFO else getattr(metric, field).aggregation_temporality
+    if kind is not PointKind.INFO and temporality not in {_DELTA, _CUMULATIVE}:
+        count("malformed", len(points), f"{name} has no aggregation temporality; send cumulative or delta")
+        return
+    family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
+    for point in points:
+        try:
+            if point.flags & _NO_RECORDED_VALUE:
+                count("ignored", 1, "")
+                continue
+            attributes = _scalars(point.attributes)
+            operator = _operator(attributes) if name in _OF_OPERATORS else None
+            start, time = _times(point)
+            histogram = decode(point)
+        except (_MalformedError, OverflowError) as error:
+            count("malformed", 1, f"a point of {name} cannot be: {error}")
+            continue
+        yield Point(
+            kind=kind,
+            metric=name,
+            stream=_identity(family, point.attributes),
+            attributes=attributes,
+            resource=resource,
+            start=start,
+            time=time,
+            cumulative=temporality == _CUMULATIVE,
+            histogram=histogram,
+            operator=operator,
+        )
+
+
+def _operator(attributes: dict[str, Scalar]) -> str:
+    name = attributes.get("kc.operator")
+    if not isinstance(name, str):
+        raise _MalformedError("it has no attribute kc.operator")
+    try:
+        return operator_name(name)
+    except ValueError as error:
+        raise _MalformedError(str(error)) from None
+
+
+def _times(point: Any) -> tuple[int, int]:
+    start, time = point.start_time_unix_nano, point.time_unix_nano
+    if not time or start > time:
+        raise _MalformedError("its time is missing or before its start time")
+    return start, time
+
+
+def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram | None] | None]:
+    if name == KERNEL_INFO:
+        return PointKind.INFO, _nothing if field in {"gauge", "sum"} else None
+    if name == INVALID:
+        return PointKind.COUNTER, _counter if field == "sum" and metric.sum.is_monotonic else None
+    if field == "exponential_histogram":
+        return PointKind.HISTOGRAM, _exponential
+    return PointKind.HISTOGRAM, _explicit if field == "histogram" else None
+
+
+def _nothing(point: Any) -> None:
+    del point
+
+
+def _counter(point: Any) -> Histogram:
+    value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int
+    if not 0 <= value < _MOST:
+        raise _MalformedError(f"a counter cannot be {value!r}")
+    return ExplicitHistogram.of_count(round(value))
+
+
+def _exponential(point: Any) -> Histogram:
+    scale = point.scale
+    if scale not in _SCALES:
+        raise _MalformedError(f"scale {scale} is outside {_SCALES.start}..{_SCALES.stop - 1}")
+    positive, negative = _buckets(point.positive, scale), _buckets(point.negative, scale)
+    counted = point.zero_count + int(positive.counts.sum()) + int(negative.counts.sum())
+    _check(point, counted)
+    threshold = point.zero_threshold
+    if not 0.0 <= threshold < math.inf:
+        raise _MalformedError(f"zero threshold {threshold!r} is not a width")
+    histogram = ExponentialHistogram(
+        scale=scale,
+        count=counted,
+        sum=point.sum,
+        zero_count=point.zero_count,
+        positive=positive,
+        negative=negative,
+        minimum=_extreme(point, "min"),
+        maximum=_extreme(point, "max"),
+        zero_threshold=threshold,
+    )
+    by = 0
+    while max(positive.counts.size, negative.counts.size) >> by > MAX_BUCKETS - 1:
+        by += 1
+    return histogram.downscaled(scale - by)
+
+
+def _buckets(side: Any, scale: int) -> Buckets:
+    size = len(side.bucket_counts)
+    if not size:
+        return Buckets.empty()
+    buckets = Buckets(side.offset, np.fromiter(side.bucket_counts, np.int64, size)).trimmed()
+    base = 2.0**-scale
+    if buckets.counts.size and not _EXPONENTS[0] <= buckets.offset * base <= buckets.end * base <= _EXPONENTS[1]:
+        raise _MalformedError(f"bucket {buckets.offset} at scale {scale} is beyond every number")
+    return buckets
+
+
+def _explicit(point: Any) -> Histogram:
+    edges = tuple(point.explicit_bounds)
+    counts = np.fromiter(point.bucket_counts, np.int64, len(point.bucket_counts))
+    if not counts.size and not edges:
+        counts = np.array([point.count], dtype=np.int64)
+    if counts.size != len(edges) + 1:
+        raise _MalformedError(f"{counts.size} bucket counts for {len(edges)} bounds")
+    if len(edges) > MAX_BUCKETS:
+        raise _MalformedError(f"{len(edges)} bounds are more than {MAX_BUCKETS}")
+    ascending = all(a < b for a, b in pairwise(edges))
+    if not (ascending and all(math.isfinite(edge) for edge in edges)):
+        raise _MalformedError("bounds do not ascend")
+    _check(point, int(counts.sum()))
+    return ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
+
+
+def _check(point: Any, counted: int) -> None:
+    if counted != point.count or not 0 <= counted < _MOST:
+        raise _MalformedError(f"its buckets hold {counted} observations, its count is {point.count}")
+    if not (point.HasField("sum") and math.isfinite(point.sum)):
+        raise _MalformedError("its sum is missing or not finite")
+
+
+def _extreme(point: Any, name: str) -> float:
+    value: float = getattr(point, name)
+    return value if point.HasField(name) and math.isfinite(value) and point.count else math.nan
+
+
+def _scalars(attributes: Any) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for pair in attributes:
+        field = pair.value.WhichOneof("value")
+        if field in {"string_value", "int_value", "double_value", "bool_value"}:
+            found[pair.key] = getattr(pair.value, field)
+    return found
+
+
+def _origin(resource: Any, scope: Any) -> bytes:
+    parts = sorted(pair.SerializeToString() for pair in resource.attributes)
+    parts += [b"\0", scope.name.encode(), scope.version.encode()]
+    return blake2b(b"\0".join(parts), digest_size=16).digest()
+
+
+def _identity(family: bytes, attributes: Any) -> bytes:
+    # Attributes are a set: a sender may list them in another order next time.
+    parts = sorted(pair.SerializeToString() for pair in attributes)
+    return blake2b(b"\0".join((family, *parts)), digest_size=16).digest()

@@ -1,0 +1,206 @@
+"""The way of a kernel version through its stages, as pure functions of verdicts, of what people decide, and of a clock.
+
+    offline-ci -> shadow -> canary at 1% -> canary at 5% -> canary at 25% -> full
+                     '--------- FAIL: rolled back, serves nothing ----------'
+
+Each returns the promotion afterwards and the moves it made, at most one. How much a version serves follows from where
+it is, so that nothing has to be undone after a crash: `share_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import Promotion as Terms
+from kc_otel.judge.promotion.promotion_state import Kind, Move, OrderError, Place, Promotion, Standing, path_of
+from kc_otel.judge.promotion.stages import Decision, GateSpec, Outcome, Round, Stage, counted, decided
+from kc_otel.judge.promotion.tally import Tally
+from kc_otel.judge.verdict import Status, Verdict
+
+__all__ = ["Moved", "advance", "begin", "gate_of", "refused", "replaced", "rolled_back", "share_of", "stepped"]
+
+Moved = tuple[Promotion, tuple[Move, ...]]
+
+_REFUSED: Final = Place(Stage.OFFLINE_CI)
+
+
+def begin(
+    contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
+) -> Moved:
+    """A version starts on its way, for the first time or again.
+
+    Args:
+        contract: The contract in force.
+        version: Short fingerprint of the inference kernel version.
+        by: Who starts it.
+        now: Unix time, seconds.
+        previous: What became of the version's last attempt.
+        failing: Whether it FAILs at the moment: data from before do not count against a new attempt, which a person
+            wants although they know it.
+
+    Raises:
+        OrderError: If it is on its way already.
+    """
+    if previous is not None and previous.standing is Standing.RUNNING:
+        raise OrderError(f"{version} is on its way already, in {previous.place}")
+    attempt = 1 if previous is None else previous.attempt + 1
+    first = path_of(contract.promotion)[0]
+    again = previous is not None and failing
+    message = f"{by} starts the promotion of {version} in {first}" + f", attempt {attempt}" * (attempt > 1)
+    promotion = Promotion(
+        contract.name, contract.hash, version, first, now, now, Tally(pass_from=now, fail_from=now if again else None),
+        attempt=attempt, reason=message,
+    )  # fmt: skip
+    nothing = Decision(Outcome.WAIT, first.stage, 0)
+    return promotion, (Move(Kind.START, _REFUSED, first, now, nothing, by, message=message),)
+
+
+def advance(
+    promotion: Promotion, contract: Contract, verdicts: Sequence[Verdict], holds: Iterable[str], now: float
+) -> Moved:
+    """The promotion after an evaluation.
+
+    Args:
+        promotion: What is remembered.
+        contract: The contract in force.
+        verdicts: The evaluation's verdicts, of any kernel versions.
+        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
+        now: Unix time of the evaluation, seconds.
+
+    Returns:
+        One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
+        many failing windows as the contract bears, held or not. Else the same place, with what is missing.
+    """
+    if promotion.standing is not Standing.RUNNING:
+        return promotion, ()
+    if promotion.contract_hash != contract.hash:
+        # What was shown under other limits shows nothing under these.
+        promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
+    asked = [*holds, *([f"by {promotion.hold.by}: {promotion.hold.why}"] if promotion.hold else [])]
+    if promotion.place.stage is Stage.OFFLINE_CI:
+        tally, decision = promotion.tally, _offline(promotion, asked)
+    else:
+        gate, round = gate_of(contract, promotion.place), Round(now, tuple(verdicts))
+        tally = counted(gate, promotion.version, promotion.tally, round)
+        decision = decided(gate, promotion.version, tally, round, None, asked, now)
+    promotion = replace(promotion, tally=tally)
+    if decision.outcome is Outcome.ROLLBACK:
+        return rolled_back(promotion, decision, now)
+    following = next((one for one in path_of(contract.promotion) if one.rank > promotion.place.rank), None)
+    if decision.outcome is Outcome.WAIT or following is None:
+        return replace(promotion, missing=decision.missing, awaiting=""), ()
+    needed, awaiting = _agreement(promotion, following, contract.promotion)
+    if needed:
+        return replace(promotion, missing=(needed,), awaiting=awaiting), ()
+    decision = replace(decision, stage=following.stage)
+    shown = "the offline gate is open" if promotion.place.stage is Stage.OFFLINE_CI else _shown(decision.windows)
+    return stepped(promotion, following, Kind.ADVANCE, decision, now, said=shown)
+
+
+def stepped(
+    promotion: Promotion,
+    to: Place,
+    kind: Kind,
+    decision: Decision,
+    now: float,
+    *,
+    by: str = "",
+    why: str = "",
+    said: str = "",
+    failing: bool = False,
+) -> Moved:
+    """The promotion in its next place, and the move.
+
+    Args:
+        promotion: What is remembered.
+        to: Where it goes.
+        kind: advance or force.
+        decision: What the gate of the place said.
+        now: Unix time, seconds.
+        by: The person who decided; empty where the gate did.
+        why: Their reason.
+        said: What the gate found, in words.
+        failing: Whether it FAILs at the moment and a person forces it on: data from before do not count then.
+    """
+    before, verb = promotion.place, f"{by} forces" if by else "goes"
+    subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
+    message = f"{subject} from {before} to {to}: {why or said}"
+    after = replace(
+        promotion,
+        place=to, entered=now, standing=Standing.RUNNING,
+        tally=Tally(pass_from=now, fail_from=now if failing else None),
+        confirmed="", awaiting="", missing=(), reason=message,
+    )  # fmt: skip
+    return after, (Move(kind, before, to, now, decision, by, why, promotion.tally.failed, message),)
+
+
+def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str = "", why: str = "") -> Moved:
+    """The version serves nothing any more, because it failed or because a person says so."""
+    place = promotion.place
+    if by:
+        message = f"{by} rolls {promotion.version} back from {place}: {why}"
+    else:
+        message = f"{promotion.version} is rolled back from {place}: {'; '.join(decision.missing)}"
+    after = replace(
+        promotion,
+        place=_REFUSED, entered=now, standing=Standing.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None,
+        confirmed="", awaiting="", missing=(), reason=message,
+    )  # fmt: skip
+    return after, (Move(Kind.ROLLBACK, place, _REFUSED, now, decision, by, why, promotion.tally.failed, message),)
+
+
+def replaced(promotion: Promotion, version: str, now: float) -> Moved:
+    """Another version has become the one that serves everything."""
+    message = f"{promotion.version} is replaced by {version}"
+    after = replace(promotion, standing=Standing.REPLACED, entered=now, missing=(), awaiting="", reason=message)
+    decision = Decision(Outcome.WAIT, promotion.place.stage, 0)
+    return after, (Move(Kind.REPLACE, promotion.place, promotion.place, now, decision, message=message),)
+
+
+def share_of(promotion: Promotion) -> float | None:
+    """Share of the requests that the version may serve, 0 to 1; None where nothing limits it any more."""
+    if promotion.standing is Standing.ROLLED_BACK:
+        return 0.0
+    if promotion.standing is Standing.REPLACED or promotion.place.stage is Stage.FULL:
+        return None
+    return promotion.place.share
+
+
+def gate_of(contract: Contract, place: Place) -> GateSpec:
+    """The gate that a version has to pass to leave a place."""
+    return GateSpec.of(contract, place.stage, contract.promotion.windows, contract.promotion.failure_limit)
+
+
+def refused(promotion: Promotion, verdicts: Iterable[Verdict]) -> bool:
+    """Whether the version FAILs at the moment, somewhere."""
+    return any(one.status is Status.FAIL and one.cell.kernel_inference == promotion.version for one in verdicts)
+
+
+def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
+    missing = [f"held: {reason}" for reason in holds]
+    if not promotion.offline:
+        missing.insert(
+            0, f"no evidence of the offline stage; `kc-otel gate --contract ... --evidence FILE` writes it, "
+            f"`kc-otel promote {promotion.contract} {promotion.version} --evidence FILE` hands it over"
+        )  # fmt: skip
+    if missing:
+        return Decision(Outcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
+    return Decision(Outcome.ADVANCE, Stage.SHADOW, 1)
+
+
+def _agreement(promotion: Promotion, to: Place, terms: Terms) -> tuple[str, str]:
+    """Who has still to agree to a step that the gate allows, and the place where it is a process."""
+    entering = to.stage is not promotion.place.stage
+    if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
+        name = f"kc-otel promote {promotion.contract} {promotion.version}"
+        return f"the gate is open; a person has to let it into {to.stage}: `{name} --approve {to.stage}`", ""
+    if promotion.hooked and promotion.confirmed != str(to):
+        return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
+    return "", ""
+
+
+def _shown(windows: int) -> str:
+    return f"{windows} consecutive windows have passed" if windows > 1 else "a window has passed"

@@ -1,0 +1,239 @@
+"""What a gate needs before it can open at all, with kernels that are identical: observations, and time.
+
+Real kernels need more. A contract whose gate can never open is found here before anybody waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import Unit
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.promotion.promotion_state import Place, path_of
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.sample_sizes import observations_to_pass
+from kc_otel.judge.verdict import Verdict
+
+__all__ = ["Planned", "PlannedStep", "Traffic", "observed_traffic", "plan_gate", "plan_steps", "shares_of", "spoken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a gate will see.
+
+    Attributes:
+        tokens_per_second: Tokens that the inference kernel generates; None when unknown.
+        sampling: Share of them that is measured.
+        tokens_per_sequence: Tokens of a sequence; None when unknown.
+        shares: Part of the traffic in a slice, by its name; a slice that is not named has no known time.
+    """
+
+    tokens_per_second: float | None
+    sampling: float
+    tokens_per_sequence: float | None
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one cell of a gate needs at best.
+
+    Attributes:
+        clause: Its id.
+        slice: The slice.
+        observations: Fewest observations per window; None when no number lets the clause pass.
+        unit: What an observation is.
+        first: Seconds until there are as many; nan when it cannot be told, inf when never.
+        seconds: Until the gate's last window can pass; None when it cannot be told, inf when never.
+        why: Why it can never pass, or why the time cannot be told; empty otherwise.
+    """
+
+    clause: str
+    slice: str
+    observations: int | None
+    unit: str
+    first: float
+    seconds: float | None
+    why: str
+
+    @property
+    def never(self) -> bool:
+        """Whether the gate can never open because of this cell."""
+        return self.observations is None or self.seconds == math.inf
+
+
+def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Planned, ...]:
+    """What each clause needs on each slice.
+
+    A clause has to pass in `windows` windows that share no data. It may do so on the short window, or on the long one,
+    which then has to pass in between: the first takes as long as its observations, each further one a whole window.
+
+    Args:
+        contract: The contract.
+        traffic: What the gate will see.
+        windows: Consecutive windows that have to pass.
+    """
+    found = []
+    for clause in contract.clauses:
+        for slice in (ALL, *contract.slices):
+            needed = observations_to_pass(contract, clause, slice)
+            count = None if needed.observations is None else max(needed.observations, needed.minimum)
+            if count is None:
+                why = "not even identical kernels can show that this limit is kept; loosen it"
+                found.append(Planned(clause.id, slice, None, needed.unit, math.inf, math.inf, why))
+                continue
+            rate, why = _rate(traffic, slice, needed.unit)
+            first = math.nan if rate is None else count / rate
+            seconds = None if rate is None else _seconds(contract, first, windows)
+            if seconds == math.inf:
+                why = (
+                    f"{first:.3g} s of traffic do not fit into the long window of "
+                    f"{contract.observability.long_window:g} s; sample more, or lengthen it"
+                )
+            found.append(Planned(clause.id, slice, count, needed.unit, first, seconds, why))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """How long a version stays in a place at best.
+
+    Attributes:
+        place: The place.
+        seconds: Until its gate can open; None when it cannot be told, inf when never.
+        slowest: `clause on slice` that takes longest; empty when the time is not known.
+        why: Why it can never open, or what the time leaves out because it cannot be told; empty otherwise.
+    """
+
+    place: Place
+    seconds: float | None
+    slowest: str
+    why: str
+
+
+def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
+    """What a promotion takes at best, place by place: shadow, and each step of the canary.
+
+    A window counts in a place only when all of its data are from there, so each takes a whole window, however soon its
+    observations are together. In shadow every request is mirrored; in the canary the version sees its share.
+
+    Args:
+        contract: The contract.
+        traffic: All requests together.
+    """
+    found = []
+    windows = contract.promotion.windows
+    for place in path_of(contract.promotion):
+        if place.stage in {Stage.OFFLINE_CI, Stage.FULL}:
+            continue
+        share = place.share if place.stage is Stage.CANARY else 1.0
+        planned = plan_gate(contract, replace(traffic, sampling=traffic.sampling * share), windows)
+        never = next((each for each in planned if each.never), None)
+        if never is not None:
+            found.append(PlannedStep(place, math.inf, "", f"{never.clause} on {never.slice}: {never.why}"))
+            continue
+        untold = [f"{each.clause} on {each.slice}: {each.why}" for each in planned if each.seconds is None]
+        timed = [each for each in planned if each.seconds is not None]
+        if not timed:
+            found.append(PlannedStep(place, None, "", untold[0]))
+            continue
+        slowest = max(timed, key=lambda each: each.first)
+        watched = contract.observability
+        window = watched.window if slowest.first <= watched.window else watched.long_window
+        where = f"{slowest.clause} on {slowest.slice}"
+        found.append(PlannedStep(place, windows * window, where, untold[0] if untold else ""))
+    return tuple(found)
+
+
+def observed_traffic(contract: Contract, verdicts: Sequence[Verdict]) -> Traffic:
+    """The traffic that an evaluation has seen, of all kernel versions together.
+
+    Args:
+        contract: The contract; its share of measured batches is taken to be the one that recorders keep.
+        verdicts: The verdicts of one evaluation.
+    """
+    watched, shares = contract.observability, dict[str, float]()
+    lengths = {"short": watched.window, "long": watched.long_window}
+    rates: dict[tuple[str, str], float] = {}
+    for verdict in verdicts:
+        if verdict.window in lengths:
+            key = (verdict.cell.clause, verdict.cell.slice)
+            rates[key] = rates.get(key, 0.0) + verdict.samples / lengths[verdict.window]
+    tokens = [one.id for one in contract.clauses if one.quantity is not None and one.quantity.per is Unit.TOKEN]
+    sequences = [one.id for one in contract.clauses if one.quantity is not None and one.quantity.per is Unit.SEQUENCE]
+    total = max((rates.get((name, ALL), 0.0) for name in tokens), default=0.0)
+    per_sequence = max((rates.get((name, ALL), 0.0) for name in sequences), default=0.0)
+    for slice in contract.slices:
+        rate = max((rates.get((name, slice), 0.0) for name in tokens), default=0.0)
+        if total and rate:
+            shares[slice] = min(1.0, rate / total)
+    return Traffic(
+        total / watched.sampling if total else None,
+        watched.sampling,
+        total / per_sequence if total and per_sequence else contract.assumptions.horizon,
+        {ALL: 1.0} | shares,
+    )
+
+
+def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
+    """Parts of the traffic by slice, from `SLICE=PART`.
+
+    Raises:
+        ValueError: If a text is not of that form, or the contract has no such slice.
+    """
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in contract.slices:
+            raise ValueError(
+                f"--share: the contract has no slice {name!r}; there are {', '.join(contract.slices) or 'none'}"
+            )
+        try:
+            share = float(value)
+        except ValueError:
+            share = math.nan
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"--share: {value!r} is not a part of the traffic; write {name}=0.1 for a tenth")
+        found[name] = share
+    return found
+
+
+def spoken(seconds: float) -> str:
+    """A time for people, in the largest unit of which there are two or more.
+
+    >>> spoken(2400.0)
+    '40 minutes'
+    """
+    for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 2 * length:
+            number = seconds / length
+            return f"{number:.0f} {unit}s" if number >= 10 else f"{number:.2g} {unit}s"
+    number = math.ceil(seconds)
+    return f"{number} second{'s' * (number != 1)}"
+
+
+def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
+    """Observations per second, or why that cannot be told."""
+    if unit not in {"token", "sequence"}:
+        return None, f"what comes once per {unit} does not follow from the tokens"
+    if traffic.tokens_per_second is None:
+        return None, "give --tokens-per-second"
+    if slice not in traffic.shares:
+        return None, f"give --share {slice}=PART of the traffic"
+    tokens = traffic.tokens_per_second * traffic.sampling * traffic.shares[slice]
+    if unit == "token":
+        return tokens, ""
+    if traffic.tokens_per_sequence is None:
+        return None, "give --tokens-per-sequence"
+    return tokens / traffic.tokens_per_sequence, ""
+
+
+def _seconds(contract: Contract, first: float, windows: int) -> float:
+    watched = contract.observability
+    for window in (watched.window, watched.long_window):
+        if first <= window:
+            return first + (windows - 1) * window
+    return math.inf

@@ -1,0 +1,171 @@
+"""Where a kernel version is on its way to serving, and the steps that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kc_otel.contract.promotion import Promotion as Terms
+from kc_otel.contract.promotion import shown_share
+from kc_otel.judge.promotion.stages import Decision, Stage
+from kc_otel.judge.promotion.tally import Tally
+
+__all__ = ["Kind", "Move", "OrderError", "Place", "Promotion", "Said", "Standing", "path_of"]
+
+
+class OrderError(ValueError):
+    """What a person asked for cannot be done; the message says why, and what can."""
+
+
+class Standing(StrEnum):
+    """Whether a version is on its way."""
+
+    RUNNING = "running"
+    ROLLED_BACK = "rolled-back"
+    REPLACED = "replaced"
+
+
+class Kind(StrEnum):
+    """Why a version moved."""
+
+    START = "start"
+    ADVANCE = "advance"
+    FORCE = "force"
+    ROLLBACK = "rollback"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stage, and in the canary the share of the requests.
+
+    >>> str(Place(Stage.CANARY, 0.05)), str(Place(Stage.SHADOW))
+    ('canary at 5%', 'shadow')
+    """
+
+    stage: Stage
+    share: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Places in the order in which a version passes them."""
+        return list(Stage).index(self.stage), self.share
+
+    def __str__(self) -> str:
+        return f"{self.stage} at {shown_share(self.share)}" if self.stage is Stage.CANARY else self.stage.value
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Place:
+        """The place that `dataclasses.asdict` wrote."""
+        return cls(Stage(plain["stage"]), plain["share"])
+
+
+def path_of(terms: Terms) -> tuple[Place, ...]:
+    """Every place that a version passes under a contract's terms, in order."""
+    before = [Place(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
+    return (*before, *(Place(Stage.CANARY, share) for share in terms.steps), Place(Stage.FULL, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a person decided: who, why, and when (unix time, seconds)."""
+
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Everything that is remembered of one kernel version under one contract.
+
+    Attributes:
+        contract: metadata.name.
+        contract_hash: Content hash of the contract that the tally was made under.
+        version: Short fingerprint of the inference kernel version.
+        place: Where it is.
+        entered: Unix time since when it is there, seconds.
+        started: Unix time of the attempt's start, seconds.
+        tally: What it has shown there.
+        standing: running, rolled-back or replaced.
+        attempt: Counts up whenever a person starts again.
+        offline: Checksum of the offline stage's evidence; empty without.
+        approved: Stages that a person has let it into.
+        hold: A person's hold.
+        hooked: Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step.
+        confirmed: Place whose step that process has confirmed.
+        awaiting: Place whose step waits for that process; empty while other things are missing.
+        missing: What the next step waits for, one sentence each.
+        reason: Why it is where it is, in a sentence.
+    """
+
+    contract: str
+    contract_hash: str
+    version: str
+    place: Place
+    entered: float
+    started: float
+    tally: Tally
+    standing: Standing = Standing.RUNNING
+    attempt: int = 1
+    offline: str = ""
+    approved: tuple[str, ...] = ()
+    hold: Said | None = None
+    hooked: bool = False
+    confirmed: str = ""
+    awaiting: str = ""
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The promotion as a JSON object."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Promotion:
+        """The promotion that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is not such an object.
+        """
+        return cls(
+            **{
+                **plain,
+                "place": Place.from_json(plain["place"]),
+                "tally": Tally.from_json(plain["tally"]),
+                "standing": Standing(plain["standing"]),
+                "approved": tuple(plain["approved"]),
+                "missing": tuple(plain["missing"]),
+                "hold": plain["hold"] and Said(**plain["hold"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A version goes from one place to another: what traffic, hooks, evidence and events follow.
+
+    Attributes:
+        kind: Why.
+        before: Where it was.
+        after: Where it is now.
+        at: Unix time, seconds.
+        decision: What the gate of the place said.
+        by: The person who decided; empty where the gate did.
+        why: Their reason.
+        failed: Windows of the stage with a FAIL.
+        message: The whole of it in a sentence.
+    """
+
+    kind: Kind
+    before: Place
+    after: Place
+    at: float
+    decision: Decision
+    by: str = ""
+    why: str = ""
+    failed: int = 0
+    message: str = ""

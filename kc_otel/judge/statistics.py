@@ -1,0 +1,122 @@
+"""A clause's statistic with its interval, from what a window holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions, Observability
+from kc_otel.contract.registry import DERIVED, Unit
+from kc_otel.judge.points import series_name
+from kc_otel.stats import (
+    Binned,
+    Interval,
+    affine,
+    capped_mean_interval,
+    fraction_interval,
+    maximum_interval,
+    mean_interval,
+    quantile_interval,
+)
+
+__all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
+
+_CAP_IN_LIMITS: Final = 100.0
+"""Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
+
+
+def metric_name(clause: Clause) -> str:
+    """Name of the metric that the clause is computed from, with the operator where it is about one."""
+    return series_name(clause.quantity.name if clause.quantity is not None else clause.metric, clause.operator)
+
+
+def samples_needed(clause: Clause, observability: Observability) -> int:
+    """Observations below which the clause stays undecided: tokens, or sequences where these are its unit.
+
+    The largest observation is a fact from the first one on, and what is observed once per batch may never be observed
+    hundreds of times in a window: the contract's minima are for means, quantiles and fractions of tokens and sequences.
+    """
+    if clause.parsed_statistic.kind == "max":
+        return 1
+    if clause.quantity is not None and clause.quantity.per is Unit.BATCH:
+        return 1
+    return observability.minimum(clause)[1]
+
+
+def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
+    """(scale, offset) with which a derived metric is `scale * mean(base) + offset`.
+
+    k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip);
+    reward drift <= (r_max - r_min) TV_seq; gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
+    Source: Xu and Wu 2026, arXiv:2606.07581, the last with the constant that needs no support assumption.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    missing = [name for name in DERIVED[metric].needs if getattr(assumptions, name) is None]
+    if missing:
+        msg = f"{metric} needs assumptions.{' and assumptions.'.join(missing)}; write them into the contract"
+        raise ValueError(msg)
+    match metric:
+        case "k1":
+            return -1.0, 0.0
+        case "support_deficit":
+            return -1.0, 1.0
+        case "clip_budget_share":
+            assert assumptions.clip is not None
+            return 1.0 / math.log1p(assumptions.clip), 0.0
+        case "reward_drift_bound":
+            assert assumptions.reward_range is not None
+            low, high = assumptions.reward_range
+            return high - low, 0.0
+        case "gradient_bias_bound":
+            a, g, t = assumptions.advantage_max, assumptions.score_norm_max, assumptions.horizon
+            assert a is not None
+            assert g is not None
+            assert t is not None
+            return 2.0 * a * g * t, 0.0
+    msg = f"{metric} has no formula"
+    raise ValueError(msg)
+
+
+def clause_interval(
+    clause: Clause, assumptions: Assumptions, sample: Binned, *, alpha_lower: float, alpha_upper: float
+) -> Interval:
+    """A clause's statistic on a sample, in the unit of its limit.
+
+    Args:
+        clause: What is limited.
+        assumptions: The contract's constants, for derived metrics.
+        sample: Observations of the metric `metric_name(clause)`.
+        alpha_lower: Error probability of the lower side.
+        alpha_upper: Error probability of the upper side.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    statistic = clause.parsed_statistic
+    match statistic.kind:
+        case "max":
+            return maximum_interval(sample)
+        case "quantile":
+            return quantile_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+        case "fraction":
+            return fraction_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+    if clause.metric not in DERIVED:
+        return _mean(clause, sample, alpha_lower, alpha_upper)
+    scale, offset = factors(clause.metric, assumptions)
+    if scale < 0:  # the sides change places, and their error probabilities with them
+        alpha_lower, alpha_upper = alpha_upper, alpha_lower
+    return affine(_mean(clause, sample, alpha_lower, alpha_upper), scale, offset)
+
+
+def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float) -> Interval:
+    quantity = clause.quantity
+    if quantity is None:
+        low, high, cap = 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
+    else:
+        low, high, cap = quantity.low, quantity.high, clause.cap or quantity.cap
+    if math.isfinite(low) and math.isfinite(high):
+        return mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+    return capped_mean_interval(sample, low=low, high=high, cap=cap, alpha_lower=alpha_lower, alpha_upper=alpha_upper)

@@ -1,0 +1,156 @@
+"""A stream of points becomes increments: what was counted since the point before.
+
+The rules, for one stream (times are the points' own):
+
+| what arrives | what happens | outcome |
+| --- | --- | --- |
+| time later than now + tolerance | dropped | `future` |
+| time before the oldest pane | nothing is counted; a cumulative value still becomes the last one | `late` |
+| cumulative, first of its start time | counts fully if the start is inside the long window, | `accepted` |
+| | else it is where counting begins | `baseline` |
+| cumulative, later than the last | the difference counts | `accepted` |
+| the same, after a silence longer than the long window | as for a first one: counting begins anew | `baseline` |
+| cumulative, same start and time | dropped | `duplicate` |
+| cumulative, same start, earlier time | dropped: the later value holds it already | `out_of_order` |
+| cumulative, same start, a count went down | the whole value counts: a reset nobody announced | `accepted` + `reset` |
+| cumulative, new start time | a reset, or a second writer: its own count from here on | as first, + `reset` |
+| another layout of buckets on the same start | nothing is counted; counting begins anew | `baseline` |
+| delta | counts | `accepted` |
+| delta with a time seen before | dropped | `duplicate` |
+| delta, older than all times remembered | dropped: it cannot be told from a duplicate | `out_of_order` |
+
+Values of different start times are kept apart (the newest few), so that two writers that share an identity by mistake,
+or the last flush of a process that arrives after its successor's first, neither count twice nor get lost. With more
+writers than that, one that was forgotten begins anew when it comes back. What is counted belongs to the pane of the
+point's own time. A step longer than the short window is counted as a `gap`; its content is judged when it arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kc_otel.judge.histograms import Histogram, difference, layout
+from kc_otel.judge.points import Point
+
+__all__ = ["MAX_WRITERS", "Horizon", "Last", "Step", "Stream"]
+
+MAX_WRITERS: Final = 4
+"""Start times that a stream keeps values for."""
+_REMEMBERED: Final = 32
+"""Times of delta points that a stream remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """What the clock says to a point. All Unix times in ns.
+
+    Attributes:
+        future: Points later than this are not believed.
+        start: Cumulative values that started before this may hold what no window covers any more.
+        oldest: Points before this have no pane.
+        gap: Longest step in ns that is not called a gap.
+    """
+
+    future: int
+    start: int
+    oldest: int
+    gap: int
+
+
+@dataclass(slots=True)
+class Last:
+    """The newest cumulative value of one start time."""
+
+    start: int
+    time: int
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of a point.
+
+    Attributes:
+        outcome: `accepted`, `baseline`, `duplicate`, `out_of_order`, `late` or `future`.
+        increment: What is to be counted; None when nothing is.
+        event: `reset`, `gap` or empty.
+    """
+
+    outcome: str
+    increment: Histogram | None = None
+    event: str = ""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What has to be known of a stream to take its next point.
+
+    Attributes:
+        heard: Unix time in seconds at which a point last arrived.
+        writers: Newest value per start time, the one heard last at the end; cumulative streams only.
+        times: Times of the newest points in ns, ascending; delta streams only.
+        forgotten: Latest start time of a writer that was forgotten.
+    """
+
+    heard: float = 0.0
+    writers: list[Last] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    forgotten: int = -1
+
+    def accept(self, point: Point, horizon: Horizon) -> Step:
+        """Take the stream's next point."""
+        if point.histogram is None:
+            raise ValueError("a stream is made of counts")
+        if point.time > horizon.future:
+            return Step("future")
+        if point.cumulative:
+            return self._cumulative(point, point.histogram, horizon)
+        return self._delta(point, point.histogram, horizon)
+
+    def _cumulative(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+        last = next((writer for writer in self.writers if writer.start == point.start), None)
+        if last is None:
+            return self._first(point, value, horizon)
+        if point.time <= last.time:
+            return Step("duplicate" if point.time == last.time else "out_of_order")
+        before, before_time = last.histogram, last.time
+        last.histogram, last.time = value, point.time
+        if self.writers[-1] is not last:
+            self.writers.remove(last)
+            self.writers.append(last)
+        if point.time < horizon.oldest:
+            return Step("late")
+        if before_time < horizon.start or layout(before) != layout(value):
+            return Step("baseline")
+        gap = "gap" if point.time - before_time > horizon.gap else ""
+        increment = difference(value, before)
+        if increment is None:
+            return Step("accepted", value, "reset")
+        return Step("accepted", increment, gap)
+
+    def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+        event = "reset" if self.writers else ""
+        self.writers.append(Last(point.start, point.time, value))
+        came_back = point.start <= self.forgotten
+        for writer in self.writers[:-MAX_WRITERS]:
+            self.forgotten = max(self.forgotten, writer.start)
+        del self.writers[:-MAX_WRITERS]
+        if point.time < horizon.oldest:
+            return Step("late", event=event)
+        if came_back or point.start < horizon.start:
+            return Step("baseline", event=event)
+        return Step("accepted", value, event)
+
+    def _delta(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+        if point.time < horizon.oldest:
+            return Step("late")
+        if point.time in self.times:
+            return Step("duplicate")
+        if len(self.times) >= _REMEMBERED and point.time < self.times[0]:
+            return Step("out_of_order")
+        gap = "gap" if self.times and point.time - self.times[-1] > horizon.gap else ""
+        self.times.append(point.time)
+        self.times.sort()
+        del self.times[:-_REMEMBERED]
+        return Step("accepted", value, gap)

@@ -1,0 +1,265 @@
+"""From what the windows hold to verdicts: a pure function of the contract, the evidence and the clock.
+
+Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
+alpha = 1 - confidence. On the FAIL side Holm's procedure over all cells with data keeps the chance of any false FAIL
+within alpha; on the PASS side each cell stands alone, for a promotion asks that all of them pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import Unit
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.statistics import clause_interval, samples_needed
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.stats import Binned, Interval, holm
+
+__all__ = ["Evidence", "Memo", "Window", "decide"]
+
+Window = Literal["short", "long"]
+
+_PROJECTION: Final = 4
+"""Times as many observations for which an interval is computed to see how it narrows."""
+_REMEMBERED: Final = 4
+"""Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a cell.
+
+    Attributes:
+        cell: The cell.
+        clause: Its clause.
+        sample: The observations in a window; asked for only where they are needed.
+        absence: Why there is nothing to judge, as a sentence; empty when there is something.
+    """
+
+    cell: Cell
+    clause: Clause
+    sample: Callable[[Window], Binned]
+    absence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A cell on one window."""
+
+    evidence: Evidence
+    window: Window
+    limit: float
+    needed: int
+    level: float
+    interval: Interval
+
+    @property
+    def status(self) -> Status:
+        if self.interval.samples < self.needed:
+            return Status.INCONCLUSIVE
+        if self.interval.lower > self.limit:
+            return Status.FAIL
+        return Status.PASS if self.interval.upper <= self.limit else Status.INCONCLUSIVE
+
+
+class Memo:
+    """Intervals of samples that have not changed since they were computed; between two reports that is all of them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Cell, Window], tuple[Binned, float, float, Interval]] = {}
+
+    def interval(
+        self, contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float
+    ) -> Interval:
+        """A cell's interval on a window."""
+        sample = item.sample(window)
+        kept = self._kept.get((item.cell, window))
+        if kept is not None and kept[0] is sample and kept[1:3] == (alpha_lower, alpha_upper):
+            return kept[3]
+        interval = clause_interval(
+            item.clause, contract.assumptions, sample, alpha_lower=alpha_lower, alpha_upper=alpha_upper
+        )
+        self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
+        return interval
+
+    def forget(self, cells: int) -> None:
+        """Start over when most of what is kept cannot be of the contract's `cells` cells any more."""
+        if len(self._kept) > _REMEMBERED * cells:
+            self._kept.clear()
+
+
+def decide(
+    contract: Contract, evidence: Sequence[Evidence], now: float, memo: Memo | None = None
+) -> tuple[Verdict, ...]:
+    """A verdict for every cell of a contract, in the order given.
+
+    Args:
+        contract: The contract.
+        evidence: All its cells: Holm's procedure has to know how many there are.
+        now: Unix time in seconds.
+        memo: Saves time where samples have not changed since the last call; it changes no verdict.
+    """
+    memo = memo or Memo()
+    memo.forget(len(evidence))
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    live = [item for item in evidence if not item.absence]
+    decided = {case.evidence.cell: case for case in _judged(contract, live, "short", alpha, len(live), memo)}
+    open_ = [item for item in live if decided[item.cell].status is Status.INCONCLUSIVE]
+    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(live), memo)})
+    return tuple(
+        _silence(contract, item, now) if item.absence else _verdict(contract, decided[item.cell], alpha, now)
+        for item in evidence
+    )
+
+
+def _judged(
+    contract: Contract, evidence: Sequence[Evidence], window: Window, alpha: float, family: int, memo: Memo
+) -> list[_Case]:
+    if not evidence:
+        return []
+    strictest = alpha / family
+    cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
+
+    def fails(case: _Case) -> Callable[[float], bool]:
+        def at(level: float) -> bool:
+            # What is not above the limit in the sample itself fails at no level.
+            if case.interval.samples < case.needed or not case.interval.estimate > case.limit:
+                return False
+            return memo.interval(contract, case.evidence, window, level, alpha).lower > case.limit
+
+        return at
+
+    # The long window is asked only about what the short one left open; the others count as tests that do not fail.
+    others: list[Callable[[float], bool]] = [lambda _level: False] * (family - len(cases))
+    level = holm([*map(fails, cases), *others], alpha).level
+    if level == strictest:
+        return cases
+    return [
+        _case(contract, case.evidence, window, level, alpha, memo) if case.interval.estimate > case.limit else case
+        for case in cases
+    ]
+
+
+def _case(
+    contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float, memo: Memo
+) -> _Case:
+    return _Case(
+        evidence=item,
+        window=window,
+        limit=item.clause.limit_for(item.cell.slice),
+        needed=samples_needed(item.clause, contract.observability),
+        level=alpha_lower,
+        interval=memo.interval(contract, item, window, alpha_lower, alpha_upper),
+    )
+
+
+def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdict:
+    interval = case.interval
+    return Verdict(
+        cell=case.evidence.cell,
+        status=case.status,
+        at=now,
+        limit=case.limit,
+        estimate=interval.estimate,
+        lower=interval.lower,
+        upper=interval.upper,
+        samples=interval.samples,
+        window=case.window,
+        method=interval.method,
+        reason=_reason(contract, case, alpha),
+        contract_version=contract.metadata.version,
+        contract_hash=contract.hash,
+    )
+
+
+def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
+    return Verdict(
+        cell=item.cell,
+        status=Status.NO_DATA,
+        at=now,
+        limit=item.clause.limit_for(item.cell.slice),
+        estimate=math.nan,
+        lower=math.nan,
+        upper=math.nan,
+        samples=0,
+        window="",
+        method="",
+        reason=item.absence,
+        contract_version=contract.metadata.version,
+        contract_hash=contract.hash,
+    )
+
+
+def _reason(contract: Contract, case: _Case, alpha: float) -> str:
+    interval, limit, needed = case.interval, case.limit, case.needed
+    seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
+    span = format_duration(seconds)
+    note = f" ({interval.note})" if interval.note else ""
+    quantity = case.evidence.clause.quantity
+    what = "sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples"
+    if case.status is Status.FAIL:
+        return f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+    if case.status is Status.PASS:
+        return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+    if not interval.samples:
+        return f"no {what} in {span}"
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
+    elif interval.upper <= limit:
+        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
+    elif math.isfinite(interval.upper):
+        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
+    else:
+        said = f"no upper bound below limit {limit:.4g}"
+    count = (
+        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
+    )
+    return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
+
+
+def _missing(contract: Contract, case: _Case, alpha: float) -> str:
+    """What would decide the cell, in words."""
+    few = case.needed - case.interval.samples
+    at_least = f"{few:,} more needed" if few > 0 else ""
+    if case.interval.lower > case.limit or case.interval.upper <= case.limit:
+        return at_least
+    more = _samples_to_decide(contract, case, alpha)
+    if more is None:
+        return at_least or case.interval.note or "too close to the limit to say how many more are needed"
+    return at_least if more <= few else f"about {_round(more):,} more needed"
+
+
+def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float | None:
+    """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
+
+    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
+    the same observations would give.
+    """
+    now, n = case.interval, case.interval.samples
+    sample = case.evidence.sample(case.window)
+    many = replace(
+        sample, count=sample.count * _PROJECTION, total=sample.total * _PROJECTION, sum=sample.sum * _PROJECTION
+    )
+    then = clause_interval(case.evidence.clause, contract.assumptions, many, alpha_lower=case.level, alpha_upper=alpha)
+    above = now.estimate > case.limit
+    gap = abs(now.estimate - case.limit)
+    half = now.estimate - now.lower if above else now.upper - now.estimate
+    later = then.estimate - then.lower if above else then.upper - then.estimate
+    if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
+        return None
+    b = max((half - later * math.sqrt(_PROJECTION)) / (1.0 - 1.0 / math.sqrt(_PROJECTION)), 0.0)
+    a = max(half - b, 0.0)
+    # gap = a / x + b / x^2 for x = sqrt(n'/n)
+    x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
+    more = n * (x * x - 1.0)
+    return more if 0 < more < 1e12 else None
+
+
+def _round(number: float) -> int:
+    unit = int(10 ** max(math.floor(math.log10(max(number, 1.0))) - 1, 0))
+    return math.ceil(number / unit) * unit

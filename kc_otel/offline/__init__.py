@@ -1,0 +1,1 @@
+"""Judging what was recorded: the gate with its evidence, replay, compare-log, operators."""

@@ -1,0 +1,1 @@
+"""One recording in every tool's terms and in ours."""

@@ -1,0 +1,214 @@
+"""What `kc-otel compare-log` shows, before it is text: one recording in every tool's terms and in ours, by slice.
+
+How a recording is cut into slices by attributes that no contract names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.slices import ALL
+from kc_otel.offline.compare_log.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
+from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
+from kc_otel.offline.gate.observations import ADVANTAGE, Part, Samples
+from kc_otel.record.measure.logits import LOGITS
+from kc_otel.recordings import Recording
+from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
+
+__all__ = ["OURS", "SliceReport", "Tool", "by_attributes", "report"]
+
+
+class Tool(StrEnum):
+    """Tools whose definitions are known."""
+
+    VERL = "verl"
+    NEMO_RL = "nemo-rl"
+    TRL = "trl"
+    PRIME_RL = "prime-rl"
+    LLAMA_CPP = "llama.cpp"
+
+
+OURS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "rollout_corr/kl": "k1",
+        "rollout_corr/k3_kl": "k3",
+        "rollout_corr/chi2_token": "chi2_token - 2 support_deficit",
+        "token_mult_prob_error": "mean exp(abs_log_ratio)",
+        "gen_kl_error": "k3",
+        "sampling_importance_ratio": "1 - support_deficit",
+        "sampling/sampling_logp_difference/mean": "abs_log_ratio mean",
+        "sampling/sampling_logp_difference/max": "abs_log_ratio max",
+        "mismatch_kl/all/mean": "k3",
+        "Mean KLD": "kl_train_inference",
+        "Same top p": "100 (1 - top1_disagreement)",
+    }
+)
+"""A tool's metric -> what it is in our terms, where the two are the same number but for capping and rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """Every number of one slice.
+
+    Attributes:
+        name: Name of the slice.
+        sequences: Sequences in it.
+        tokens: Tokens in it.
+        own: Our quantities with their intervals, by name.
+        tools: Each tool's metrics by its own names, with a standard error where the tool prints one.
+    """
+
+    name: str
+    sequences: int
+    tokens: int
+    own: Mapping[str, Interval]
+    tools: Mapping[Tool, Mapping[str, Printed]]
+
+
+def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
+    """Every number of a slice.
+
+    Args:
+        part: The slice.
+        tools: Whose definitions to apply.
+        confidence: Of each interval by itself, half of the rest on either side.
+        clip: PPO clip range epsilon, for the clip-budget share.
+    """
+    of = part.recording
+    if of is None:
+        return SliceReport(part.name, 0, 0, {}, {})
+    found = {tool: numbers for tool in tools if (numbers := _TOOLS[tool](of))}
+    return SliceReport(
+        part.name, of.lengths.size, of.train.size, _own(Samples(of), (1.0 - confidence) / 2.0, clip), found
+    )
+
+
+def _own(samples: Samples, alpha: float, clip: float) -> dict[str, Interval]:
+    def mean(quantity: str) -> Interval:
+        known, sample = QUANTITIES[quantity], samples.for_mean(quantity)
+        assert sample is not None
+        return capped_mean_interval(
+            sample, low=known.low, high=known.high, cap=known.cap, alpha_lower=alpha, alpha_upper=alpha
+        )
+
+    absolute = samples.of("abs_log_ratio")
+    assert absolute is not None
+    mean_absolute, chi2 = mean("abs_log_ratio"), mean("chi2_token")
+    own = {
+        "tv_token": mean("tv_token"),
+        "tv_seq": mean("tv_seq"),
+        "k1": affine(mean("log_ratio"), -1.0),
+        "k3": mean("k3"),
+        "chi2_token": chi2,
+        "ess_token": _effective(chi2),
+        "abs_log_ratio mean": mean_absolute,
+        "abs_log_ratio p99.9": quantile_interval(absolute, 0.999, alpha_lower=alpha, alpha_upper=alpha),
+        "abs_log_ratio max": maximum_interval(absolute),
+        "support_deficit": affine(mean("ratio"), -1.0, 1.0),
+        "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
+    }
+    return own | {each: mean(each) for each in (*ADVANTAGE, *LOGITS) if samples.of(each) is not None}
+
+
+def _effective(chi2: Interval) -> Interval:
+    """ESS/n = 1/(1 + chi2), which falls as chi2 rises."""
+    low, high = max(chi2.lower, 0.0), chi2.upper
+    return replace(chi2, estimate=1.0 / (1.0 + chi2.estimate), lower=1.0 / (1.0 + high), upper=1.0 / (1.0 + low))
+
+
+def _plain(numbers: Mapping[str, float], suffix: str = "") -> dict[str, Printed]:
+    return {name + suffix: Printed(value) for name, value in numbers.items()}
+
+
+def _of_verl(of: Recording) -> dict[str, Printed]:
+    weights = verl.importance_weights(of.train, of.inference, of.lengths, level="sequence")
+    extremes = {name: weights[name] for name in ("rollout_corr/rollout_is_max", "rollout_corr/rollout_is_min")}
+    return _plain(verl.offpolicy_metrics(of.train, of.inference, of.lengths)) | _plain(extremes, " (sequence)")
+
+
+def _of_trl(of: Recording) -> dict[str, Printed]:
+    raw = trl.before_clipping(of.train, of.inference, of.lengths)
+    return _plain(trl.metrics(of.train, of.inference, of.lengths)) | _plain(raw, " (before clipping)")
+
+
+def _of_prime_rl(of: Recording) -> dict[str, Printed]:
+    found = _plain(prime_rl.mismatch_kl(of.train, of.inference, of.lengths))
+    if of.advantages is not None:
+        found |= _plain(prime_rl.masking(of.train, of.inference, of.lengths, of.advantages))
+    return found
+
+
+def _of_llama_cpp(of: Recording) -> dict[str, Printed]:
+    if of.train_logits is None or of.inference_logits is None or of.token_ids is None:
+        return {}
+    if of.token_ids.size < llama_cpp.FEWEST:
+        return {}
+    return llama_cpp.table(of.train_logits, of.inference_logits, of.token_ids)
+
+
+_TOOLS: Final[Mapping[Tool, Callable[[Recording], Mapping[str, Any]]]] = MappingProxyType(
+    {
+        Tool.VERL: _of_verl,
+        Tool.NEMO_RL: lambda of: _plain(nemo_rl.metrics(of.train, of.inference, of.lengths)),
+        Tool.TRL: _of_trl,
+        Tool.PRIME_RL: _of_prime_rl,
+        Tool.LLAMA_CPP: _of_llama_cpp,
+    }
+)
+
+
+_MOST: Final = 20
+"""Values of an attribute that become slices of their own."""
+_RANGES: Final = 4
+
+
+def by_attributes(recording: Recording, names: Sequence[str]) -> list[Part]:
+    """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them.
+
+    Raises:
+        ValueError: If no sequence has one of the attributes.
+    """
+    parts = [Part(ALL, recording)]
+    for name in names:
+        values = [attributes.get(name) for attributes in recording.attributes]
+        if all(value is None for value in values):
+            known = sorted({each for attributes in recording.attributes for each in attributes})
+            msg = f"{recording.source}: no sequence has an attribute {name!r}; there are {', '.join(known) or 'none'}"
+            raise ValueError(msg)
+        given = [value for value in values if value is not None]
+        counts = Counter(map(str, given))
+        if len(counts) > _MOST and all(isinstance(value, int | float) for value in given):
+            parts += _ranges(recording, name, np.array([np.nan if v is None else v for v in values], dtype=np.float64))
+            continue
+        of = np.array([None if value is None else str(value) for value in values], dtype=object)
+        kept = sorted(value for value, _ in counts.most_common(_MOST))
+        parts += [_part(recording, f"{name}={value}", of == value) for value in kept]
+        rest = np.array([value is not None and value not in kept for value in of])
+        if rest.any():
+            parts.append(_part(recording, f"{name}=other", rest))
+    return parts
+
+
+def _part(recording: Recording, name: str, kept: NDArray[np.bool_]) -> Part:
+    return Part(name, recording.only(kept.astype(np.bool_)) if kept.any() else None)
+
+
+def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[Part]:
+    edges = np.unique(np.nanquantile(values, np.linspace(0.0, 1.0, _RANGES + 1), method="lower"))
+    parts = []
+    for place, (low, high) in enumerate(pairwise(edges)):
+        last = place == edges.size - 2
+        inside = (values >= low) & ((values <= high) if last else (values < high))
+        parts.append(_part(recording, f"{name} in [{low:g}, {high:g}{']' if last else ')'}", inside))
+    return parts

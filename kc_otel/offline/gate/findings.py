@@ -1,0 +1,94 @@
+"""An offline gate's verdicts as findings: worst first, and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.offline.gate.recorded_gate import Input, OfflineGate
+
+__all__ = ["Finding", "findings", "for_whom", "how_far", "notes"]
+
+_ORDER: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict on a recording.
+
+    Attributes:
+        verdict: The verdict.
+        input: The recording's file.
+        required: Whether the gate asks for its PASS.
+    """
+
+    verdict: Verdict
+    input: Input
+    required: bool
+
+
+def findings(gate: OfflineGate) -> tuple[Finding, ...]:
+    """Every verdict: what failed by most first, then what is open, then what passed with least room."""
+    terms = gate.terms
+    found = [
+        Finding(
+            verdict,
+            about,
+            (not terms.require or verdict.cell.clause in terms.require)
+            and (not terms.slices or verdict.cell.slice in terms.slices),
+        )
+        for about, judged in zip(gate.inputs, gate.judged, strict=True)
+        for verdict in judged.verdicts
+    ]
+    return tuple(sorted(found, key=_badness))
+
+
+def how_far(verdict: Verdict) -> str:
+    """By how much a limit is broken or kept, as the bound that decided says."""
+    if verdict.status is Status.NO_DATA:
+        return ""
+    if verdict.status is Status.FAIL:
+        if verdict.limit > 0:
+            return f"at least {_times(verdict.lower / verdict.limit)} the limit"
+        return f"at least {verdict.lower - verdict.limit:.3g} above the limit"
+    if not math.isfinite(verdict.upper):
+        return "no upper bound"
+    if verdict.limit > 0:
+        return f"at most {_times(max(verdict.upper, 0.0) / verdict.limit)} the limit"
+    return f"at most {verdict.upper - verdict.limit:.3g} above the limit"
+
+
+def for_whom(slice: str) -> str:
+    """A slice in words."""
+    return "all traffic" if slice == ALL else f"slice {slice}"
+
+
+def notes(gate: OfflineGate) -> tuple[str, ...]:
+    """What a reader has to know besides the verdicts."""
+    said = [
+        f"{one.name}: both sides are the same number in every token; unless the kernels are bit by bit equal, one side "
+        f"is a copy of the other"
+        for one in gate.inputs
+        if one.identical
+    ]
+    if gate.terms.require:
+        said.append(f"only {', '.join(gate.terms.require)} had to pass; a failure of any other clause still refuses")
+    if gate.terms.slices:
+        said.append(f"only {', '.join(gate.terms.slices)} had to pass; a failure on any other slice still refuses")
+    return tuple(said)
+
+
+def _badness(finding: Finding) -> tuple[int, bool, float, str, str, str]:
+    verdict = finding.verdict
+    bound = verdict.lower if verdict.status is Status.FAIL else verdict.upper
+    over = bound / verdict.limit if verdict.limit > 0 else bound - verdict.limit
+    cell = verdict.cell
+    rank = _ORDER.index(verdict.status)
+    return rank, not finding.required, 0.0 if math.isnan(over) else -over, cell.clause, cell.slice, finding.input.name
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times" if factor >= 0.01 or factor == 0 else f"{factor:.1g} times"

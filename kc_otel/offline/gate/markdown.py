@@ -1,0 +1,131 @@
+"""An offline gate as Markdown, for a job's summary or a review."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from kc_otel.contract.registry import Unit
+from kc_otel.judge.promotion.stages import Outcome
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.offline.gate.findings import Finding, findings, for_whom, how_far, notes
+from kc_otel.offline.gate.recorded_gate import OfflineGate
+from kc_otel.record.kernel import Kernel
+
+__all__ = ["headline", "markdown"]
+
+_MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
+_ROWS: Final = 200
+"""Rows of a table; a job's summary has a size that CI systems cut it at."""
+_SPECIAL: Final = re.compile(r"([\\|<>`*_\[\]])")
+
+
+def headline(gate: OfflineGate) -> str:
+    """The decision in one sentence: who is hurt most, and by how much."""
+    version, found = f"{gate.inference.engine} {gate.inference.fingerprint}", findings(gate)
+    contract = f"{gate.contract.name} v{gate.contract.metadata.version}"
+    if gate.decision.outcome is Outcome.ROLLBACK:
+        worst, failed = found[0].verdict, sum(each.verdict.status is Status.FAIL for each in found)
+        more = f"; {failed} verdicts failed in all" if failed > 1 else ""
+        return (
+            f"{version} breaks {contract}: {worst.cell.clause} on {for_whom(worst.cell.slice)} is "
+            f"{how_far(worst)} of {worst.limit:.4g}{more}"
+        )
+    if gate.decision.outcome is Outcome.WAIT:
+        missing = len(gate.decision.missing)
+        return f"{version} cannot be decided under {contract}: {missing} thing{'s' * (missing != 1)} missing"
+    return f"{version} keeps {contract} and may go on to {gate.decision.stage}"
+
+
+def markdown(gate: OfflineGate) -> str:
+    """The gate as a Markdown document: the decision, the verdicts worst first, what is missing, what it rests on."""
+    open_ = gate.decision.outcome is Outcome.ADVANCE
+    mark = "✅" if open_ else "❌" if gate.decision.outcome is Outcome.ROLLBACK else "⏸️"
+    found = findings(gate)
+    lines = [f"## {mark} {_safe(headline(gate))}", ""]
+    if gate.decision.outcome is Outcome.WAIT:
+        lines += ["**What is missing**", "", *(f"- {_safe(each)}" for each in gate.decision.missing), ""]
+    bad = [each for each in found if each.verdict.status is not Status.PASS]
+    good = [each for each in found if each.verdict.status is Status.PASS]
+    if bad:
+        lines += [*_table(gate, bad), ""]
+    if good:
+        count = f"{len(good)} verdict{'s' * (len(good) != 1)} passed"
+        lines += [
+            "<details>",
+            f"<summary>{count}, least room first</summary>",
+            "",
+            *_table(gate, good),
+            "",
+            "</details>",
+            "",
+        ]
+    if gate.unjudged:
+        allowed = "left out" if gate.terms.allow_unjudged or gate.terms.require else "the gate waits for them"
+        lines += [f"**Not judged** ({allowed})", "", *(f"- {_safe(str(each))}" for each in gate.unjudged), ""]
+    lines += [*(f"> {_safe(each)}" for each in notes(gate)), ""] if notes(gate) else []
+    return "\n".join([*lines, *_about(gate)]) + "\n"
+
+
+def _table(gate: OfflineGate, found: Sequence[Finding]) -> list[str]:
+    several = len(gate.inputs) > 1
+    heads = ["", "Clause", "For", "Observed", "Interval", "Limit", "How far", "From", *(["Recording"] * several)]
+    rows = [heads, ["---"] * len(heads)]
+    for finding in found[:_ROWS]:
+        verdict = finding.verdict
+        there = math.isfinite(verdict.estimate)
+        status = _MARK[verdict.status] + ("" if finding.required else " (not required)")
+        rows.append(
+            [
+                status,
+                _safe(verdict.cell.clause),
+                _safe(for_whom(verdict.cell.slice)),
+                f"{verdict.estimate:.4g}" if there else "-",
+                f"{verdict.lower:.3g} to {_bound(verdict.upper)}" if there else "-",
+                f"{verdict.limit:.4g}",
+                how_far(verdict) or "-",
+                _sample(gate, verdict) if there else "nothing",
+                *([_safe(finding.input.name)] * several),
+            ]
+        )
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [*lines, "", f"and {len(found) - _ROWS} more"] if len(found) > _ROWS else lines
+
+
+def _sample(gate: OfflineGate, verdict: Verdict) -> str:
+    clause = next(each for each in gate.contract.clauses if each.id == verdict.cell.clause)
+    unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
+    return f"{verdict.samples:,} {unit}{'s' * (verdict.samples != 1)}"
+
+
+def _about(gate: OfflineGate) -> list[str]:
+    return [
+        "<details>",
+        "<summary>What this rests on</summary>",
+        "",
+        f"- Contract {_safe(gate.contract.name)} v{gate.contract.metadata.version}, `{gate.contract.hash}`",
+        f"- Training kernel {_kernel(gate.train)}",
+        f"- Inference kernel {_kernel(gate.inference)}",
+        *(
+            f"- {_safe(one.name)}: {one.sequences:,} sequences, {one.tokens:,} tokens, sha256 `{one.sha256}`"
+            for one in gate.inputs
+        ),
+        f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and that none fails by chance",
+        "",
+        "</details>",
+    ]
+
+
+def _kernel(kernel: Kernel) -> str:
+    fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
+    return f"`{kernel.fingerprint}`: {_safe(fields)}"
+
+
+def _bound(number: float) -> str:
+    return f"{number:.3g}" if math.isfinite(number) else "none"
+
+
+def _safe(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text.replace("\n", " "))

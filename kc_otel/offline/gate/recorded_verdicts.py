@@ -1,0 +1,125 @@
+"""What a contract says of a recording: verdicts by clause and slice, from the evaluator's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import Source
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdicts import Evidence, Window, decide
+from kc_otel.offline.gate.observations import Part, Samples
+from kc_otel.record.slice_table import SliceTable
+from kc_otel.recordings import Recording
+from kc_otel.stats import Binned
+
+__all__ = ["Judged", "Unjudged", "by_contract", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """A clause that a recording says nothing of.
+
+    Attributes:
+        clause: Its id.
+        why: What is missing, as words that follow on the clause's name.
+    """
+
+    clause: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.clause}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a contract says of a recording.
+
+    Attributes:
+        verdicts: A verdict for each clause that a recording can be judged by, on each slice.
+        left_out: Clauses that it cannot.
+        unreadable: Tokens whose logits are not numbers; no verdict rests on them.
+    """
+
+    verdicts: tuple[Verdict, ...] = ()
+    left_out: tuple[Unjudged, ...] = ()
+    unreadable: int = 0
+
+    def on(self, slices: Sequence[str]) -> Judged:
+        """The verdicts on some slices; they were reached together with those on the others."""
+        return replace(self, verdicts=tuple(each for each in self.verdicts if each.cell.slice in slices))
+
+
+def by_contract(recording: Recording, contract: Contract) -> list[Part]:
+    """`all` and the contract's slices; those over its cap on series are together in `other`."""
+    table = SliceTable.of(contract)
+    rows = range(recording.lengths.size)
+    membership = table.of_batch(recording.attributes, rows, recording.lengths.size)
+    parts = []
+    for column, name in enumerate(table.names):
+        kept = membership[:, column]
+        parts.append(Part(name, recording.only(kept) if kept.any() else None))
+    return parts
+
+
+def judge(contract: Contract, parts: Sequence[Part], now: float, kernels: tuple[str, str] = ("", "")) -> Judged:
+    """Verdicts as an evaluator would give them, if the recording were what both of its windows hold.
+
+    The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
+    judged from a recording.
+
+    Args:
+        contract: The contract.
+        parts: `all` and the slices, as `by_contract` makes them.
+        now: Unix time, seconds.
+        kernels: Short fingerprints of the training and the inference kernel, where they are known.
+
+    Raises:
+        ValueError: If a clause needs an assumption that the contract does not state.
+    """
+    known = {part.name: Samples(part.recording) for part in parts if part.recording is not None}
+    evidence, left_out = [], []
+    for clause in contract.clauses:
+        quantity = clause.quantity
+        if quantity is None or known[ALL].of(quantity.key) is None:
+            left_out.append(Unjudged(clause.id, _why(clause)))
+            continue
+        for part in parts:
+            sample, samples = None, known.get(part.name)
+            if samples is not None:
+                of_mean = clause.parsed_statistic.kind == "mean"
+                sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
+            cell = Cell(contract.name, clause.id, part.name, *kernels)
+            absence = "" if sample is not None else f"no sequence of this recording is in slice {part.name}"
+            evidence.append(Evidence(cell, clause, partial(_same, sample), absence))
+    spans = [f" in {format_duration(s)}" for s in (contract.observability.window, contract.observability.long_window)]
+    verdicts = []
+    for verdict in decide(contract, evidence, now):
+        # A recording is no window: the reason is the same without its length.
+        reason = verdict.reason.replace(spans[verdict.window == "long"], "", 1)
+        verdicts.append(replace(verdict, reason=reason))
+    return Judged(tuple(verdicts), tuple(left_out), known[ALL].unreadable)
+
+
+def _why(clause: Clause) -> str:
+    said = f"{clause.metric_text} cannot be told from this recording"
+    match clause.quantity and clause.quantity.source:
+        case Source.LOGITS:
+            return f"{said}; it takes a .npz with train_logits and inference_logits"
+        case Source.ADVANTAGES:
+            return f"{said}; it takes one with advantages"
+        case _:
+            return said
+
+
+def _same(sample: Binned | None, _window: Window) -> Binned:
+    """The same observations on either window."""
+    return Binned.of_samples(np.zeros(0)) if sample is None else sample

@@ -1,0 +1,83 @@
+"""What evidence of a promotion's step holds beyond verdicts: from where to where, on which terms, who decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kc_otel.contract.promotion import Promotion as Terms
+from kc_otel.judge.promotion.promotion_state import Kind, Move, Place, Promotion
+from kc_otel.judge.promotion.stages import Outcome, Stage
+
+__all__ = ["step_problems", "step_section"]
+
+_FIELDS: Final = {"kind", "attempt", "from", "to", "terms", "failed_windows", "by", "why"}
+
+
+def step_section(terms: Terms, promotion: Promotion, move: Move) -> dict[str, Any]:
+    """The section of a step, a JSON object.
+
+    Args:
+        terms: What the contract asks for.
+        promotion: The promotion, before the step.
+        move: The step.
+    """
+    return {
+        "kind": move.kind.value,
+        "attempt": promotion.attempt,
+        "from": _place(move.before),
+        "to": _place(move.after),
+        "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
+        "failed_windows": move.failed,
+        "by": move.by or None,
+        "why": move.why or None,
+    }
+
+
+def step_problems(record: Mapping[str, Any]) -> list[str]:
+    """What does not follow in a record with such a section.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
+    """
+    step = record["step"]
+    if set(step) != _FIELDS:
+        raise ValueError(f"step has the fields {', '.join(sorted(step))}")
+    kind, before, after = Kind(step["kind"]), Place.from_json(step["from"]), Place.from_json(step["to"])
+    outcome = Outcome(record["decision"]["outcome"])
+    problems = []
+    if before.stage != record["stage"]:
+        problems.append(f"the step leaves {before}, and the record is of stage {record['stage']}")
+    if kind is Kind.ADVANCE:
+        problems += _advanced(record, step, after)
+    elif kind is Kind.ROLLBACK:
+        problems += _rolled_back(outcome, step, after)
+    elif kind is not Kind.FORCE:
+        problems.append(f"{kind} is not a step that evidence is written of")
+    if kind is not Kind.ROLLBACK and after.rank <= before.rank:
+        problems.append(f"the step goes from {before} to {after}, which is not onward")
+    if (kind is Kind.FORCE or step["by"]) and not (step["by"] and step["why"]):
+        problems.append("a person decided the step, and the record does not say who and why")
+    return problems
+
+
+def _rolled_back(outcome: Outcome, step: Mapping[str, Any], after: Place) -> list[str]:
+    problems = [] if after.stage is Stage.OFFLINE_CI else [f"the step rolls back to {after}"]
+    if not step["by"] and outcome is not Outcome.ROLLBACK:
+        problems.append("the step rolls back, but neither the decision nor a person does")
+    if not step["by"] and step["failed_windows"] < step["terms"]["failure_limit"]:
+        problems.append("the step rolls back after fewer failing windows than its terms say")
+    return problems
+
+
+def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Place) -> list[str]:
+    problems, decision = [], record["decision"]
+    if decision["outcome"] != Outcome.ADVANCE or decision["stage"] != after.stage:
+        problems.append("the step goes on, but the decision is another")
+    if decision["windows"] < step["terms"]["windows"]:
+        problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
+    return problems
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"stage": place.stage.value, "share": place.share}

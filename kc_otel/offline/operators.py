@@ -1,0 +1,155 @@
+"""What `kc-otel operators` does between a file with comparisons and the text: load, judge, lay out."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.integrations.operators import CaseReport, Comparison
+from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdicts import Evidence, Window, decide
+from kc_otel.stats import Binned
+
+__all__ = ["COLUMNS", "as_json", "cells_of", "comparisons_in", "judge"]
+
+COLUMNS: Final = {
+    ("", "rows"): "rows",
+    ("not", "finite"): "not_finite",
+    ("max", "abs"): "max_abs",
+    ("relat.", "p99.9"): "relative_p99.9",
+    ("ULP", "p50"): "ulp_p50",
+    ("ULP", "p99.9"): "ulp_p99.9",
+    ("ULP", "max"): "ulp_max",
+    ("1 - cos", "max"): "cosine_max",
+    ("batch", "depend."): "batch_dependence_max",
+}
+"""Heading of a column, in two lines -> key in a case's summary."""
+
+
+def comparisons_in(target: str) -> list[Comparison]:
+    """The comparisons that `FILE.py:NAME` says: a list of them, or a function that returns it.
+
+    Raises:
+        ValueError: If there is no such file or name, or it is something else.
+    """
+    path, colon, name = target.rpartition(":")
+    if not colon or not path or not name:
+        raise ValueError(f"{target}: write FILE.py:NAME, such as operators.py:comparisons")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise ValueError(f"{path}: is no Python file; write FILE.py:NAME")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
+    sys.path.insert(0, str(Path(path).resolve().parent))  # its imports are those of a program beside it
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise ValueError(f"{path}: has no {name!r}; write the name of a list of Comparison, or of a function for one")
+    found = getattr(module, name)
+    found = list(found() if callable(found) else found)
+    wrong = next((each for each in found if not isinstance(each, Comparison)), None)
+    if wrong is not None or not found:
+        got = "nothing" if not found else type(wrong).__name__
+        raise ValueError(f"{target}: holds {got}, not kc_otel.integrations.operators.Comparison")
+    return found
+
+
+def judge(contract: Contract, reports: Sequence[CaseReport]) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
+    """Verdicts as an evaluator would give them if the reports were what both windows hold, and what was left out.
+
+    The intervals take rows as independent, and come from the values themselves.
+    """
+    evidence, left_out = [], []
+    for clause in contract.clauses:
+        mine = [report for report in reports if clause.operator is not None and report.operator == clause.operator]
+        values = {id(report): report.values().get(clause.metric) for report in mine}
+        if not any(each is not None for each in values.values()):
+            left_out.append(f"{clause.id}: {clause.metric_text} was not compared here")
+            continue
+        empty = []
+        for slice in (ALL, *contract.slices):
+            inside = [
+                each
+                for report in mine
+                if slice in contract.slices_of(report.attributes) and (each := values[id(report)]) is not None
+            ]
+            if not inside:
+                empty.append(slice)
+                continue
+            sample = Binned.of_samples(np.concatenate(inside))
+            evidence.append(Evidence(Cell(contract.name, clause.id, slice), clause, partial(_same, sample)))
+        if empty:
+            left_out.append(f"{clause.id} on {', '.join(empty)}: no case of {clause.operator} is there")
+    spans = [f" in {format_duration(s)}" for s in (contract.observability.window, contract.observability.long_window)]
+    verdicts = []
+    for verdict in decide(contract, evidence, time.time()):
+        # Cases are no window: the reason is the same without its length.
+        reason = verdict.reason.replace(spans[verdict.window == "long"], "", 1)
+        verdicts.append(replace(verdict, reason=reason))
+    return tuple(verdicts), tuple(left_out)
+
+
+def cells_of(report: CaseReport) -> list[str]:
+    """A case's numbers, as text."""
+    summary = report.summary()
+    return [_shown(summary[key]) for key in COLUMNS.values()]
+
+
+def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> dict[str, Any]:
+    """Everything as JSON; what is not a finite number is null."""
+    return {
+        "cases": [
+            {
+                "operator": report.operator,
+                "case": report.case,
+                "dtype": report.dtype,
+                "attributes": dict(report.attributes),
+                **{key: _finite(value) for key, value in report.summary().items()},
+                "batch_dependence_by_size": {
+                    str(size): _finite(float(drift.relative.max(initial=0.0))) for size, drift in report.batches.items()
+                },
+            }
+            for report in reports
+        ],
+        "verdicts": [
+            {
+                "clause": verdict.cell.clause,
+                "slice": verdict.cell.slice,
+                "status": str(verdict.status),
+                "estimate": _finite(verdict.estimate),
+                "lower": _finite(verdict.lower),
+                "upper": _finite(verdict.upper),
+                "limit": verdict.limit,
+                "samples": verdict.samples,
+                "reason": verdict.reason,
+            }
+            for verdict in verdicts
+        ],
+        "left_out": list(left_out),
+    }
+
+
+def _same(sample: Binned, _window: Window) -> Binned:
+    """The same observations on either window."""
+    return sample
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shown(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.2g}"

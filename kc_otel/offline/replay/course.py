@@ -1,0 +1,167 @@
+"""What came of a recording under one contract: alerts from firing to resolve, what was in force, what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.escalation.alerts import Transition, What
+
+__all__ = ["Course", "Episode", "Force", "Message", "Spans"]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One alert from its firing to its resolve.
+
+    Attributes:
+        step: Key of the step of the ladder.
+        on: What the step waits for.
+        severity: info, warning or critical.
+        actions: What the step does, as the contract writes it.
+        clause: id of the clause.
+        slice: Name of the slice.
+        kernel_train: Short fingerprint; empty when none has reported.
+        kernel_inference: Short fingerprint; empty when none has reported.
+        reason: Why it fired.
+        start: Unix time of firing, seconds.
+        end: Unix time of the resolve, seconds; None when it still fires at the end of the recording.
+    """
+
+    step: str
+    on: str
+    severity: str
+    actions: tuple[str, ...]
+    clause: str
+    slice: str
+    kernel_train: str
+    kernel_inference: str
+    reason: str
+    start: float
+    end: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Force:
+    """A route or a directive from when it came into force until it ended.
+
+    Attributes:
+        what: `route:train-kernel`, or the directive's kind.
+        slice: Name of the slice.
+        avoid: Inference kernel version that a route avoids; empty for a directive.
+        start: Unix time, seconds.
+        end: Unix time, seconds; None when it is still in force at the end of the recording.
+    """
+
+    what: str
+    slice: str
+    avoid: str
+    start: float
+    end: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One webhook.
+
+    Attributes:
+        at: Unix time, seconds.
+        endpoint: Name of the endpoint.
+        reason: firing, resolved, reminder.
+        alerts: How many it is about.
+    """
+
+    at: float
+    endpoint: str
+    reason: str
+    alerts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What one contract made of a recording.
+
+    Attributes:
+        name: metadata.name.
+        version: metadata.version.
+        hash: Content hash of the contract.
+        start: Unix time of the first entry of the recording, seconds.
+        end: Unix time of the last evaluation, seconds.
+        evaluations: How often every cell was judged.
+        requests: Requests in the recording.
+        points: Data points by what became of them.
+        cells: Cells that were judged in the last evaluation.
+        episodes: Alerts in the order of their firing.
+        forces: Routes and directives in the order of their beginning.
+        messages: Webhooks in order.
+        untold: What the contract asks and the recording cannot tell, as sentences.
+    """
+
+    name: str
+    version: int
+    hash: str
+    start: float
+    end: float
+    evaluations: int
+    requests: int
+    points: Mapping[str, int]
+    cells: int
+    episodes: tuple[Episode, ...]
+    forces: tuple[Force, ...]
+    messages: tuple[Message, ...]
+    untold: tuple[str, ...]
+
+
+class Spans:
+    """Puts edges together to spans: of alerts by their fingerprint, of what is in force by what it is."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, Episode] = {}
+        self._forces: dict[tuple[str, str, str], Force] = {}
+        self._over: list[Episode] = []
+        self._ended: list[Force] = []
+
+    def edges(self, transitions: Iterable[Transition]) -> None:
+        """Take what fired and resolved in an evaluation."""
+        for one in transitions:
+            if one.what is What.FIRING:
+                self._episodes[one.fingerprint] = _episode(one)
+            else:
+                self._over.append(replace(self._episodes.pop(one.fingerprint), end=one.at))
+
+    def table(self, decisions: DecisionTable, now: float) -> None:
+        """Take the decision table of an evaluation in which it changed."""
+        keys: dict[tuple[str, str, str], None] = {
+            (f"route:{one.kernel}", one.slice, one.avoid): None for one in decisions.routes
+        }
+        keys |= {(one.kind.value, one.slice, ""): None for one in decisions.directives}
+        for key in [key for key in self._forces if key not in keys]:
+            self._ended.append(replace(self._forces.pop(key), end=now))
+        for key in keys:
+            self._forces.setdefault(key, Force(*key, now))
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Alerts so far, in the order of their firing."""
+        return tuple(
+            sorted(
+                [*self._over, *self._episodes.values()], key=lambda one: (one.start, one.step, one.clause, one.slice)
+            )
+        )
+
+    @property
+    def forces(self) -> tuple[Force, ...]:
+        """Routes and directives so far, in the order of their beginning."""
+        return tuple(
+            sorted([*self._ended, *self._forces.values()], key=lambda one: (one.start, one.what, one.slice, one.avoid))
+        )
+
+
+def _episode(fired: Transition) -> Episode:
+    cell = fired.cell
+    return Episode(
+        step=fired.step, on=fired.on, severity=fired.severity, actions=tuple(map(str, fired.actions)),
+        clause=cell.clause, slice=cell.slice, kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference,
+        reason=fired.verdict.reason, start=fired.at,
+    )  # fmt: skip

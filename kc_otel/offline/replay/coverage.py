@@ -1,0 +1,46 @@
+"""What a contract asks that a recording cannot tell, as sentences.
+
+A recorder measures what its own copy of the contract asks for, and puts sequences into slices as that copy defines
+them. A recording therefore knows nothing of a quantity, a slice or a sampling rate that came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.statistics import metric_name
+
+__all__ = ["unmeasured", "untold"]
+
+
+def untold(contract: Contract, judged: Collection[tuple[str, str]]) -> Iterator[str]:
+    """What never had an observation.
+
+    Args:
+        contract: The contract that was replayed.
+        judged: (clause, slice) of every cell that was not NO_DATA at some time.
+    """
+    silent = {clause.id for clause in contract.clauses if not any(one == clause.id for one, _ in judged)}
+    for clause in contract.clauses:
+        if clause.id in silent:
+            yield f"{clause.id}: nothing of {metric_name(clause)} was recorded, so the clause is NO_DATA throughout"
+    if len(silent) == len(contract.clauses):
+        return
+    for slice in contract.slices:
+        empty = [c.id for c in contract.clauses if c.id not in silent and (c.id, slice) not in judged]
+        if empty and len(empty) + len(silent) == len(contract.clauses):
+            yield f"slice {slice}: nothing was recorded of it; recorders slice by their own copy of the contract"
+        elif empty:
+            yield f"slice {slice}: nothing was recorded of it for {', '.join(empty)}"
+
+
+def unmeasured(old: Contract, new: Contract) -> Iterator[str]:
+    """Changes between two contracts that act where traffic is measured, not where it is judged."""
+    measured = any(not clause.metric.startswith("gen_ai.") for clause in new.clauses)
+    for name in [name for name in new.slices if name in old.slices] if measured else ():
+        if old.slices[name].conditions != new.slices[name].conditions:
+            yield f"slice {name}: is defined anew, and the recording has what the contract of the time put into it"
+    before, after = old.observability.sampling, new.observability.sampling
+    if before != after:
+        yield f"sampling: {after:g} instead of {before:g} acts on recorders; the recording has the samples of the time"

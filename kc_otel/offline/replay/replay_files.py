@@ -1,0 +1,113 @@
+"""A recording under one contract, or under two to see what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.offline.replay.course import Course
+from kc_otel.offline.replay.coverage import unmeasured
+from kc_otel.offline.replay.differences import Differences, differences
+from kc_otel.offline.replay.replay_run import replay
+from kc_otel.offline.replay.traffic_reading import RecordingError, evaluations_recorded, read_recordings
+
+__all__ = ["EVERY", "Replayed", "replay_recordings"]
+
+EVERY: Final = 10.0
+"""Seconds between evaluations where neither the recording nor a person says."""
+_LARGE: Final = 8 * 1024 * 1024
+"""Bytes of recordings from which a second process is worth its start."""
+
+_Found = tuple[Course, tuple[str, ...]]
+"""A course, and what had to be left out for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        new: The course under the contract that was asked about.
+        old: The course under the contract it was compared with; None when there was none.
+        changed: How they differ; None when there was nothing to compare with.
+        untold: What the new contract asks and the recording cannot tell, as sentences.
+        damage: What of the recording had to be left out, as sentences with file and line or message.
+    """
+
+    new: Course
+    old: Course | None
+    changed: Differences | None
+    untold: tuple[str, ...]
+    damage: tuple[str, ...]
+
+
+def replay_recordings(
+    paths: Sequence[Path], new: Contract, old: Contract | None = None, every: float | None = None
+) -> Replayed:
+    """Replay recordings through a contract and, if given, through the one in force.
+
+    Args:
+        paths: Recordings, in any order.
+        new: The contract that is considered.
+        old: The contract in force; None to see only what the new one does.
+        every: Seconds between evaluations; None for the recording's own, or every `EVERY` where it has none.
+
+    Raises:
+        RecordingError: If a recording cannot be used, or is one of another contract.
+        ValueError: If the contracts are not of one name, `every` is not positive, or one cannot be evaluated.
+    """
+    if old is not None and old.name != new.name:
+        raise ValueError(
+            f"metadata.name: {old.name!r} and {new.name!r} are two contracts; streams carry the name of theirs, "
+            "so that only versions of one contract can be compared"
+        )
+    if every is None and not evaluations_recorded(paths):
+        every = EVERY
+    if old is None:
+        course, damage = _course(paths, new, every)
+        return Replayed(course, None, None, course.untold, damage)
+    (course, damage), (before, _) = _both(paths, new, old, every)
+    changed = differences(before, course, apart=max(old.observability.window, new.observability.window))
+    return Replayed(course, before, changed, (*course.untold, *unmeasured(old, new)), damage)
+
+
+def _both(paths: Sequence[Path], new: Contract, old: Contract, every: float | None) -> tuple[_Found, _Found]:
+    if sum(path.stat().st_size for path in paths if path.exists()) < _LARGE:
+        return _course(paths, new, every), _course(paths, old, every)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
+        waiting = pool.submit(_course, paths, old, every)
+        return _course(paths, new, every), waiting.result()
+
+
+def _course(paths: Sequence[Path], contract: Contract, every: float | None) -> _Found:
+    damage: list[str] = []
+    course = replay(contract, read_recordings(paths, damage), every)
+    if not course.requests:
+        more = f" ({damage[0]})" if damage else ""
+        raise RecordingError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
+    if course.points.get("unknown_contract") and not course.points.get("accepted"):
+        names = ", ".join(sorted(_names(paths)))
+        raise RecordingError(
+            f"{paths[0]}: is a recording of {names}, not of {contract.name}; streams carry the name of their contract, "
+            "so metadata.name has to be the same"
+        )
+    return course, tuple(damage)
+
+
+def _names(paths: Sequence[Path]) -> set[str]:
+    return {
+        pair.value.string_value
+        for entry in read_recordings(paths, [])
+        if entry.request is not None
+        for resource in entry.request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in getattr(metric, metric.WhichOneof("data") or "gauge").data_points
+        for pair in point.attributes
+        if pair.key == "kc.contract"
+    }

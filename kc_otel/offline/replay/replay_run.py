@@ -1,0 +1,120 @@
+"""A recording through one contract: the evaluator, the policy and the decision table of `kc-otel serve`, told the time.
+
+What is judged is what was measured: a replay cannot move traffic, so a route that would have taken a slice away from a
+kernel does not end the drift of that slice, and nobody silences or resumes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.decisions.table import DecisionTable, apply
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.notices import Book, notices, webhooks
+from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.policy import advance
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.offline.replay.course import Course, Message, Spans
+from kc_otel.offline.replay.coverage import untold
+from kc_otel.offline.replay.traffic_entries import Entry
+
+__all__ = ["replay"]
+
+
+def replay(contract: Contract, entries: Iterable[Entry], every: float | None) -> Course:
+    """What a contract makes of a recording.
+
+    Args:
+        contract: The contract; its name has to be the recording's.
+        entries: The recording, in the order of time.
+        every: Seconds between two evaluations, at multiples of it since the Unix epoch; None for the recording's own.
+
+    Raises:
+        ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
+    """
+    if every is not None and not (math.isfinite(every) and every > 0):
+        raise ValueError(f"every: {every!r} is not a number of seconds above 0")
+    run = _Run(contract)
+    due = math.nan
+    for entry in entries:
+        run.started(entry.at)
+        if every is None:
+            if entry.request is None:
+                run.judge(entry.at)
+        elif entry.request is not None:
+            if math.isnan(due):
+                due = _next(entry.at, every)
+            while due <= entry.at:
+                run.judge(due)
+                due = _next(due, every)
+        if entry.request is not None:
+            run.take(entry)
+    if every is not None and not math.isnan(due):
+        run.judge(due)
+    return run.course()
+
+
+def _next(at: float, every: float) -> float:
+    """The first multiple of `every` after `at`."""
+    index = math.floor(at / every) + 1
+    return index * every if index * every > at else (index + 1) * every
+
+
+class _Run:
+    """The evaluator's process without its sockets and files."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._evaluator = Evaluator([contract])
+        self._policy = PolicyState(contract.name)
+        self._book = Book(contract.name)
+        self._decisions = DecisionTable()
+        self._spans = Spans()
+        self._messages: list[Message] = []
+        self._judged: set[tuple[str, str]] = set()
+        self._start = self._end = math.nan
+        self._evaluations = self._requests = self._cells = 0
+
+    def started(self, at: float) -> None:
+        """The recording has begun."""
+        if math.isnan(self._start):
+            self._start = self._end = at
+
+    def take(self, entry: Entry) -> None:
+        """A request arrives."""
+        self._evaluator.ingest_metrics(entry.request, entry.at)
+        self._requests += 1
+
+    def judge(self, now: float) -> None:
+        """Every cell is evaluated."""
+        contract = self._contract
+        verdicts = self._evaluator.evaluate(now)
+        invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
+        self._policy, transitions = advance(contract, self._policy, verdicts, invalid, now)
+        self._book, told = notices(contract, self._book, self._policy.firing, transitions, People(), now)
+        decisions = apply(self._decisions, transitions, contract, now)
+        self._spans.edges(transitions)
+        if decisions.version != self._decisions.version:
+            self._spans.table(decisions, now)
+            self._decisions = decisions
+        self._messages += [Message(now, target, reason.value, len(alerts)) for target, reason, alerts in webhooks(told)]
+        self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
+        self._note(verdicts)
+
+    def course(self) -> Course:
+        """What came of it."""
+        contract = self._contract
+        return Course(
+            name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
+            end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
+            points=dict(sorted(self._evaluator.counters.items())), episodes=self._spans.episodes,
+            forces=self._spans.forces, messages=tuple(self._messages), untold=tuple(untold(contract, self._judged)),
+        )  # fmt: skip
+
+    def _note(self, verdicts: Sequence[Verdict]) -> None:
+        self._judged.update(
+            (verdict.cell.clause, verdict.cell.slice) for verdict in verdicts if verdict.status is not Status.NO_DATA
+        )

@@ -1,0 +1,1 @@
+"""From tensors to OTLP: measuring, histograms, the recorder and its worker."""

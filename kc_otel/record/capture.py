@@ -1,0 +1,198 @@
+"""Taking arrays from a caller who goes on to change them, and laying them out for measuring.
+
+What is taken is one array or a list of them, one per sequence, from NumPy, torch or plain Python numbers. `taken` runs
+on the caller's thread: it copies and nothing else, on the device where the data is, without waiting for that device.
+Everything after that runs on the measuring thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.record.measure.arrays import is_tensor
+
+__all__ = ["Rows", "device_ready", "laid_out", "measuring", "on_host", "row_of", "size_of", "taken"]
+
+Tree = Any
+"""An array, a list of arrays, or None."""
+
+_NUMBER: Final = (int, float, np.generic)
+
+
+def size_of(data: Tree) -> int:
+    """Bytes that a copy of `data` takes."""
+    if data is None:
+        return 0
+    if isinstance(data, list | tuple):
+        return sum(8 if isinstance(item, _NUMBER) else size_of(item) for item in data)
+    if is_tensor(data):
+        return int(data.numel() * data.element_size())
+    return int(np.asarray(data).nbytes)
+
+
+def taken(data: Tree) -> Tree:
+    """A copy that the caller cannot reach, without its autograd graph."""
+    if data is None:
+        return None
+    if isinstance(data, list | tuple):
+        if all(isinstance(item, _NUMBER) for item in data):
+            return np.array(data)
+        return [taken(item) for item in data]
+    if is_tensor(data):
+        return data.detach().clone()
+    return np.array(data)
+
+
+def device_ready(*data: Tree) -> Any:
+    """An event on the caller's CUDA stream after which the copies are complete; None when all of them are on the CPU.
+
+    Raises:
+        RuntimeError: If the stream is being captured into a CUDA graph, where nothing else may be enqueued.
+    """
+    device = next((item.device for tree in data for item in _leaves(tree) if is_tensor(item) and item.is_cuda), None)
+    if device is None:
+        return None
+    torch = sys.modules["torch"]
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph is being captured; compare outside of it")
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def measuring(ready: Any) -> AbstractContextManager[Any]:
+    """The context in which a thread measures: no autograd, and on CUDA a stream of its own that waits for `ready`.
+
+    On a stream of its own, reading results back waits for the measuring alone and not for the caller's kernels.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    if ready is None:
+        return torch.no_grad()  # type: ignore[no-any-return]
+    return _on_side_stream(torch, ready)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Arrays of a batch with one row per sequence.
+
+    Attributes:
+        arrays: By name, [sequences, tokens, ...]; None for those not given.
+        kept: Index of each row in what the caller gave.
+        invalid: Rows left out, by reason.
+    """
+
+    arrays: dict[str, Any]
+    kept: list[int]
+    invalid: dict[str, int] = field(default_factory=dict)
+
+
+def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
+    """Rows from what was taken: one sequence becomes a batch of one, lists are padded and the padding masked.
+
+    Arrays that do not fit each other are left to the input checks, except in lists, where rows of different lengths
+    have to be left out before the others can be stacked.
+
+    Args:
+        arrays: By name; `mask` is made where padding needs one, and `advantages` may have one value per sequence.
+        like: The array that says how many sequences there are.
+        trailing: Axes that it has after [sequences, tokens]: 1 for logits.
+
+    Raises:
+        ValueError: If lists have different numbers of sequences.
+    """
+    if any(isinstance(tree, list) for tree in arrays.values()):
+        return _padded(arrays, like)
+    given = {name: tree for name, tree in arrays.items() if tree is not None}
+    if not all(is_tensor(tree) for tree in given.values()):
+        given = {name: on_host(tree) for name, tree in given.items()}
+    if given[like].ndim == 1 + trailing:
+        given = {
+            name: tree if name == "advantages" and tree.shape == (1,) else tree[None] for name, tree in given.items()
+        }
+    return Rows({name: given.get(name) for name in arrays}, list(range(given[like].shape[0])))
+
+
+def row_of(data: Tree, row: int) -> Any:
+    """One row, on the host, of a list or an array of rows; a single row is everybody's; nothing for None."""
+    if data is None:
+        return ()
+    if isinstance(data, list) or data.ndim > 1:
+        return on_host(data[row])
+    return on_host(data)
+
+
+def one_shape(arrays: dict[str, Any]) -> bool:
+    """Whether the arrays of a batch fit each other; `advantages` may have one value per sequence."""
+    shapes = {name: tuple(data.shape) for name, data in arrays.items() if data is not None}
+    if len(shapes.get("advantages", ())) == 1:
+        del shapes["advantages"]
+    return len(set(shapes.values())) == 1
+
+
+def on_host(data: Any) -> Any:
+    """A NumPy array of what was taken; half precision becomes float32, which holds it exactly."""
+    if not is_tensor(data):
+        return np.asarray(data)
+    torch = sys.modules["torch"]
+    if data.dtype in (torch.bfloat16, torch.float16):
+        data = data.float()
+    return data.cpu().numpy()
+
+
+def _padded(arrays: dict[str, Tree], like: str) -> Rows:
+    lists: dict[str, Any] = {name: _as_list(tree) for name, tree in arrays.items() if tree is not None}
+    sequences = len(lists[like])
+    for name, rows in lists.items():
+        if len(rows) != sequences:
+            raise ValueError(f"{name}: {len(rows)} sequences, but {like} has {sequences}")
+    lists["advantages"] = _spread(lists.get("advantages"), lists[like])
+    lists = {name: rows for name, rows in lists.items() if rows is not None}
+    kept = [i for i in range(sequences) if len({rows[i].shape[0] for rows in lists.values()}) == 1]
+    lengths = np.array([lists[like][i].shape[0] for i in kept], dtype=np.int64)
+    width = int(lengths.max(initial=0))
+    out = {name: _stacked([rows[i] for i in kept], width) for name, rows in lists.items() if kept}
+    inside = np.arange(width) < lengths[:, None]
+    if "mask" in out:
+        inside = inside & (out["mask"] != 0)
+    out["mask"] = inside
+    invalid = {"shape_mismatch": sequences - len(kept)} if len(kept) < sequences else {}
+    return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, invalid)
+
+
+def _as_list(tree: Tree) -> list[Any]:
+    rows = [on_host(item) for item in tree]
+    return [row if row.ndim else row[None] for row in rows]
+
+
+def _spread(advantages: list[Any] | None, like: list[Any]) -> list[Any] | None:
+    if advantages is None:
+        return None
+    return [np.full(row.shape[0], a[0]) if a.shape == (1,) else a for a, row in zip(advantages, like, strict=True)]
+
+
+def _stacked(rows: Sequence[Any], width: int) -> Any:
+    out = np.zeros((len(rows), width, *rows[0].shape[1:]), dtype=np.result_type(*rows))
+    for row, into in zip(rows, out, strict=True):
+        into[: row.shape[0]] = row
+    return out
+
+
+def _leaves(tree: Tree) -> Sequence[Any]:
+    return tree if isinstance(tree, list) else (tree,)
+
+
+def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stream = torch.cuda.Stream(device=ready.device)
+    stream.wait_event(ready)
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.cuda.stream(stream))
+    return stack

@@ -1,0 +1,273 @@
+"""Drift from full logits: every quantity of a next-token distribution, a few rows at a time.
+
+Written naively this makes a dozen arrays as large as the logits. Here a block of rows that stays in cache goes through
+all steps before the next is read, so that beyond the two inputs only a few rows' worth of memory is needed, also for
+half precision, which is widened block by block.
+
+The difference of the log-probabilities, d = log p - log q, is taken from the difference of the logits, and p - q as
+q expm1(d): nothing is obtained by subtracting two nearly equal numbers, so float32 is enough for kernels that differ
+in the sixth digit. With A = sum(p - q), which is 0 but for rounding and cancels it:
+KL(Q||P) = A - sum(q d), KL(P||Q) = sum(p d) - A, JS = (sum(p d) - sum((p + q) log((p/q + 1)/2)))/2.
+
+Tokens whose logit is -inf on both sides are outside of both distributions. On one side only, the half range and one of
+the divergences are infinite; they are returned, and recorded, as `SATURATION`, as is whatever else exceeds it.
+
+The quantities of full logits without shortcuts: for tensors on a device, and for what the fast path cannot take.
+
+Formulas as in `logits`, with every product and logarithm guarded, so that -inf and differences of any size come out as
+they should: a token outside of both distributions counts for nothing, one outside of a single one makes the half range
+and one of the divergences infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, on_gpu
+from kc_otel.record.measure.sampled import LOWEST
+
+__all__ = ["LOGITS", "SATURATION", "LogitDrift", "logit_drift", "straight"]
+
+
+LOGITS: Final = (
+    "logit_half_range",
+    "tv_exact",
+    "kl_train_inference",
+    "kl_inference_train",
+    "js",
+    "top1_disagreement",
+    "entropy_difference",
+)
+"""Registry keys of what is measured, in the order of `LogitDrift.values`' columns."""
+SATURATION: Final = -LOWEST
+"""Largest half range or divergence that is told apart from larger ones."""
+
+_BLOCK: Final = 32_768
+"""Logits per block and side: six float32 arrays of them fit a core's second-level cache."""
+_DEVICE_BLOCK: Final = 1 << 22
+_STEEP: Final = 60.0
+"""Largest d for which exp(d) and its products stay ordinary float32 numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitDrift:
+    """Drift of each row of logits.
+
+    Attributes:
+        values: The quantities of `LOGITS`, float64 [rows, 7]; NaN in rows that are not valid.
+        valid: Rows without NaN and +inf, and with at least one logit above -inf on each side, bool [rows].
+        train_logprob: log P of each row's target, float64 [rows]; None without targets.
+        inference_logprob: log Q of each row's target, float64 [rows]; None without targets.
+    """
+
+    values: NDArray[np.float64]
+    valid: NDArray[np.bool_]
+    train_logprob: NDArray[np.float64] | None
+    inference_logprob: NDArray[np.float64] | None
+
+
+def logit_drift(
+    train: Any,
+    inference: Any,
+    *,
+    at: tuple[NDArray[np.intp], ...] | None = None,
+    targets: Any = None,
+    _tensors: bool | None = None,
+) -> LogitDrift:
+    """Compare two kernels' logits, row by row.
+
+    Args:
+        train: Logits of the training kernel, [..., vocab], NumPy or torch, any floating dtype and device.
+        inference: Logits of the inference kernel after the same processing, same shape.
+        at: Indices of the rows to compare, one array [rows] per leading axis; None for all, in order.
+        targets: Token of each compared row, integers [rows].
+
+    Raises:
+        ValueError: If the shapes differ or the numbers are not real.
+    """
+    if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2:
+        msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
+        raise ValueError(msg)
+    if at is None:
+        at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
+    tokens = None if targets is None else as_host(targets).astype(np.intp)
+    if on_gpu(train) if _tensors is None else _tensors:
+        return _on_device(train, inference, at, tokens)
+    left, right = host_rows(train), host_rows(inference)
+    rows, vocab = at[0].size, train.shape[-1]
+    out = np.empty((rows, len(LOGITS)))
+    logprobs = np.empty((2, rows))
+    step = max(1, _BLOCK // max(1, vocab))
+    buffers: list[NDArray[Any]] = []
+    with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+        for first in range(0, rows, step):
+            part = tuple(axis[first : first + step] for axis in at)
+            z_train, z_inference = _read(left, part), _read(right, part)
+            dtype = np.result_type(z_train, z_inference)
+            buffers = buffers or [np.empty((step, vocab), dtype) for _ in range(6)]
+            here = slice(first, first + part[0].size)
+            out[here], logprobs[:, here] = _block(
+                z_train, z_inference, None if tokens is None else tokens[here], buffers
+            )
+    return _result(out, logprobs if targets is not None else None)
+
+
+def _read(rows: HostRows, at: tuple[NDArray[np.intp], ...]) -> NDArray[Any]:
+    if at[0].size == 1:
+        # A view; several rows may lie anywhere and are gathered.
+        index = tuple(int(axis[0]) for axis in at)
+        return rows.read((*index[:-1], slice(index[-1], index[-1] + 1)))
+    return rows.read(at)
+
+
+def _block(
+    z_train: NDArray[Any], z_inference: NDArray[Any], targets: NDArray[np.intp] | None, buffers: list[NDArray[Any]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Quantities [rows, 7] and, of targets, log-probabilities [2, rows] of a block of logits [rows, vocab]."""
+    p, q, d, u, log_q, product = (buffer[: z_train.shape[0]] for buffer in buffers)
+    top_train, top_inference = z_train.max(1, keepdims=True), z_inference.max(1, keepdims=True)
+    valid = (np.isfinite(top_train) & np.isfinite(top_inference))[:, 0]
+    np.subtract(z_train, z_inference, out=d)
+    widest, narrowest, absent = d.max(1), d.min(1), None
+    if np.isnan(widest).any():
+        # -inf on both sides; or a row that is not valid.
+        absent = np.isnan(d)
+        widest, narrowest = np.fmax.reduce(d, axis=1), np.fmin.reduce(d, axis=1)
+    np.exp(np.subtract(z_train, top_train, out=p), out=p)
+    np.exp(np.subtract(z_inference, top_inference, out=log_q), out=q)
+    sum_train, sum_inference = p.sum(1, keepdims=True), q.sum(1, keepdims=True)
+    shift = (top_train - top_inference) + np.log(sum_train / sum_inference)
+    p /= sum_train
+    q /= sum_inference
+    d -= shift
+    if absent is not None:
+        np.copyto(d, 0.0, where=absent)
+        np.copyto(log_q, 0.0, where=absent)
+    np.expm1(d, out=u)
+
+    p_d = np.multiply(p, d, out=product).sum(1)
+    q_d = np.multiply(q, d, out=product).sum(1)
+    p += q
+    q *= u  # p - q from here on
+    rest = q.sum(1)
+    distance = np.abs(q, out=product).sum(1)
+    # H(P) - H(Q) = -sum(p d) - sum((p - q) log q), where a constant in log q does not matter.
+    entropy = -p_d - np.multiply(q, log_q, out=product).sum(1)
+    u *= 0.5
+    np.log1p(u, out=u)
+    mixture = np.multiply(p, u, out=product).sum(1)
+    top1 = z_train.argmax(1) != z_inference.argmax(1)
+    values = np.stack(
+        [(widest - narrowest) / 2, distance / 2, p_d - rest, rest - q_d, (p_d - mixture) / 2, top1, entropy], axis=1
+    ).astype(np.float64)
+    steep = valid & ((widest - shift[:, 0] > _STEEP) | np.isinf(widest) | np.isinf(narrowest))
+    for row in np.flatnonzero(steep):
+        # Few rows, or few tokens that are not -inf on both sides.
+        present = (z_train[row] > -np.inf) | (z_inference[row] > -np.inf)
+        pair = (z[row, present][None].astype(np.float64) for z in (z_train, z_inference))
+        values[row] = straight(np, *pair)[0]
+    values[~valid] = np.nan
+    logprobs = np.zeros((2, valid.size))
+    if targets is not None:
+        every = np.arange(valid.size)
+        sides = (z_train, top_train, sum_train), (z_inference, top_inference, sum_inference)
+        for side, (z, top, total) in enumerate(sides):
+            logprobs[side] = z[every, targets] - top[:, 0].astype(np.float64) - np.log(total[:, 0].astype(np.float64))
+    return values, logprobs
+
+
+def _on_device(
+    train: Any, inference: Any, at: tuple[NDArray[np.intp], ...], targets: NDArray[np.intp] | None
+) -> LogitDrift:
+    """The same on the tensors' device, where only a row's few numbers leave it."""
+    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+    rows = at[0].size
+    # A dozen arrays of a block's size exist at a time: this keeps them under a tenth of the logits.
+    step = max(1, min(rows // 128, _DEVICE_BLOCK // train.shape[-1]))
+    index = tuple(torch.as_tensor(axis, device=train.device) for axis in at)
+    values, logprobs = [], []
+    with torch.no_grad():
+        for first in range(0, rows, step):
+            part = tuple(axis[first : first + step] for axis in index)
+            pair = [z[part] if z.dtype == torch.float64 else z[part].float() for z in (train, inference)]
+            values.append(straight(torch, *pair))
+            if targets is not None:
+                token = torch.as_tensor(targets[first : first + step], device=train.device)[:, None]
+                both = [(z.gather(1, token)[:, 0] - z.logsumexp(1)).double() for z in pair]
+                logprobs.append(torch.stack(both))
+    empty = torch.zeros((0, len(LOGITS))), torch.zeros((2, 0))
+    return _result(
+        as_host(torch.cat(values) if values else empty[0]),
+        None if targets is None else as_host(torch.cat(logprobs, dim=1) if logprobs else empty[1]),
+    )
+
+
+def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -> LogitDrift:
+    low = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -SATURATION])
+    high = np.array([SATURATION, 1.0, SATURATION, SATURATION, math.log(2.0), 1.0, SATURATION])
+    return LogitDrift(
+        np.clip(values, low, high),
+        ~np.isnan(values[:, 0]),
+        None if logprobs is None else logprobs[0],
+        None if logprobs is None else logprobs[1],
+    )
+
+
+def straight(xp: Any, z_train: Any, z_inference: Any) -> Any:
+    """Quantities of `logits.LOGITS` for logits [rows, vocab]: float64 [rows, 7], NaN in rows that are not valid.
+
+    Args:
+        xp: `numpy` or `torch`, whichever the logits are of; both name everything here alike.
+        z_train: Logits of the training kernel, float32 or float64.
+        z_inference: Logits of the inference kernel.
+    """
+    top_train, top_inference = xp.amax(z_train, -1)[:, None], xp.amax(z_inference, -1)[:, None]
+    valid = xp.isfinite(top_train[:, 0]) & xp.isfinite(top_inference[:, 0])
+    absent = (z_train == -math.inf) & (z_inference == -math.inf)
+    gap = z_train - z_inference
+    half_range = (xp.amax(xp.where(absent, -math.inf, gap), -1) - xp.amin(xp.where(absent, math.inf, gap), -1)) / 2
+    log_p, log_q = z_train - top_train, z_inference - top_inference
+    p, q = xp.exp(log_p), xp.exp(log_q)
+    sum_train, sum_inference = p.sum(-1)[:, None], q.sum(-1)[:, None]
+    p, q, log_q = p / sum_train, q / sum_inference, log_q - xp.log(sum_inference)
+    d = xp.where(absent, 0.0, gap - ((top_train - top_inference) + xp.log(sum_train / sum_inference)))
+
+    # q expm1(d) keeps its digits where p and q nearly agree, p - q where they do not.
+    rises = d > 1.0
+    u = xp.expm1(d.clip(max=1.0))
+    change = xp.where(rises, p - q, q * u)
+    mixture = xp.log1p(u / 2)  # log of ((p + q)/2) / q
+    beyond = math.log(2.0) - xp.log1p(xp.exp(-d.clip(min=1.0)))  # log of p / ((p + q)/2), where d is large
+    p_js = _product(xp, p, xp.where(rises, beyond, d - mixture))
+    q_js = _product(xp, q, xp.where(rises, d - beyond, mixture))
+    p_d, q_d = _product(xp, p, d), _product(xp, q, d)
+    # H(P) - H(Q) = -sum(p d + (p - q) log q); where q is 0 that is -p log p.
+    log_p = log_p - xp.log(sum_train)
+    entropy = xp.where(q > 0, p_d + _product(xp, change, log_q), _product(xp, p, log_p))
+    total = change.sum(-1)
+    # The total is 0 but for rounding, which log q would weigh: take its share out again.
+    rounding = total * _product(xp, q, log_q).sum(-1)
+    values = xp.stack(
+        [
+            half_range,
+            abs(change).sum(-1) / 2,
+            p_d.sum(-1) - total,
+            total - q_d.sum(-1),
+            (p_js - q_js).sum(-1) / 2,
+            xp.where(z_train.argmax(-1) != z_inference.argmax(-1), 1.0, 0.0),
+            rounding - entropy.sum(-1),
+        ],
+        -1,
+    )
+    return xp.where(valid[:, None], values, math.nan)
+
+
+def _product(xp: Any, weight: Any, value: Any) -> Any:
+    # 0 times infinity is 0 here: what has no probability contributes nothing.
+    return xp.where(weight == 0, 0.0, weight * value)

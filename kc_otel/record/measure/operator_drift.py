@@ -1,0 +1,247 @@
+"""Drift of one operator: how far two kernels' outputs of an attention, a norm, a matrix product are apart, per row.
+
+A row is one output vector, the last axis of the output: a token's, as a rule. The difference is taken in float64. Both
+outputs are NumPy arrays or both torch tensors, on any device, of any floating dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.record.measure.arrays import as_bool, is_tensor, on_gpu
+
+__all__ = ["OperatorDrift", "batch_dependence", "batch_outputs", "compare_outputs"]
+
+_BLOCK: Final = 1 << 17
+"""Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
+_DEVICE_BLOCK: Final = 1 << 22
+"""The same on a GPU: four float64 copies are 128 MiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorDrift:
+    """How far apart two outputs are, one number per row, float64 [rows] in host memory.
+
+    Attributes:
+        max_abs: Largest |a - b| of the row, in the output's own unit.
+        relative: ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is.
+        ulp: Largest |a - b| of the row in units in the last place of the row's largest |a|, in the dtype asked for:
+            0.5 is what rounding alone costs. inf where a is zero throughout and b is not.
+        steps: Largest distance of two elements, both rounded to that dtype first: how many of its numbers lie between
+            them. Elements that nearly cancel are many steps apart in every kernel; bit-equal rows are 0 apart.
+        cosine: 1 - cos(a, b), in [0, 2]; 0 where both are zero, 1 where one of them is.
+        not_finite: Rows where one output is NaN or infinite and the other is not the same; they are left out of the
+            numbers, which have fewer rows then.
+        rows: Which row of the output, all axes but the last flattened, each number is about, int64 [rows].
+    """
+
+    max_abs: NDArray[np.float64]
+    relative: NDArray[np.float64]
+    ulp: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    not_finite: int
+    rows: NDArray[np.intp]
+
+
+def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any = None) -> OperatorDrift:
+    """Compare two outputs of one operator.
+
+    >>> import numpy as np
+    >>> one = np.float32([[1.0, 2.0], [3.0, 4.0]])
+    >>> compare_outputs(one, np.nextafter(one, np.float32(9))).steps
+    array([1., 1.])
+
+    Units in the last place: Goldberg 1991, "What Every Computer Scientist Should Know About Floating-Point Arithmetic",
+    1.2; norms and normwise errors: Higham 2002, "Accuracy and Stability of Numerical Algorithms", chapter 6.
+
+    Args:
+        train: The training kernel's output, [..., features].
+        inference: The inference kernel's, of the same shape.
+        mask: Which rows count, bool or int, of the output's first axes: [batch, tokens] for an output
+            [batch, tokens, heads, features]; None for all. The padded never counts.
+        ulp_of: dtype whose units in the last place count; None for that of `inference`.
+
+    Raises:
+        ValueError: If the shapes differ, there is nothing to compare, the mask does not fit, or the outputs do not
+            hold floating numbers.
+    """
+    if tuple(train.shape) != tuple(inference.shape):
+        raise ValueError(f"inference: shape {tuple(inference.shape)} is not that of train, {tuple(train.shape)}")
+    if not train.shape or 0 in train.shape:
+        raise ValueError(f"train: shape {tuple(train.shape)} has no rows to compare")
+    if is_tensor(train) != is_tensor(inference):
+        raise ValueError("train, inference: one is a torch tensor and the other is not; convert one of them")
+    rows_of = _tensor_rows if is_tensor(train) else _array_rows
+    rows = _counted(mask, tuple(train.shape[:-1]))
+    train, inference = (each.reshape(-1, train.shape[-1]) for each in (train, inference))
+    if rows.size < train.shape[0]:
+        train, inference = (_picked(each, rows) for each in (train, inference))
+    if not rows.size:
+        nothing = np.zeros(0)
+        return OperatorDrift(nothing, nothing, nothing, nothing, nothing, 0, rows)
+    step = max((_DEVICE_BLOCK if on_gpu(train) else _BLOCK) // train.shape[1], 1)
+    parts = [
+        rows_of(train[start : start + step], inference[start : start + step], ulp_of)
+        for start in range(0, train.shape[0], step)
+    ]
+    found = np.concatenate([part for part, _ in parts], axis=1)
+    kept = np.concatenate([fine for _, fine in parts])
+    max_abs, relative, steps, cosine, largest = found[:, kept]
+    ulp = _in_ulps(max_abs, largest, *_format(ulp_of or inference.dtype))
+    return OperatorDrift(max_abs, relative, ulp, steps, cosine, int(kept.size - kept.sum()), rows[kept])
+
+
+def batch_dependence(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> OperatorDrift:
+    """How much an operator's output for a row depends on what else is in the batch: `batch_outputs` compared.
+
+    Args and errors are those of `batch_outputs`.
+    """
+    return compare_outputs(*batch_outputs(operator, inputs, rows=rows))
+
+
+def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:
+    """An operator's output for members of a batch, computed alone and in the batch, [rows, ...] each.
+
+    The operator is called on the whole batch and on each of its first `rows` members alone; a kernel whose reductions
+    are laid out by batch size gives different numbers. The call alone takes the place of the training kernel.
+
+    Args:
+        operator: Called with one positional argument per input; returns an array with the batch as its first axis.
+        inputs: Arrays with the batch as their first axis, all of the same length there.
+        rows: Members called alone; None for all.
+
+    Raises:
+        ValueError: If there is no input or batch, or their lengths differ.
+    """
+    sizes = {len(each) for each in inputs}
+    if len(sizes) != 1 or not (size := sizes.pop()):
+        raise ValueError(
+            f"inputs: batches of {sorted({len(each) for each in inputs})}; give one length above 0 for all"
+        )
+    together = operator(*inputs)
+    count = size if rows is None else min(rows, size)
+    alone = [operator(*(each[row : row + 1] for each in inputs)) for row in range(count)]
+    if is_tensor(together):
+        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+        return torch.cat(alone), together[:count]
+    return np.concatenate(alone), np.asarray(together)[:count]
+
+
+def _counted(mask: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """Flat indices of the rows that count, of an output whose axes but the last are `shape`."""
+    if mask is None:
+        return np.arange(int(np.prod(shape, dtype=np.int64)))
+    kept = as_bool(mask)
+    if kept.shape != shape[: kept.ndim]:
+        raise ValueError(f"mask: shape {kept.shape} is not that of the output's first axes, of {shape}")
+    spread = kept.reshape(kept.shape + (1,) * (len(shape) - kept.ndim))
+    return np.flatnonzero(np.broadcast_to(spread, shape))
+
+
+def _picked(rows: Any, wanted: NDArray[np.intp]) -> Any:
+    if not is_tensor(rows):
+        return rows[wanted]
+    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+    return rows.index_select(0, torch.from_numpy(wanted).to(rows.device))
+
+
+def _format(dtype: Any) -> tuple[float, float]:
+    """Distance from 1 to the next number, and the smallest normal number, of a floating dtype of NumPy or torch."""
+    if type(dtype).__module__ == "torch":
+        import torch  # noqa: PLC0415 - whoever holds a dtype of torch has it loaded
+
+        info = torch.finfo(dtype)
+        return float(info.eps), float(info.tiny)
+    known = np.finfo(dtype)
+    return float(known.eps), float(known.tiny)
+
+
+def _in_ulps(
+    distance: NDArray[np.float64], largest: NDArray[np.float64], eps: float, tiny: float
+) -> NDArray[np.float64]:
+    """Distances in units in the last place of the largest magnitudes."""
+    _, exponent = np.frexp(np.maximum(largest, tiny))
+    with np.errstate(over="ignore"):
+        found = np.where(distance > 0.0, distance / eps / np.ldexp(1.0, exponent - 1), 0.0)
+    return np.where((largest == 0.0) & (distance > 0.0), np.inf, found)
+
+
+Rows = tuple[NDArray[np.float64], NDArray[np.bool_]]
+
+
+def _array_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
+    for name, each in (("train", train), ("inference", inference)):
+        if each.dtype.kind != "f":
+            raise ValueError(f"{name}: dtype {each.dtype} does not hold floating numbers")
+    a, b = train.astype(np.float64), inference.astype(np.float64)
+    with np.errstate(all="ignore"):
+        dtype = np.dtype(ulp_of or inference.dtype)
+        steps = np.abs(_ordered(train.astype(dtype)) - _ordered(inference.astype(dtype)))
+        found: Rows = _reduced(a, b, steps, np)
+        return found
+
+
+def _ordered(values: Any) -> NDArray[np.float64]:
+    """Bits of floating numbers as integers that count up as the numbers do; exact up to 2^53."""
+    width = values.dtype.itemsize
+    if width not in (2, 4, 8):
+        raise ValueError(f"ulp_of: {values.dtype} has no integer of its size; give float16, float32 or float64")
+    bits = values.view(f"i{width}")
+    lowest = np.iinfo(bits.dtype).min
+    # Bits of negative numbers count down from the sign bit: mirror them below zero. -0.0 lands on 0.0.
+    ordered: NDArray[np.float64] = np.where(bits < 0, lowest - bits, bits).astype(np.float64)
+    return ordered
+
+
+def _tensor_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
+    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+    for name, each in (("train", train), ("inference", inference)):
+        if not each.dtype.is_floating_point:
+            raise ValueError(f"{name}: dtype {each.dtype} does not hold floating numbers")
+    dtype = ulp_of or inference.dtype
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    lowest = torch.iinfo(integers).min
+    with torch.no_grad():
+        train, inference = train.detach(), inference.detach().to(train.device)
+
+        def ordered(values: Any) -> Any:
+            bits = values.to(dtype).contiguous().view(integers)
+            return torch.where(bits < 0, lowest - bits, bits).to(torch.float64)
+
+        steps = (ordered(train) - ordered(inference)).abs()
+        found, fine = _reduced(train.to(torch.float64), inference.to(torch.float64), steps, torch)
+        return found.cpu().numpy(), fine.cpu().numpy()
+
+
+def _reduced(a: Any, b: Any, steps: Any, library: Any) -> Any:
+    """[5, rows] of max_abs, relative, steps, cosine and the largest |a|, and which rows are finite."""
+    finite = library.isfinite(a) & library.isfinite(b)
+    # Both -inf, as in masked attention scores, is agreement.
+    same = (a == b) | finite
+    fine = same.all(-1)
+    a, b = (library.where(finite, each, library.zeros_like(each)) for each in (a, b))
+    steps = library.where(finite, steps, library.zeros_like(steps))
+    difference = abs(a - b)
+    apart, left, right = ((each * each).sum(-1) ** 0.5 for each in (difference, a, b))
+    tiny = np.finfo(np.float64).tiny
+    product = (a * b).sum(-1) / (left * right).clip(min=tiny)
+    both, none = (left > 0) & (right > 0), (left == 0) & (right == 0)
+    cosine = library.where(both, (1.0 - product).clip(min=0.0), 1.0 - library.where(none, product + 1.0, product * 0.0))
+    relative = library.where(
+        left > 0, apart / left.clip(min=tiny), library.where(apart > 0, apart * np.inf, apart * 0.0)
+    )
+    stack = library.stack([_largest(difference), relative, _largest(steps), cosine, _largest(abs(a))])
+    return stack, fine
+
+
+def _largest(values: Any) -> Any:
+    return values.max(-1) if isinstance(values, np.ndarray) else values.amax(-1)

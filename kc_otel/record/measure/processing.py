@@ -1,0 +1,153 @@
+"""Faults of sampling processing and of masks that only show in how the two sides' numbers go together.
+
+Nobody has to declare anything for these: a temperature that one side lacks, a truncation that one side lacks and a
+padding that counts each leave a pattern that no rounding leaves, whatever its size. Thresholds are far from both: see
+each constant for what was measured on kernels that really differ and on kernels that do not.
+
+With Q the other side at temperature T, log P(y) = T log Q(y) - log sum Q^T: a line in log Q but for the last term,
+which depends on the position alone. With Q the other side truncated to its largest tokens, log P(y) = log Q(y) + log m,
+m the mass that was kept: the same sign at every token, and |l| < -log top_p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.sampled import saturated
+
+__all__ = ["PAD_RUN", "Pattern", "looks_processed", "padded", "patterns", "temperature_like", "truncation_like"]
+
+_DRIFT: Final = 0.03
+"""Mean |l| from which a pattern is looked for; below, a fault of processing is no larger than bf16's rounding."""
+_TOKENS: Final = 64
+"""Tokens from which a pattern of processing cannot be chance."""
+_LOOK: Final = 128
+"""Tokens of a sequence that are looked at for a pattern of processing: it is in all of them or in none."""
+_FIT: Final = 0.85
+"""Share of l's variance that a line in log Q explains. Median over sequences of 160 tokens, T of 0.7, 0.9 and 1.3
+against 1: 0.93 to 0.99. Largest in any sequence of honest drift: 0.31 with int8 to int4 weights, clipped scales, an fp8
+KV cache and weights of other steps; 0.76 over 64 tokens with weights that were trained to be surer of themselves, the
+nearest thing to a temperature that training does. Where the entropy changes much from token to token the line fits a
+temperature worse (0.5), which is then measured: better a drift that was a setting than a setting that was drift."""
+_FIT_IN_COMPANY: Final = 0.4
+"""The same where most other suspicious sequences of the block show the fault: text with few alternatives fits worse."""
+_SLOPE: Final = 0.02
+"""|slope - 1| of log P on log Q; 0.08 for T = 0.9."""
+_ONE_SIDED: Final = 0.93
+"""Share of sum |l| that has one sign. With top-p 0.9 and bf16 with an fp8 KV cache 0.99 in nine of ten sequences; in
+honest drift at most 0.72 over 160 tokens and 0.77 over 64."""
+_SPREAD: Final = 1e-3
+"""Deviation of l in shares of mean |l|: the mass that a truncation keeps changes from token to token. An l that never
+changes is no truncation but a constant that somebody added, and is measured as what it is."""
+_STEEPEST: Final = 10.0
+"""Slope, or one over it, beyond which nobody has set a temperature: a side that says the same of every token has 0."""
+_FLAT: Final = 1e-4
+"""Deviation of log Q in shares of its mean, below which there is no line to fit, only rounding."""
+_MOST: Final = 0.75
+"""|l| that a truncation stays below: it keeps half of the mass at least. A broken kernel does not stay below it."""
+_FAR: Final = 0.02
+"""Share of tokens that may be further away: those at the edge of the nucleus, in by one side's rounding alone."""
+PAD_RUN: Final = 8
+"""Equal numbers at a sequence's end that make a filler."""
+_PAD_DRIFT: Final = 0.05
+"""Mean |l| over the filler, or |log Q| where both sides have it: below, both kernels may be that sure."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """How log P and log Q go together in some rows, float64 [rows].
+
+    Attributes:
+        slope: Of the least-squares line of log P on log Q.
+        fit: Share of the variance of l = log P - log Q that the line in log Q explains, 0 to 1.
+        upward: Share of sum |l| that positive l have, each |l| at most what a truncation can do.
+        far: Share of tokens with |l| above that.
+        spread: Deviation of l in shares of mean |l|.
+    """
+
+    slope: NDArray[np.float64]
+    fit: NDArray[np.float64]
+    upward: NDArray[np.float64]
+    far: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+
+def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Rows whose mean |l| is worth looking for a pattern in: above rounding, and over enough tokens for a filler."""
+    return (drift > _DRIFT) & (lengths >= 2 * PAD_RUN)
+
+
+def patterns(block: Block) -> Pattern:
+    """Patterns of a block's rows; NaN, which matches nothing, in short rows and where something is infinite or NaN."""
+    n = np.minimum(block.lengths, _LOOK)
+    starts = np.cumsum(n) - n
+    looked = np.repeat(block.starts - starts, n) + np.arange(int(n.sum()))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        q = block.inference[looked].astype(np.float64)
+        log_w = saturated(block.train[looked].astype(np.float64) - q)
+        mean_q, mean_l = np.add.reduceat(q, starts) / n, np.add.reduceat(log_w, starts) / n
+        q_off, l_off = q - np.repeat(mean_q, n), log_w - np.repeat(mean_l, n)
+        # A token at the edge of the nucleus may be out on one side alone, l = -inf: it counts like any other.
+        capped = log_w.clip(-_MOST, _MOST)
+        size = np.add.reduceat(np.abs(capped), starts)
+        upward = np.add.reduceat(np.maximum(capped, 0.0), starts) / size
+        far = np.add.reduceat(np.abs(capped) == _MOST, starts, dtype=np.float64) / n
+        both = np.add.reduceat(q_off * l_off, starts)
+        of_q, of_l = np.add.reduceat(q_off * q_off, starts), np.add.reduceat(l_off * l_off, starts)
+        varies = of_q > n * np.square(_FLAT * mean_q)
+        fit = np.where((n >= _TOKENS) & varies, both * both / (of_q * of_l), np.nan)
+        spread = np.where(n >= _TOKENS, np.sqrt(of_l * n) / size, np.nan)
+        return Pattern(1.0 + both / of_q, fit, upward, far, spread)
+
+
+def temperature_like(found: Pattern) -> NDArray[np.bool_]:
+    """Rows in which one side is the other at another temperature."""
+    with np.errstate(invalid="ignore"):
+        bent = (np.abs(found.slope - 1.0) > _SLOPE) & (found.spread > _SPREAD)
+        bent &= (found.slope > 1.0 / _STEEPEST) & (found.slope < _STEEPEST)
+        clear = bent & (found.fit > _FIT)
+        if 2 * np.count_nonzero(clear) > np.count_nonzero(np.isfinite(found.fit)):
+            return bent & (found.fit > _FIT_IN_COMPANY)
+        return clear
+
+
+def truncation_like(found: Pattern) -> NDArray[np.bool_]:
+    """Rows in which one side leaves out tokens that the other keeps."""
+    with np.errstate(invalid="ignore"):
+        one_sided = (found.upward > _ONE_SIDED) | (found.upward < 1.0 - _ONE_SIDED)
+        return one_sided & (found.far <= _FAR) & (found.spread > _SPREAD)
+
+
+def padded(block: Block) -> NDArray[np.bool_]:
+    """Rows that end in a filler: a side with one and the same number, where the other does not agree with it."""
+    ends = block.starts + block.lengths
+    found = np.zeros(ends.size, dtype=np.bool_)
+    long = np.flatnonzero(block.lengths >= 2 * PAD_RUN)
+    last = ends[long, None] - np.arange(1, PAD_RUN + 1)
+    train, inference = block.train[last], block.inference[last]
+    constant = (train == train[:, :1]).all(1) | (inference == inference[:, :1]).all(1)
+    for row in long[constant]:
+        here = slice(int(block.starts[row]), int(ends[row]))
+        found[row] = _filled(block.train[here], block.inference[here])
+    return found
+
+
+def _filled(train: NDArray[np.floating], inference: NDArray[np.floating]) -> bool:
+    runs = [_run(side) for side in (train, inference)]
+    run = max(runs)
+    if run < PAD_RUN or run == train.size:
+        return False
+    apart = np.abs(train[-run:].astype(np.float64) - inference[-run:])
+    sure = abs(float(inference[-1]))
+    return bool(apart.mean() > _PAD_DRIFT or (min(runs) >= PAD_RUN and sure > _PAD_DRIFT))
+
+
+def _run(side: NDArray[np.floating]) -> int:
+    """How many numbers at the end are the same."""
+    other = np.flatnonzero(side != side[-1])
+    return int(side.size - 1 - other[-1]) if other.size else int(side.size)

@@ -1,0 +1,131 @@
+"""Drift from the log-probabilities of sampled tokens: what every quantity is, as a function of the log ratio.
+
+P is the training kernel, Q the inference kernel that the tokens were sampled from; l = log P(y) - log Q(y) and
+w = exp(l). The difference is taken in float32 at least and rounded to float32 once; everything else follows from that
+number in float64, before any clipping that a trainer does.
+
+A log ratio is kept within [LOWEST, HIGHEST]. Below, because P(y) = 0 is a real disagreement and has to stay a finite
+number. Above, because it cannot happen to a token that Q sampled: E_Q[w] <= 1, so Q(l > 16) <= exp(-16) by Markov's
+inequality; what lies there is a fault of the input, and its square would drown a cumulative sum for good.
+
+The functions take NumPy arrays or torch tensors and return the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.record.measure.arrays import is_tensor
+
+__all__ = ["HIGHEST", "LOWEST", "SEQUENCE", "TOKEN", "advantage_drift", "log_ratio", "saturated"]
+
+LOWEST: Final = -64.0
+"""Smallest log ratio that is told apart from smaller ones, nats."""
+HIGHEST: Final = 16.0
+"""Largest log ratio that is told apart from larger ones, nats."""
+
+
+def log_ratio(train: Any, inference: Any) -> Any:
+    """Log ratio l = log P(y) - log Q(y), rounded to float32, within [LOWEST, HIGHEST].
+
+    Args:
+        train: log P(y) of sampled tokens, nats, any shape and floating dtype.
+        inference: log Q(y) of the same tokens.
+
+    Returns:
+        float64 of the same shape; NaN where either is NaN or both are infinite.
+    """
+    if is_tensor(train):
+        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+        wide = torch.float64 if torch.float64 in (train.dtype, inference.dtype) else torch.float32
+        return saturated((train.to(wide) - inference.to(wide)).to(torch.float32).to(torch.float64))
+    train, inference = np.asarray(train), np.asarray(inference)
+    wide = np.float64 if np.float64 in (train.dtype, inference.dtype) else np.float32
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = train.astype(wide) - inference.astype(wide)
+        return saturated(difference.astype(np.float32).astype(np.float64))
+
+
+def saturated(log_w: Any) -> Any:
+    """Log ratios within [LOWEST, HIGHEST]."""
+    return log_w.clip(LOWEST, HIGHEST)
+
+
+def _same(log_w: Any) -> Any:
+    return log_w
+
+
+def _absolute(log_w: Any) -> Any:
+    return abs(log_w)
+
+
+def _ratio(log_w: Any) -> Any:
+    return _of(log_w).exp(log_w)
+
+
+def _tv(log_w: Any) -> Any:
+    # + 0.0 turns -0.0, from l = 0, into 0.0
+    return (-_of(log_w).expm1(log_w)).clip(min=0.0) + 0.0
+
+
+def _k3(log_w: Any) -> Any:
+    # w - 1 - l with expm1: for small l the two terms of w - 1 would cancel before l is even subtracted
+    return _of(log_w).expm1(log_w) - log_w
+
+
+def _chi2(log_w: Any) -> Any:
+    return _of(log_w).expm1(log_w) ** 2
+
+
+TOKEN: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "log_ratio": _same,
+        "abs_log_ratio": _absolute,
+        "ratio": _ratio,
+        "tv_token": _tv,
+        "k3": _k3,
+        "chi2_token": _chi2,
+    }
+)
+"""Registry key -> function of a token's log ratio l (float64): l, |l|, w, (1-w)+, w - 1 - l, (w-1)^2.
+
+Each rises or falls on either side of l = 0 throughout, which the histograms rely on. Means over tokens sampled from Q
+are TV(P,Q) for (1-w)+, an estimate of KL(Q||P) for w - 1 - l (k3), and chi2(P,Q) for (w-1)^2.
+"""
+
+SEQUENCE: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
+    {
+        "tv_seq": lambda L, _: _tv(saturated(L)),
+        "log_ratio_seq": lambda L, _: L,
+        "geometric_ratio": lambda L, T: _ratio(L / T),
+        "chi2_seq": lambda L, _: _chi2(saturated(L)),
+    }
+)
+"""Registry key -> function of a sequence's L = sum l_t (float64) and its number T of tokens.
+
+(1-W)+, L, exp(L/T) and (W-1)^2 with W = exp(L) the product of the ratios; E_Q[(1-W)+] is the total variation between
+the kernels' distributions over whole sequences.
+"""
+
+
+def advantage_drift(log_w: Any, advantage: Any) -> Any:
+    """(w-1) A: what the kernels' mismatch adds to the push of a token with advantage A.
+
+    Args:
+        log_w: Log ratios l, any shape.
+        advantage: Advantages, broadcastable to it. The registry keeps A > 0 and A < 0 apart.
+    """
+    return _of(log_w).expm1(log_w) * advantage
+
+
+def _of(log_w: Any) -> Any:
+    if is_tensor(log_w):
+        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+        return torch
+    return np

@@ -1,0 +1,293 @@
+"""The measuring side of a recorder: batches in, streams and spans out.
+
+`handle` and `expire` run on the measuring thread, `collect` and `exported` on the export thread; one lock is between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.metrics.export import Metric
+from opentelemetry.util.types import AttributeValue
+
+from kc_otel.contract.model import Contract
+from kc_otel.record import capture
+from kc_otel.record.operator_rows import observed
+from kc_otel.record.pairing import Pair, PairingBuffer, Role, paired_batch, sides_of, versions_of
+from kc_otel.record.sampling import Sampler
+from kc_otel.record.slice_table import SliceTable
+from kc_otel.record.telemetry.accumulate import Batch, WorstToken
+from kc_otel.record.telemetry.compare_span import compare_span
+from kc_otel.record.telemetry.counters import Counters
+from kc_otel.record.telemetry.pair_streams import Example, KernelPair, PairStreams, drift_metrics, kernel_info
+from kc_otel.record.telemetry.sdk_points import gauge
+from kc_otel.record.work import Weights, Work
+
+__all__ = ["Measurer"]
+
+_MAX_RETIRED: Final = 8
+_MAX_LINKS: Final = 128  # what the SDK keeps of a span's links by default
+
+
+class Measurer:
+    """Measures batches into the streams of their kernel pair.
+
+    Args:
+        contract: What is measured, on which slices.
+        pair: The current kernel pair.
+        counters: Where everything that is left out is counted.
+        sampler: Which sequences of a pair are measured.
+        tracer: Where spans go.
+        pairing: Where sides wait for each other.
+        start: Start of the cumulative counts, unix nanoseconds.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        pair: KernelPair,
+        *,
+        counters: Counters,
+        sampler: Sampler,
+        tracer: trace.Tracer,
+        pairing: PairingBuffer,
+        start: int,
+    ) -> None:
+        self._contract = contract
+        self._table = SliceTable.of(contract)
+        self._counters = counters
+        self._sampler = sampler
+        self._tracer = tracer
+        self._pairing = pairing
+        self._start = start
+        self._lock = threading.Lock()
+        self._current = pair
+        self._streams: dict[KernelPair, PairStreams] = {}
+        self._sent: list[tuple[PairStreams, int]] = []
+
+    @property
+    def unpaired(self) -> tuple[int, int]:
+        """Sides that wait for their other side, and their tokens."""
+        return len(self._pairing), self._pairing.tokens
+
+    @property
+    def slices_as_other(self) -> tuple[str, ...]:
+        """Slices over the cap."""
+        return self._table.over
+
+    def handle(self, work: Work, now: float) -> bool:
+        """Measure one batch; `now` is monotonic seconds. True when streams ended and should be exported soon.
+
+        Raises:
+            ValueError: If the arrays cannot be compared.
+        """
+        if work.kind == "rollout":
+            return self._rollout(work.pair)
+        with capture.measuring(work.ready):
+            if work.kind == "operator":
+                self._measure_operator(work)
+                return False
+            if work.kind in ("sampled", "scored"):
+                self._pair_up(work, now)
+                return False
+            trailing = 1 if work.kind == "logits" else 0
+            rows = capture.laid_out(dict(work.arrays), like="train", trailing=trailing)
+            self._measure(work, rows)
+        return False
+
+    def expire(self, now: float) -> None:
+        """Give up on sides that waited too long."""
+        self._counters.dropped("pair-expired", "the other side never came", self._pairing.expire(now))
+
+    def collect(self, now: int) -> list[Metric]:
+        """Every stream, and what the recorder says of itself."""
+        with self._lock:
+            streams = list(self._streams.values())
+            self._sent = [(each, each.batches) for each in streams if each.retired]
+            metrics = drift_metrics(streams, now)
+            pairs = {self._current, *self._streams}
+        metrics.append(kernel_info(self._contract.name, pairs, self._start, now))
+        metrics.extend(self._counters.metrics(self._start, now))
+        try:
+            share = self._sampler.share()
+        except Exception as error:  # noqa: BLE001 - the user's function; the rest is exported all the same
+            self._counters.dropped("sampling-failed", error)
+        else:
+            metrics.append(
+                gauge("kc.recorder.sampling", [({"kc.contract": self._contract.name}, share)], self._start, now)
+            )
+        return metrics
+
+    def exported(self, error: object | None) -> None:
+        """After an export: streams of retired kernel pairs that were delivered completely end here."""
+        if error is not None:
+            self._counters.export_failed(error)
+            with self._lock:
+                for streams in self._streams.values():
+                    streams.refused()
+            return
+        self._counters.exported()
+        with self._lock:
+            for streams, batches in self._sent:
+                if streams.retired and streams.batches == batches and self._streams.get(streams.pair) is streams:
+                    del self._streams[streams.pair]
+
+    def _rollout(self, pair: KernelPair) -> bool:
+        with self._lock:
+            self._current = pair
+            for each in self._streams.values():
+                each.retired = each.pair != pair
+            return any(each.retired for each in self._streams.values())
+
+    def _measure(self, work: Work, rows: capture.Rows) -> None:
+        for reason, count in rows.invalid.items():
+            self._counters.invalid(reason, count)
+        if not rows.kept:
+            return
+        given = len(rows.kept) + sum(rows.invalid.values())
+        membership = self._table.of_batch(work.attributes, rows.kept, given)
+        train, inference = work.processing
+        declared = None if train is None or inference is None else (train, inference)
+        with self._lock:
+            streams = self._streams_of(work.pair)
+            if work.kind == "logits":
+                batch = streams.accumulator.add_logits(**rows.arrays, membership=membership, processing=declared)
+            else:
+                batch = streams.accumulator.add_sampled(**rows.arrays, membership=membership, processing=declared)
+            streams.batches += 1
+            lag = _lag(*work.weights)
+            if lag is not None and batch.tokens:
+                streams.accumulator.add_values("weights_lag", [lag], membership=membership.any(axis=0, keepdims=True))
+        for reason, count in batch.invalid.items():
+            self._counters.invalid(reason, count)
+        if batch.tokens:
+            self._counters.measured(batch.sequences, batch.tokens)
+            try:
+                self._explain(work, batch, rows)
+            except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
+                self._counters.untraced(error)
+
+    def _measure_operator(self, work: Work) -> None:
+        assert work.operator is not None
+        name, given = work.operator.name, work.arrays
+        if given["train"].shape != given["inference"].shape:
+            shapes = " and ".join(str(tuple(given[side].shape)) for side in ("train", "inference"))
+            self._counters.invalid("shape_mismatch", 1, f"the outputs of operator {name} have shapes {shapes}")
+            return
+        found = observed(work.operator, **given)
+        of_members = self._table.of_batch(work.attributes, range(found.members), found.members)
+        with self._lock:
+            operators = self._streams_of(work.pair).operators
+            fits = operators.has_room(name)
+            if fits and found.member.size:
+                operators.add(name, found.values, of_members[found.member])
+                self._streams_of(work.pair).batches += 1
+        if not fits:
+            self._counters.dropped("too-many-operators", f"no clause names {name}, and max_series leaves no more room")
+            return
+        self._counters.invalid("operator_not_finite", found.not_finite, f"rows of {name} are not finite on one side")
+        if found.member.size:
+            self._counters.measured(0, 0)
+
+    def _explain(self, work: Work, batch: Batch, rows: capture.Rows) -> None:
+        """A span for the batch, and its worst token as an exemplar that points to the span."""
+        worst, end = batch.worst, time.time_ns()
+        train, inference = work.weights
+        weights = {
+            name: version
+            for name, version in (("kc.weights.train", train), ("kc.weights.inference", inference))
+            if version is not None
+        }
+        span = compare_span(
+            self._tracer,
+            {
+                "kc.contract": self._contract.name,
+                "kc.contract.version": self._contract.metadata.version,
+                "kc.contract.hash": self._contract.hash,
+                "kc.kernel.train": work.pair.train.fingerprint,
+                "kc.kernel.inference": work.pair.inference.fingerprint,
+                "kc.compare.sequences": batch.sequences,
+                "kc.compare.tokens": batch.tokens,
+                "kc.compare.slices": batch.slices,
+                "kc.compare.tv_token": batch.tv_token,
+                **({} if worst is None else _worst(worst, rows.kept)),
+                **weights,
+            },
+            parent=work.parent,
+            links=work.links[:_MAX_LINKS],
+            start=work.at,
+            end=end,
+        )
+        if worst is not None and span.is_valid and span.trace_flags.sampled:
+            with self._lock:
+                self._streams_of(work.pair).explain(Example(worst, span, end, weights))
+
+    def _pair_up(self, work: Work, now: float) -> None:
+        rows = capture.laid_out(dict(work.arrays), like="logprobs")
+        for reason, count in rows.invalid.items():
+            self._counters.invalid(reason, count)
+        if not capture.one_shape(rows.arrays):
+            self._counters.invalid("shape_mismatch", len(rows.kept))
+            return
+        role: Role = "sampled" if work.kind == "sampled" else "scored"
+        groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
+        for key, side in sides_of(work, rows):
+            if not work.one_key and not self._sampler.takes(key):
+                self._counters.unsampled()
+                continue
+            pair, evicted = self._pairing.add(role, key, side, now)
+            self._counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
+            if pair is not None and pair.comparable:
+                groups[versions_of(pair)].append(pair)
+            elif pair is not None:
+                self._counters.invalid("token_mismatch", 1)
+        for pairs in groups.values():
+            self._measure(*paired_batch(work, pairs))
+
+    def _streams_of(self, pair: KernelPair) -> PairStreams:
+        streams = self._streams.get(pair)
+        if streams is None:
+            streams = PairStreams(
+                self._contract.name,
+                pair,
+                self._table.names,
+                time.time_ns(),
+                by_sequence=self._contract.by_sequence,
+                operators=self._contract.operators,
+                more_operators=self._table.more_operators,
+            )
+            # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
+            # its stream ends with the next export.
+            streams.retired = pair != self._current
+            self._streams[pair] = streams
+            self._forget_oldest()
+        return streams
+
+    def _forget_oldest(self) -> None:
+        """Bound what a dead endpoint and many roll-outs can make us keep."""
+        retired = [each for each in self._streams.values() if each.retired]
+        for each in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
+            del self._streams[each.pair]
+            self._counters.dropped(
+                "never-exported", "a retired kernel pair could not be exported in time", each.batches
+            )
+
+
+def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue | None]:
+    return {
+        "kc.compare.worst.abs_log_ratio": token.abs_log_ratio,
+        "kc.compare.worst.sequence": kept[token.row],
+        "kc.compare.worst.position": token.position,
+        "kc.compare.worst.token_id": token.token_id,
+    }
+
+
+def _lag(train: Weights, inference: Weights) -> float | None:
+    if isinstance(train, int) and isinstance(inference, int):
+        return float(max(train - inference, 0))
+    return None

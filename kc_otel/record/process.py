@@ -1,0 +1,154 @@
+"""One engine per process: made when a recorder is, and made anew in a forked child that goes on recording.
+
+A stream has one writer. A child's streams start when it first records, under a `service.instance.id` of its own; a
+child that records nothing starts no thread and exports nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
+
+from kc_otel.contract.model import Contract
+from kc_otel.record.engine import Engine, Export
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.measurer import Measurer
+from kc_otel.record.pairing import PairingBuffer
+from kc_otel.record.sampling import Sampler
+from kc_otel.record.telemetry import environment
+from kc_otel.record.telemetry.counters import Counters
+from kc_otel.record.telemetry.export import VERSION
+from kc_otel.record.telemetry.pair_streams import KernelPair
+
+__all__ = ["ProcessEngine"]
+
+_log: Final = logging.getLogger("kc_otel")
+_LONGEST_INTERVAL: Final = 60.0
+_alive: Final[weakref.WeakSet[ProcessEngine]] = weakref.WeakSet()
+_of_parents: Final[list[Engine]] = []
+
+
+class ProcessEngine:
+    """What a recorder needs to make an engine, and the one that it made in this process.
+
+    Args are those of `Recorder`, with defaults resolved except for the exporter, the tracer and the interval.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        pair: KernelPair,
+        *,
+        sampler: Sampler,
+        metric_exporter: MetricExporter | None,
+        tracer_provider: trace.TracerProvider | None,
+        queue_bytes: int,
+        pairing: tuple[int, float],
+        export_interval: float | None,
+    ) -> None:
+        self.pair = pair
+        self.engine: Engine | None = None
+        self._contract = contract
+        self._sampler = sampler
+        self._metric_exporter = metric_exporter
+        self._tracer_provider = tracer_provider
+        self._queue_bytes = queue_bytes
+        self._pairing = pairing
+        self._interval = _interval(export_interval, contract.observability.heartbeat)
+        self._stopped = environment.sdk_disabled()
+        self._instance = ""
+        self._lock = threading.Lock()
+        _alive.add(self)
+
+    def running(self) -> Engine | None:
+        """This process's engine, started where there is none yet; None where recording is off. Never raises."""
+        if self.engine is None and not self._stopped:
+            with self._lock:
+                if self.engine is None and not self._stopped:
+                    try:
+                        self.engine = self._start()
+                    except Exception:  # noqa: BLE001 - the program must run, watched or not
+                        _log.exception("contract %s: recording could not be started and is off", self._contract.name)
+                        self._stopped = True
+        return self.engine
+
+    def rollout(self, train: Kernel | None, inference: Kernel | None) -> None:
+        """Make another kernel pair the current one."""
+        with self._lock:
+            self.pair = KernelPair(train or self.pair.train, inference or self.pair.inference)
+            if self.engine is not None:
+                self.engine.rollout(self.pair)
+
+    def shutdown(self, timeout: float) -> bool:
+        """Stop for good; the first call waits, later ones do nothing."""
+        with self._lock:
+            first, self._stopped = not self._stopped, True
+        return not first or self.engine is None or self.engine.shutdown(timeout)
+
+    def _start(self) -> Engine:
+        counters = Counters(self._contract.name)
+        tokens, seconds = self._pairing
+        measurer = Measurer(
+            self._contract,
+            self.pair,
+            counters=counters,
+            sampler=self._sampler,
+            tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
+            pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
+            start=time.time_ns(),
+        )
+        return Engine(measurer, counters, self._queue_bytes, self._export())
+
+    def _export(self) -> Export | None:
+        if self._metric_exporter is None and not environment.exporter_names():
+            return None
+        same = (other for other in _alive if other._contract.name == self._contract.name)  # noqa: SLF001
+        taken = {other._instance for other in same if other is self or not other._stopped}  # noqa: SLF001
+        resource = environment.process_resource(taken)
+        self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
+        return Export(self._exporters, resource, self._interval, environment.export_timeout())
+
+    def _exporters(self) -> Sequence[MetricExporter]:
+        return environment.metric_exporters() if self._metric_exporter is None else (self._metric_exporter,)
+
+    def _after_fork(self) -> None:
+        if self.engine is not None:
+            # Its threads are gone, they may have held its locks, and a gRPC channel must not be closed in a child: it
+            # is kept, untouched, so that the garbage collector does not do it either.
+            _of_parents.append(self.engine)
+        self.engine = None
+        self._lock = threading.Lock()
+
+
+def _interval(given: float | None, heartbeat: float) -> float:
+    if given is not None:
+        if not given > 0.0:
+            raise ValueError(f"export_interval: {given!r} is not a number of seconds above 0")
+        return given
+    interval = environment.export_interval(min(heartbeat / 3.0, _LONGEST_INTERVAL))
+    if interval > heartbeat:
+        _log.warning(
+            "OTEL_METRIC_EXPORT_INTERVAL: every %g s is slower than the contract's heartbeat of %g s, "
+            "which will be taken for silence",
+            interval,
+            heartbeat,
+        )
+    return interval
+
+
+def _in_child() -> None:
+    for each in list(_alive):
+        each._after_fork()  # noqa: SLF001 - an object of this module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,268 @@
+"""Quarantine: sequences that break the contract by themselves are kept out of training.
+
+It is what a training loop does while a `quarantine-rollouts` step fires. The metrics of the contract stay those from
+before: they are about what was sampled, and a contract that looked better because of its own quarantine would lift it.
+
+A sequence is judged by its own value of a clause's quantity, which is noisier than the statistic of a window that the
+limit was written for: a few of a healthy kernel's sequences break a tight limit too, and leaving out what the kernels
+disagree on most is a selection that biases the gradient. So it is made for a breach, on the slices that broke, and what
+it took away is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+
+from kc_otel.contract.clause import Clause, Statistic
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.checks import Reason, check
+from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
+
+__all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
+
+Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What was measured on some sequences of a batch.
+
+    Attributes:
+        sequences: How many, of those with tokens that count.
+        tokens: Their tokens that count.
+        tv_sum: Sum of (1-w)+ over those tokens that can be measured.
+        statistics: Estimate of each clause's statistic, by clause, over those sequences that can be measured; NaN where
+            there are none.
+    """
+
+    sequences: int
+    tokens: int
+    tv_sum: float
+    statistics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quarantine:
+    """What a batch is reduced to, and what was measured before and after.
+
+    Attributes:
+        keep: Which sequences may be trained on, bool [sequences]; an array or tensor as the log-probabilities were.
+        mask: Which tokens count, bool [sequences, tokens]; none of a sequence that is kept out.
+        reasons: Why each sequence is kept out: the clause that it breaks by most, or the input check that it fails;
+            empty for those that stay.
+        before: What was measured on all of them.
+        after: What was measured on those that stay.
+    """
+
+    keep: Any
+    mask: Any
+    reasons: tuple[str, ...]
+    before: Share
+    after: Share
+
+    def drop(self, *arrays: Any) -> tuple[Any, ...]:
+        """Rows of these arrays or lists, one for each sequence, without those that are kept out."""
+        kept = [row for row, reason in enumerate(self.reasons) if not reason]
+        return tuple([rows[i] for i in kept] if isinstance(rows, list | tuple) else rows[kept] for rows in arrays)
+
+
+def quarantine(
+    train: Any,
+    inference: Any,
+    contract: Contract,
+    *,
+    mask: Any = None,
+    attributes: Attributes = None,
+    slices: Collection[str] | None = None,
+    clauses: Collection[str] | None = None,
+    limits: Mapping[str, float] | None = None,
+) -> Quarantine:
+    """Find the sequences whose own drift breaks a clause, or that fail an input check (`measure.checks`).
+
+    A sequence's own value is the clause's statistic of its tokens alone (their mean, maximum, quantile or fraction), or
+    for a metric of sequences that metric; with `unit: sequence` the mean over its tokens. Everything is from before any
+    clipping.
+
+    >>> sequences = np.log([[0.5, 0.4], [0.5, 0.4]])
+    >>> shifted = sequences + [[0.0, 0.01], [-0.4, -0.4]]
+    >>> found = quarantine(shifted, sequences, contract, clauses=["token-tv"])                 # doctest: +SKIP
+    >>> found.reasons, found.before.statistics, found.after.statistics                         # doctest: +SKIP
+    (('', 'token-tv'), {'token-tv': 0.1648...}, {'token-tv': 0.0})
+
+    Args:
+        train: log P(y) of the sampled tokens, nats, [sequences, tokens], NumPy or torch on any device.
+        inference: log Q(y) of the same tokens.
+        contract: The contract.
+        mask: Which tokens count, bool or int, same shape; all where it is None.
+        attributes: What decides the slices: of each sequence, or of all alike.
+        slices: Slices in quarantine, such as `Router.quarantined` gives them; sequences of no other are judged. None
+            for every sequence.
+        clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
+        limits: Other limits than the contract's for single sequences, by clause.
+
+    Raises:
+        ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or
+            none is about the log-probabilities of single sequences.
+    """
+    judged = _named(contract, clauses)
+    train, inference = (each.detach() if is_tensor(each) else np.asarray(each) for each in (train, inference))
+    given = _ones(train) if mask is None else (mask if is_tensor(mask) else np.asarray(mask)) != 0
+    if train.ndim != 2 or train.shape != inference.shape or train.shape != given.shape:
+        raise ValueError(
+            f"train, inference, mask: shapes {tuple(train.shape)}, {tuple(inference.shape)} and {tuple(given.shape)}; "
+            "give three of [sequences, tokens]"
+        )
+    member = list(_membership(contract, attributes, slices, len(train)))
+    codes = check(train, inference, mask=given)
+    valid = _like(train, codes == Reason.VALID)
+    counts = given & valid[:, None]
+    drift = _where(counts, log_ratio(train, inference), 0.0)
+    reasons = [
+        Reason(code).name.lower() if code != Reason.VALID and names else ""
+        for code, names in zip(codes.tolist(), member, strict=True)
+    ]
+    worst = np.zeros(len(reasons))
+    for clause in judged:
+        own = _host(_own(clause, drift, counts))
+        for row, names in enumerate(member):
+            limit = _limit(clause, names, limits or {})
+            times = own[row] / limit if limit > 0.0 else inf
+            if codes[row] == Reason.VALID and own[row] > limit and times > worst[row]:
+                worst[row], reasons[row] = times, clause.id
+    keep = _like(train, np.array([not reason for reason in reasons], dtype=bool))
+    return Quarantine(
+        keep,
+        given & keep[:, None],
+        tuple(reasons),
+        before=_share(judged, drift, given, counts),
+        after=_share(judged, drift, given & keep[:, None], counts & keep[:, None]),
+    )
+
+
+def judgeable(clause: Clause) -> bool:
+    """Whether a single sequence has an own value of a clause: its metric is one of log-probabilities alone."""
+    return clause.metric in TOKEN or clause.metric in SEQUENCE
+
+
+def _named(contract: Contract, clauses: Collection[str] | None) -> list[Clause]:
+    known = {clause.id: clause for clause in contract.clauses}
+    if clauses is not None and (unknown := sorted(set(clauses) - known.keys())):
+        raise ValueError(f"clauses: {contract.name!r} has no clause {unknown[0]!r}; it has {', '.join(known)}")
+    found = [known[name] for name in (known if clauses is None else clauses) if judgeable(known[name])]
+    if not found or (clauses is not None and len(found) < len(set(clauses))):
+        metrics = ", ".join((*TOKEN, *SEQUENCE))
+        raise ValueError(f"clauses: a sequence can be judged by itself only by a clause on one of {metrics}")
+    return found
+
+
+def _membership(
+    contract: Contract, attributes: Attributes, slices: Collection[str] | None, sequences: int
+) -> Iterator[tuple[str, ...]]:
+    """Slices in quarantine that each sequence belongs to; every sequence is in `all`."""
+    each = [attributes or {}] * sequences if attributes is None or isinstance(attributes, Mapping) else attributes
+    if len(each) != sequences:
+        raise ValueError(f"attributes: {len(each)} for {sequences} sequences; give one mapping for each, or one")
+    for one in each:
+        names = contract.slices_of(one)
+        yield names if slices is None else tuple(name for name in names if name in slices)
+
+
+def _limit(clause: Clause, names: Sequence[str], limits: Mapping[str, float]) -> float:
+    """The smallest limit of a sequence's slices; where a slice has its own, that of `all` does not count."""
+    if clause.id in limits:
+        return limits[clause.id]
+    own = [name for name in names if name != ALL and name in clause.slices]
+    return min((clause.limit_for(name) for name in own or names), default=inf)
+
+
+def _own(clause: Clause, drift: Any, counts: Any) -> Any:
+    """The clause's statistic of each sequence by itself, float64 [sequences]; 0 where nothing counts."""
+    some = counts.sum(1) > 0
+    values, of = _values(clause, drift, counts)
+    return _where(some, _statistic(clause.parsed_statistic, values, of), 0.0)
+
+
+def _values(clause: Clause, drift: Any, counts: Any) -> tuple[Any, Any]:
+    """The clause's observations and which of them count: [sequences, tokens], or [sequences, 1]."""
+    lengths = counts.sum(1)
+    if clause.metric in SEQUENCE:
+        total = drift.sum(1)
+        return SEQUENCE[clause.metric](total, _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
+    values = TOKEN[clause.metric](drift)
+    if clause.by_sequence:
+        return (_where(counts, values, 0.0).sum(1) / _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
+    return values, counts
+
+
+def _statistic(wanted: Statistic, values: Any, counts: Any) -> Any:
+    """A statistic of each row, [rows]; of a row without observations it means nothing."""
+    lengths = _at_least_one(counts.sum(1))
+    match wanted.kind:
+        case "mean":
+            return _where(counts, values, 0.0).sum(1) / lengths
+        case "fraction":
+            return ((values > wanted.argument) & counts).sum(1) / lengths
+        case "max":
+            return _sorted(_where(counts, values, -inf))[:, -1]
+    ascending = _sorted(_where(counts, values, inf))
+    if is_tensor(ascending):
+        ranks = (lengths * wanted.argument).ceil().long().clamp(min=1) - 1
+        return ascending.gather(1, ranks[:, None])[:, 0]
+    ranks = np.maximum(np.ceil(lengths * wanted.argument).astype(np.int64), 1) - 1
+    return np.take_along_axis(ascending, ranks[:, None], 1)[:, 0]
+
+
+def _share(judged: Sequence[Clause], drift: Any, given: Any, counts: Any) -> Share:
+    statistics = {}
+    for clause in judged:
+        values, of = _values(clause, drift, counts)
+        together = values[of][None, :]
+        known = together.shape[1] > 0
+        statistics[clause.id] = (
+            float(_statistic(clause.parsed_statistic, together, _ones(together))[0]) if known else nan
+        )
+    return Share(
+        sequences=int((given.sum(1) > 0).sum()),
+        tokens=int(given.sum()),
+        tv_sum=float(_where(counts, TOKEN["tv_token"](drift), 0.0).sum()),
+        statistics=statistics,
+    )
+
+
+# What NumPy and torch name differently.
+
+
+def _ones(data: Any) -> Any:
+    return _like(data, np.ones(tuple(data.shape), dtype=bool))
+
+
+def _like(data: Any, values: Any) -> Any:
+    if not is_tensor(data):
+        return values
+    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+
+    return torch.from_numpy(values).to(data.device)
+
+
+def _host(data: Any) -> Any:
+    return data.cpu().numpy() if is_tensor(data) else data
+
+
+def _where(chosen: Any, data: Any, other: float) -> Any:
+    return data.where(chosen, data.new_tensor(other)) if is_tensor(data) else np.where(chosen, data, other)
+
+
+def _sorted(rows: Any) -> Any:
+    return rows.sort(1).values if is_tensor(rows) else np.sort(rows, 1)
+
+
+def _at_least_one(lengths: Any) -> Any:
+    # torch divides integers in float32
+    return lengths.double().clip(1) if is_tensor(lengths) else lengths.clip(1).astype(np.float64)

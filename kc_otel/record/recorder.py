@@ -1,0 +1,403 @@
+"""The recorder: what a training or serving program calls with the two kernels' log-probabilities.
+
+It never raises into the program and never waits for it: a call copies its arrays into a bounded queue and returns;
+a thread of its own measures them, another exports. Whatever is left out is counted, exported and logged once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Hashable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from opentelemetry import context, trace
+from opentelemetry.sdk.metrics.export import MetricExporter
+
+from kc_otel.contract.fields import operator_name
+from kc_otel.contract.load import load
+from kc_otel.contract.model import Contract
+from kc_otel.record import capture
+from kc_otel.record.engine import RecorderStats
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.process import ProcessEngine
+from kc_otel.record.quarantine import Quarantine
+from kc_otel.record.sampling import Sampler
+from kc_otel.record.telemetry.pair_streams import KernelPair
+from kc_otel.record.work import Attributes, OperatorOutputs, Processing, Weights, Work, copied
+
+__all__ = ["Recorder"]
+
+_TIMEOUT: Final = 10.0
+
+
+class Recorder:
+    """Measures how far two kernels of one policy are apart and exports it as OpenTelemetry metrics and spans.
+
+    >>> recorder = Recorder("contracts/policy.yaml", train=Kernel("torch", dtype="bfloat16"),
+    ...                     inference=Kernel("vllm", dtype="fp8"))                             # doctest: +SKIP
+    >>> recorder.compare(train_logprobs, rollout_logprobs, mask=completion_mask)               # doctest: +SKIP
+
+    Where it exports to is configured by the standard OTEL_* environment variables, as for any OpenTelemetry SDK;
+    OTEL_SDK_DISABLED=true turns it off. Methods may be called from any thread. A forked child that goes on recording
+    writes streams of its own; a child that leaves through `os._exit`, as those of multiprocessing do, must call
+    `shutdown` itself.
+
+    Args:
+        contract: The contract, or the path of its YAML file.
+        train: The kernel that gradients are taken through; None for what the contract declares.
+        inference: The kernel that samples; None for what the contract declares.
+        sampling: Share of batches that are measured, or a function that returns it; None for the contract's.
+        metric_exporter: Where metrics go; None for what OTEL_METRICS_EXPORTER and its relatives say.
+        tracer_provider: Where spans go; None for the global one.
+        queue_bytes: Most bytes of copied arrays that wait to be measured.
+        pairing_tokens: Most tokens that wait for their other side in `sampled` and `scored`; about 16 bytes each.
+        pairing_seconds: How long they wait.
+        export_interval: Seconds between exports; None for OTEL_METRIC_EXPORT_INTERVAL, or a third of the contract's
+            heartbeat where that is not set, 60 s at most.
+
+    Raises:
+        ValueError: If the contract or an argument is not valid.
+        OSError: If the contract cannot be read.
+    """
+
+    def __init__(
+        self,
+        contract: Contract | str | os.PathLike[str],
+        *,
+        train: Kernel | None = None,
+        inference: Kernel | None = None,
+        sampling: float | Callable[[], float] | None = None,
+        metric_exporter: MetricExporter | None = None,
+        tracer_provider: trace.TracerProvider | None = None,
+        queue_bytes: int = 256 * 1024 * 1024,
+        pairing_tokens: int = 4_000_000,
+        pairing_seconds: float = 900.0,
+        export_interval: float | None = None,
+    ) -> None:
+        self.contract: Final = contract if isinstance(contract, Contract) else load(contract)
+        for name, value in (("queue_bytes", queue_bytes), ("pairing_tokens", pairing_tokens)):
+            if value < 1:
+                raise ValueError(f"{name}: {value!r} leaves no room for anything; leave it out for the default")
+        kernels = self.contract.kernels
+        self._sampler = Sampler(self.contract.observability.sampling if sampling is None else sampling)
+        self._process = ProcessEngine(
+            self.contract,
+            KernelPair(train or Kernel.declared(kernels.train), inference or Kernel.declared(kernels.inference)),
+            sampler=self._sampler,
+            metric_exporter=metric_exporter,
+            tracer_provider=tracer_provider,
+            queue_bytes=queue_bytes,
+            pairing=(pairing_tokens, pairing_seconds),
+            export_interval=export_interval,
+        )
+        self._process.running()
+        atexit.register(self.shutdown)
+
+    def compare(
+        self,
+        train_logprobs: Any,
+        inference_logprobs: Any,
+        *,
+        mask: Any = None,
+        attributes: Attributes = None,
+        advantages: Any = None,
+        token_ids: Any = None,
+        inference_token_ids: Any = None,
+        processing: tuple[Processing, Processing] | None = None,
+        weights: tuple[Weights, Weights] | None = None,
+        links: Sequence[trace.SpanContext] = (),
+        key: Hashable = None,
+        presampled: bool = False,
+    ) -> None:
+        """Compare the kernels on tokens that the inference kernel sampled.
+
+        Take both before any clipping or truncation, at the same temperature and sampling parameters. Arrays are NumPy
+        or torch, of any floating dtype and on any device; one sequence [tokens], a batch [sequences, tokens], or a list
+        of sequences of different lengths.
+
+        Args:
+            train_logprobs: log P(y), nats, under the training kernel.
+            inference_logprobs: log Q(y), nats, under the inference kernel.
+            mask: Which tokens count; padding and prompts do not.
+            attributes: What decides the slices: one mapping for all sequences, or one for each.
+            advantages: Per token, or per sequence.
+            token_ids: Sampled tokens, so that the worst one can be named.
+            inference_token_ids: Tokens that the inference side scored; where they differ the sequence is invalid.
+            processing: Temperature, top-p and the like of the training and the inference side, where known; batches
+                where they differ are invalid, because that would measure the sampler and not the kernel.
+            weights: Weight versions of the training and the inference kernel; of two integers the lag is measured.
+            links: Spans of the requests that sampled the batch; the current span becomes the parent.
+            key: Decides by its hash whether the batch is in the sample; without one, chance does.
+            presampled: The caller has sampled already: measure it in any case.
+        """
+        arrays = {
+            "train": train_logprobs,
+            "inference": inference_logprobs,
+            "mask": mask,
+            "advantages": advantages,
+            "token_ids": token_ids,
+            "inference_token_ids": inference_token_ids,
+        }
+        self._hand_over(
+            "compare",
+            arrays,
+            lambda: presampled or self._sampler.takes(key),
+            attributes=attributes,
+            processing=processing,
+            weights=weights,
+            links=links,
+        )
+
+    def compare_logits(
+        self,
+        train_logits: Any,
+        inference_logits: Any,
+        *,
+        mask: Any = None,
+        token_ids: Any = None,
+        attributes: Attributes = None,
+        processing: tuple[Processing, Processing] | None = None,
+        weights: tuple[Weights, Weights] | None = None,
+        links: Sequence[trace.SpanContext] = (),
+        key: Hashable = None,
+        presampled: bool = False,
+    ) -> None:
+        """Compare the kernels' whole next-token distributions, [tokens, vocabulary] or [sequences, tokens, vocabulary].
+
+        Logits are copied like everything else: at 32k entries in float32 two of them take 256 KiB a token, so sample,
+        or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what `compare` measures is
+        measured too. Other arguments are those of `compare`.
+        """
+        arrays = {"train": train_logits, "inference": inference_logits, "mask": mask, "targets": token_ids}
+        self._hand_over(
+            "logits",
+            arrays,
+            lambda: presampled or self._sampler.takes(key),
+            attributes=attributes,
+            processing=processing,
+            weights=weights,
+            links=links,
+        )
+
+    def compare_operator(
+        self,
+        name: str,
+        train_output: Any,
+        inference_output: Any,
+        *,
+        mask: Any = None,
+        attributes: Attributes = None,
+        ulp_of: Any = None,
+        of_batches: bool = False,
+        key: Hashable = None,
+        presampled: bool = False,
+    ) -> None:
+        """Compare the outputs of one operator (an attention, a norm, a matrix product) for the same inputs.
+
+        Every row, the last axis of an output, is one observation of the `operator_*` metrics. The outputs are measured
+        on their device, in float64. Names that no clause mentions are recorded as far as `max_series` leaves room.
+
+        Args:
+            name: Name of the operator, as the contract's clauses have it.
+            train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
+            inference_output: The inference kernel's, of the same shape; its dtype may differ.
+            mask: Which rows count, of the output's first axes, such as [sequences, tokens].
+            attributes: What decides the slices: one mapping for all, or one for each member of the first axis.
+            ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
+            of_batches: The outputs are of one kernel, first computed alone and then in a batch: what is recorded is
+                `operator_batch_dependence`.
+            key: Decides by its hash whether it is in the sample; without one, chance does.
+            presampled: The caller has sampled already: measure it in any case.
+        """
+        try:
+            operator = OperatorOutputs(operator_name(name), of_batches, ulp_of)
+        except (TypeError, ValueError) as error:
+            self.drop("operator-name", error)
+            return
+        arrays = {"train": train_output, "inference": inference_output, "mask": mask}
+        self._hand_over(
+            "operator",
+            arrays,
+            lambda: presampled or self._sampler.takes(key),
+            attributes=attributes,
+            weights=None,
+            links=(),
+            operator=operator,
+        )
+
+    def sampled(
+        self,
+        key: Hashable | list[Hashable] = None,
+        *,
+        token_ids: Any,
+        logprobs: Any,
+        mask: Any = None,
+        prompt_ids: Any = None,
+        attributes: Attributes = None,
+        processing: Processing | None = None,
+        weights: Weights = None,
+        links: Sequence[trace.SpanContext] = (),
+    ) -> None:
+        """Hand over what the inference kernel sampled; it is compared when `scored` gets the same key.
+
+        Args:
+            key: Name of the sequence, or a list with one for each; None to name them by their prompt and tokens.
+            token_ids: Sampled tokens; shapes as in `compare`.
+            logprobs: log Q of these tokens, nats.
+            mask: Which tokens count.
+            prompt_ids: Prompt of each sequence, without padding; only used for the name.
+            attributes: What decides the slices; those of both sides count.
+            processing: Temperature, top-p and the like; compared where both sides say it.
+            weights: Weight version of the inference kernel.
+            links: Further spans that it belongs to; the current span becomes a link of the comparison.
+        """
+        arrays = {"token_ids": token_ids, "logprobs": logprobs, "mask": mask}
+        self._side(
+            "sampled",
+            key,
+            arrays,
+            prompt_ids,
+            attributes=attributes,
+            processing=(None, processing),
+            weights=(None, weights),
+            links=links,
+        )
+
+    def scored(
+        self,
+        key: Hashable | list[Hashable] = None,
+        *,
+        token_ids: Any,
+        logprobs: Any,
+        mask: Any = None,
+        prompt_ids: Any = None,
+        advantages: Any = None,
+        attributes: Attributes = None,
+        processing: Processing | None = None,
+        weights: Weights = None,
+        links: Sequence[trace.SpanContext] = (),
+    ) -> None:
+        """Hand over what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
+        arrays = {"token_ids": token_ids, "logprobs": logprobs, "mask": mask, "advantages": advantages}
+        self._side(
+            "scored",
+            key,
+            arrays,
+            prompt_ids,
+            attributes=attributes,
+            processing=(processing, None),
+            weights=(weights, None),
+            links=links,
+        )
+
+    def takes(self, key: Hashable) -> bool:
+        """Whether what has this key is in the sample, for callers who can save themselves the work of getting it."""
+        try:
+            return self._sampler.takes(key)
+        except Exception as error:  # noqa: BLE001 - the share may come from a user's function
+            self.drop("sampling-failed", error)
+            return False
+
+    def drop(self, reason: str, why: object) -> None:
+        """Count a comparison that could not be handed over, for instrumentation; `why` is logged the first time."""
+        engine = self._process.running()
+        if engine is not None:
+            engine.counters.dropped(reason, why)
+
+    def refuse(self, reason: str, why: object, sequences: int = 1) -> None:
+        """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time."""
+        engine = self._process.running()
+        if engine is not None:
+            engine.counters.invalid(reason, sequences, why)
+
+    def quarantined(self, found: Quarantine) -> None:
+        """Count what `quarantine` kept and what it kept out, and how far each has drifted. Never raises.
+
+        Drift metrics stay those of everything that was sampled, so hand over the whole batch to `compare`.
+        """
+        engine = self._process.running()
+        if engine is not None:
+            before, after = found.before, found.after
+            engine.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
+            engine.counters.rollouts(
+                "quarantined",
+                before.sequences - after.sequences,
+                before.tokens - after.tokens,
+                max(before.tv_sum - after.tv_sum, 0.0),
+            )
+
+    def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
+        """Go on with another kernel version: what comes next is recorded for the new pair, apart from the old one."""
+        self._process.rollout(train, inference)
+
+    def force_flush(self, timeout: float = _TIMEOUT) -> bool:
+        """Measure and export what was handed over; whether that was done within `timeout` seconds."""
+        engine = self._process.engine
+        return engine is None or engine.force_flush(timeout)
+
+    def shutdown(self, timeout: float = _TIMEOUT) -> bool:
+        """Measure and export what was handed over, and stop for good; whether it was done within `timeout` seconds.
+
+        Calling it again does nothing. It is called at the exit of the interpreter.
+        """
+        atexit.unregister(self.shutdown)
+        return self._process.shutdown(timeout)
+
+    def stats(self) -> RecorderStats:
+        """What was measured in this process, and what was not and why."""
+        engine = self._process.engine
+        return RecorderStats() if engine is None else engine.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _side(self, kind: Any, key: Any, arrays: dict[str, Any], prompts: Any, **rest: Any) -> None:
+        named = key is not None and not isinstance(key, list)
+        self._hand_over(kind, arrays, lambda: not named or self._sampler.takes(key), keys=key, prompts=prompts, **rest)
+
+    def _hand_over(
+        self,
+        kind: Any,
+        arrays: dict[str, Any],
+        takes: Callable[[], bool],
+        *,
+        attributes: Attributes,
+        processing: tuple[Processing | None, Processing | None] | None = None,
+        weights: tuple[Weights, Weights] | None,
+        links: Sequence[trace.SpanContext],
+        prompts: Any = None,
+        keys: Any = None,
+        operator: OperatorOutputs | None = None,
+    ) -> None:
+        engine = self._process.running()
+        if engine is None:
+            return
+        pair = self._process.pair
+
+        def make() -> Work:
+            copies = {name: capture.taken(data) for name, data in arrays.items()}
+            return Work(
+                kind,
+                pair,
+                copies,
+                attributes=copied(attributes),
+                processing=processing or (None, None),
+                weights=weights or (None, None),
+                keys=list(keys) if isinstance(keys, list) else keys,
+                prompts=capture.taken(prompts),
+                parent=context.get_current(),
+                links=tuple(links),
+                at=time.time_ns(),
+                operator=operator,
+                ready=capture.device_ready(*copies.values()),
+            )
+
+        engine.submit(takes, {**arrays, "prompts": prompts}, make)

@@ -1,0 +1,182 @@
+"""Which bucket of a base-2 exponential histogram a number falls into, for millions of them at once and exactly.
+
+Bucket i of scale s holds (2^(i/2^s), 2^((i+1)/2^s)], negative numbers mirrored: the mapping of the OpenTelemetry data
+model. Taking a logarithm per value is slow and wrong next to the boundaries. Here a value's bits are looked at as an
+integer instead: sign, exponent and the upper eleven bits of the mantissa index a table that knows the bucket of
+everything with that prefix, and the few prefixes that a boundary runs through are settled by a binary search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+
+__all__ = ["MAX_SCALE", "ZERO_THRESHOLD", "Partition", "Slots", "magnitudes", "slots"]
+
+MAX_SCALE: Final = 6
+"""Finest scale: there the counts of what is recorded of sampled tokens still fit the tables."""
+ZERO_THRESHOLD: Final = 2.0**-30
+"""Values no farther from zero than this count as zero."""
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
+_TOP: Final = 128  # float32 ends below 2^128
+_BOTTOM: Final = -30
+
+_SHIFT: Final = 12
+_PREFIXES: Final = 1 << (31 - _SHIFT)
+_AMBIGUOUS: Final = 0xFFFF
+_WORTH_A_TABLE: Final = 1 << 17
+
+Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
+
+
+class Partition:
+    """The float32 line cut into cells: numbered in ascending order, cell `center` lying around zero.
+
+    A cell is cut off where magnitudes reach a threshold, the threshold itself belonging to the outer cell.
+    """
+
+    def __init__(self, positive: NDArray[np.uint32], negative: NDArray[np.uint32]) -> None:
+        """Cut at magnitudes given as float32 bits, ascending and distinct, for the two signs."""
+        self._positive, self._negative = positive, negative
+        self._located = 0
+        self.center: Final = negative.size
+        self.size: Final = negative.size + positive.size + 1
+        # x > -t is x >= the float32 after -t, so that one ascending array of edges serves both signs.
+        self.edges: Final[NDArray[np.float32]] = np.concatenate(
+            [
+                -(negative - np.uint32(1)).view(np.float32)[::-1],
+                positive.view(np.float32),
+            ]
+        )
+
+    def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
+        """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
+        if self._located < _WORTH_A_TABLE:
+            self._located += values.size
+            return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
+        # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
+        prefix = values.view(np.uint32) - np.uint32(1)
+        prefix >>= np.uint32(_SHIFT)
+        cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
+        unclear = np.flatnonzero(cells == _AMBIGUOUS)
+        if unclear.size:
+            cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
+        return cells
+
+    def representatives(self) -> NDArray[np.float64]:
+        """A value of each cell, [size]: the one closest to zero; 0 for the center."""
+        return np.concatenate(
+            [
+                -self._negative.view(np.float32)[::-1].astype(np.float64),
+                [0.0],
+                self._positive.view(np.float32).astype(np.float64),
+            ]
+        )
+
+    @cached_property
+    def _table(self) -> NDArray[np.uint16]:
+        first = (np.arange(_PREFIXES, dtype=np.uint32) << _SHIFT) + np.uint32(1)
+        last = first + np.uint32((1 << _SHIFT) - 1)
+        halves = []
+        for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
+            inner = np.searchsorted(thresholds, first, side="right")
+            outer = np.searchsorted(thresholds, last, side="right")
+            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS).astype(np.uint16)
+            # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
+            cells[-1] = self.center
+            halves.append(cells)
+        return np.concatenate(halves)
+
+
+class Slots:
+    """The buckets of one scale as consecutive slots in ascending order of value, the zero bucket at `center`.
+
+    Values are rounded to float32 first. Those closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that
+    are farther than float32 reaches in the outermost.
+    """
+
+    def __init__(self, scale: int) -> None:
+        if not 0 <= scale <= MAX_SCALE:
+            msg = f"scale: {scale} is not within 0..{MAX_SCALE}; 4 resolves 4.4% and is what contracts are evaluated at"
+            raise ValueError(msg)
+        self.scale: Final = scale
+        self.lowest_index: Final = _BOTTOM << scale
+        index = np.arange(self.lowest_index, _TOP << scale)
+        whole, part = np.divmod(index, 1 << scale)
+        self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << scale)), whole)
+        """Lower bounds of the positive buckets, ascending: ZERO_THRESHOLD is the first."""
+        thresholds = magnitudes(lambda x: x > self.bounds, self.bounds.size)
+        self.partition: Final = Partition(thresholds, thresholds)
+        self.center: Final = self.partition.center
+        self.size: Final = self.partition.size
+
+    def locate(self, values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
+        """Slot of each value, uint16 [n]; values [n] are not NaN."""
+        return self.partition.locate(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
+
+    def of_exact(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Slot of each float64 value, without rounding it first; values [n] are not NaN."""
+        outward = np.searchsorted(self.bounds, np.abs(values), side="left")
+        return np.where(values < 0, self.center - outward, self.center + outward)
+
+    def histogram(
+        self, first: int, counts: NDArray[np.int64], sum: float, minimum: float, maximum: float
+    ) -> ExponentialHistogram:
+        """The histogram of `counts[k]` observations in slot `first + k`."""
+        center = self.center - first
+        below, above = max(0, min(center, counts.size)), max(0, min(center + 1, counts.size))
+        # Slots run towards -inf from the center down, which is the order that negative buckets count in.
+        negative = Buckets(self.lowest_index + max(0, center - counts.size), counts[:below][::-1].copy())
+        positive = Buckets(self.lowest_index + max(0, -center - 1), counts[above:].copy())
+        return ExponentialHistogram(
+            scale=self.scale,
+            count=int(counts.sum()),
+            sum=sum,
+            zero_count=int(counts[below:above].sum()),
+            positive=positive.trimmed(),
+            negative=negative.trimmed(),
+            minimum=minimum,
+            maximum=maximum,
+            zero_threshold=ZERO_THRESHOLD,
+        )
+
+
+@lru_cache(maxsize=MAX_SCALE + 1)
+def slots(scale: int) -> Slots:
+    """The slots of a scale.
+
+    Raises:
+        ValueError: If the scale is not within 0..MAX_SCALE.
+    """
+    return Slots(scale)
+
+
+def magnitudes(crossed: Crosses, size: int, largest: float = _LARGEST) -> NDArray[np.uint32]:
+    """Smallest float32 magnitudes from which on conditions hold, as bits, by bisection of the bits.
+
+    Args:
+        crossed: Whether each of `size` conditions holds, given one magnitude for each: float64 [size] -> bool [size].
+            Each must go on holding at larger magnitudes.
+        size: Number of conditions.
+        largest: Magnitudes above are not looked at.
+
+    Returns:
+        uint32 [k], ascending and distinct; conditions that never hold are left out.
+    """
+    end = int(np.float32(largest).view(np.uint32)) + 1
+    low, high = np.zeros(size, dtype=np.int64), np.full(size, end, dtype=np.int64)
+    for _ in range(math.ceil(math.log2(end)) + 1):
+        middle = (low + high) // 2
+        holds = crossed(np.minimum(middle, end - 1).astype(np.uint32).view(np.float32).astype(np.float64))
+        high = np.where(holds, middle, high)
+        low = np.where(holds, low, np.minimum(middle + 1, high))
+    found: NDArray[np.uint32] = np.unique(high[high < end]).astype(np.uint32)
+    return found

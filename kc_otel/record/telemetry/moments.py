@@ -1,0 +1,126 @@
+"""What accumulates: counts per bucket, sums and extremes of one quantity in every slice."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.record.measure.sampled import TOKEN
+from kc_otel.record.telemetry.buckets import Slots
+from kc_otel.record.telemetry.groups import by_slice
+from kc_otel.record.telemetry.log_ratio_cells import Cells
+from kc_otel.record.telemetry.reduce_host import Reduced
+from kc_otel.stats.histogram import ExponentialHistogram
+
+__all__ = ["Moments", "Stream", "TokenStreams"]
+
+_GROW: Final = 64
+
+
+class Moments:
+    """Sums, minima and maxima per slice of `width` quantities."""
+
+    def __init__(self, slices: int, width: int) -> None:
+        self.totals = np.zeros((slices, width))
+        self.low = np.full((slices, width), np.inf)
+        self.high = np.full((slices, width), -np.inf)
+
+    def add(
+        self,
+        membership: NDArray[np.bool_],
+        totals: NDArray[np.float64],
+        low: NDArray[np.float64],
+        high: NDArray[np.float64],
+    ) -> None:
+        """Add rows [n, width] that belong to slices as `membership` [n, slices] says."""
+        totals, low, high = by_slice(membership, totals, low, high)
+        self.totals += totals
+        np.minimum(self.low, low, out=self.low)
+        np.maximum(self.high, high, out=self.high)
+
+    def of(self, slice: int, column: int) -> tuple[float, float, float]:
+        """Sum, minimum and maximum."""
+        at = slice, column
+        return float(self.totals[at]), float(self.low[at]), float(self.high[at])
+
+
+class TokenStreams:
+    """All quantities that are functions of a token's log ratio, counted together."""
+
+    def __init__(self, slices: int, cells: Cells) -> None:
+        self._cells = cells
+        self._counts = np.zeros((slices, cells.size), dtype=np.int64)
+        self._moments = Moments(slices, len(TOKEN))
+
+    def add(self, reduced: Reduced, membership: NDArray[np.bool_]) -> None:
+        """Add a batch whose measured rows belong to slices as `membership` [rows, slices] says."""
+        self._counts += reduced.cells
+        self._moments.add(membership, reduced.totals, reduced.low, reduced.high)
+
+    def histograms(self, slice: int) -> dict[str, ExponentialHistogram]:
+        """Histogram of each quantity; empty when nothing was counted."""
+        counts = self._counts[slice]
+        if not counts.any():
+            return {}
+        return {
+            key: self._cells.slots.histogram(*self._cells.per_slot(key, counts), *self._moments.of(slice, column))
+            for column, key in enumerate(TOKEN)
+        }
+
+
+class Stream:
+    """One quantity. Only the range of buckets that was ever used takes memory."""
+
+    def __init__(self, slices: int, slots: Slots) -> None:
+        self._slots = slots
+        self._first = slots.center
+        self._counts = np.zeros((slices, 1), dtype=np.int64)
+        self._moments = Moments(slices, 1)
+
+    def add(self, values: NDArray[np.float64], membership: NDArray[np.bool_]) -> None:
+        """Add finite values [n] that belong to slices as `membership` [n, slices] says."""
+        slot = self._slots.of_exact(values)
+        rows, slices = np.nonzero(membership)
+        if not rows.size:
+            return
+        self._reserve(int(slot.min()), int(slot.max()))
+        np.add.at(self._counts, (slices, slot[rows] - self._first), 1)
+        column = values[:, None]
+        self._moments.add(membership, column, column, column)
+
+    def add_counted(
+        self,
+        counts: NDArray[np.int64],
+        membership: NDArray[np.bool_],
+        totals: NDArray[np.float64],
+        low: NDArray[np.float64],
+        high: NDArray[np.float64],
+    ) -> None:
+        """Add counts per slice and slot [slices, slots], with sums and extremes per row [n]."""
+        used = np.flatnonzero(counts.any(0))
+        if not used.size:
+            return
+        first, last = int(used[0]), int(used[-1])
+        self._reserve(first, last)
+        at = first - self._first
+        self._counts[:, at : at + last - first + 1] += counts[:, first : last + 1]
+        self._moments.add(membership, totals[:, None], low[:, None], high[:, None])
+
+    def histogram(self, slice: int) -> ExponentialHistogram | None:
+        """The slice's histogram; None when nothing was counted."""
+        counts = self._counts[slice]
+        if not counts.any():
+            return None
+        return self._slots.histogram(self._first, counts, *self._moments.of(slice, 0))
+
+    def _reserve(self, first: int, last: int) -> None:
+        low, high = self._first, self._first + self._counts.shape[1]
+        if low <= first and last < high:
+            return
+        new_low = low if low <= first else max(0, first - _GROW)
+        new_high = high if last < high else min(self._slots.size, last + 1 + _GROW)
+        counts = np.zeros((self._counts.shape[0], new_high - new_low), dtype=np.int64)
+        counts[:, low - new_low : high - new_low] = self._counts
+        self._first, self._counts = new_low, counts

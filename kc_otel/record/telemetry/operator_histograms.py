@@ -1,0 +1,81 @@
+"""What accumulates of single operators: histograms per quantity, operator and slice, a bounded number of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.registry import OPERATORS
+from kc_otel.record.telemetry.buckets import slots
+from kc_otel.record.telemetry.moments import Stream
+from kc_otel.stats.histogram import ExponentialHistogram
+
+__all__ = ["MOST_OPERATORS", "OperatorAccumulator"]
+
+MOST_OPERATORS: Final = 64
+"""Operators recorded besides those that the contract is about."""
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+class OperatorAccumulator:
+    """Cumulative exponential histograms of what was observed of operators, since it was made. Not thread-safe.
+
+    Args:
+        slices: Names of the slices, the columns of every `membership`.
+        named: Operators for which there is always room: those of the contract's clauses.
+        more: Operators that are recorded besides these.
+        scale: Scale of the histograms, 0 to 6.
+    """
+
+    def __init__(
+        self, slices: Sequence[str], *, named: Iterable[str] = (), more: int = MOST_OPERATORS, scale: int = 4
+    ) -> None:
+        self.slices: Final = tuple(slices)
+        self._named: Final = frozenset(named)
+        self._more: Final = more
+        self._slots: Final = slots(scale)
+        self._streams: Final[dict[tuple[str, str], Stream]] = {}
+        self._others: Final[set[str]] = set()
+
+    def has_room(self, operator: str) -> bool:
+        """Whether an operator is recorded: one that the contract names, or was recorded before, or still fits."""
+        return operator in self._named or operator in self._others or len(self._others) < self._more
+
+    def add(self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]) -> None:
+        """Record observations of one operator.
+
+        Args:
+            operator: Its name; there must be room for it.
+            values: Observations by the registry's key of an operator quantity, float64 [n] each. What is beyond the
+                range of float32 (a row where only the inference kernel's output is not zero has an infinite relative
+                error) counts as its largest number.
+            membership: Slices of each observation, bool [n, slices].
+
+        Raises:
+            ValueError: If there is no room, a quantity is not one of operators, or a value is NaN.
+        """
+        if not self.has_room(operator):
+            raise ValueError(f"operator: {operator!r} is one more than the {self._more} that there is room for")
+        if unknown := values.keys() - OPERATORS.keys():
+            raise ValueError(f"values: {min(unknown)!r} is not one of {', '.join(OPERATORS)}")
+        if any(np.isnan(each).any() for each in values.values()):
+            raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
+        if operator not in self._named:
+            self._others.add(operator)
+        for quantity, observed in values.items():
+            stream = self._streams.get((quantity, operator))
+            if stream is None:
+                stream = self._streams[quantity, operator] = Stream(len(self.slices), self._slots)
+            stream.add(np.clip(observed, -_LARGEST, _LARGEST), membership)
+
+    def snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
+        """Cumulative histogram of each (quantity, operator, slice) that has observations."""
+        return {
+            (quantity, operator, slice): histogram
+            for (quantity, operator), stream in self._streams.items()
+            for column, slice in enumerate(self.slices)
+            if (histogram := stream.histogram(column)) is not None
+        }

@@ -1,0 +1,149 @@
+"""The cumulative streams of one pair of kernel versions: histograms per slice, and the exemplars that explain them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
+from opentelemetry.trace import SpanContext
+
+from kc_otel.contract.registry import RECORDED
+from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
+from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
+from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
+
+__all__ = ["Example", "KernelPair", "PairStreams", "drift_metrics", "kernel_info"]
+
+_SCALE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPair:
+    """The two kernel versions that a stream compares."""
+
+    train: Kernel
+    inference: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A batch's worst token, and where to read about it.
+
+    Attributes:
+        token: The token with the largest |l|.
+        span: Context of the batch's span.
+        at: When it was measured, unix nanoseconds.
+        weights: Weight versions of the two kernels, by attribute name.
+    """
+
+    token: WorstToken
+    span: SpanContext
+    at: int
+    weights: Mapping[str, Scalar]
+
+
+class PairStreams:
+    """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
+
+    The means of the token quantities `by_sequence` are accumulated too, one per sequence. For `operators` there is
+    always room, for others up to `more_operators` of them.
+    """
+
+    def __init__(
+        self,
+        contract: str,
+        pair: KernelPair,
+        slices: Sequence[str],
+        start: int,
+        *,
+        by_sequence: Sequence[str] = (),
+        operators: Sequence[str] = (),
+        more_operators: int = MOST_OPERATORS,
+    ) -> None:
+        self.pair: Final = pair
+        self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence)
+        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
+        self.retired = False
+        self.batches = 0
+        self._contract = contract
+        self._start = start
+        self._worst: dict[str, Example] = {}
+        self._handed_out: tuple[Example, ...] = ()
+
+    def explain(self, example: Example) -> None:
+        """Keep an example for the slices where none since the last export was worse: one per slice and interval.
+
+        Its value is in the histograms of its own sequence's slices and of no others.
+        """
+        for name in example.token.slices:
+            known = self._worst.get(name)
+            if known is None or example.token.abs_log_ratio > known.token.abs_log_ratio:
+                self._worst[name] = example
+
+    def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
+        """Every stream's (quantity, cumulative point); exemplars are handed out once, unless they are `refused`."""
+        worst, self._worst = self._worst, {}
+        self._handed_out = tuple({id(example): example for example in worst.values()}.values())
+        for (quantity, slice), value in self.accumulator.snapshot().items():
+            if not value.count:
+                continue
+            exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
+            yield quantity, histogram_point(value, self._attributes(slice), self._start, now, exemplars)
+        for (quantity, operator, slice), value in self.operators.snapshot().items():
+            attributes = {**self._attributes(slice), "kc.operator": operator}
+            yield quantity, histogram_point(value, attributes, self._start, now)
+
+    def refused(self) -> None:
+        """The last points did not arrive: their exemplars go with the next, where none has been worse meanwhile."""
+        handed_out, self._handed_out = self._handed_out, ()
+        for example in handed_out:
+            self.explain(example)
+
+    def _attributes(self, slice: str) -> dict[str, str]:
+        return {
+            "kc.contract": self._contract,
+            "kc.slice": slice,
+            "kc.kernel.train": self.pair.train.fingerprint,
+            "kc.kernel.inference": self.pair.inference.fingerprint,
+        }
+
+
+def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
+    """One metric per quantity, with the points of every slice and pair."""
+    points: dict[str, list[ExponentialHistogramDataPoint]] = {quantity: [] for quantity in RECORDED}
+    for each in streams:
+        for quantity, point in each.points(now):
+            points[quantity].append(point)
+    return [histogram(quantity, found) for quantity, found in points.items() if found]
+
+
+def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int) -> Metric:
+    """`kc.kernel.info`: what each fingerprint stands for."""
+    roles = {
+        (role, kernel) for pair in pairs for role, kernel in (("train", pair.train), ("inference", pair.inference))
+    }
+    values: list[tuple[Mapping[str, Scalar], float]] = []
+    for role, kernel in sorted(roles, key=lambda item: (item[0], item[1].fingerprint)):
+        identity: dict[str, Scalar] = {
+            "kc.contract": contract,
+            "kc.kernel.role": role,
+            "kc.kernel.version": kernel.fingerprint,
+        }
+        values.append(({**identity, **kernel.attributes()}, 1))
+    return gauge("kc.kernel.info", values, start, now)
+
+
+def _exemplars(quantity: str, example: Example) -> tuple[Exemplar, ...]:
+    if quantity == "abs_log_ratio":
+        value = example.token.abs_log_ratio
+    elif quantity == "tv_token" and example.token.log_ratio < 0:
+        value = -math.expm1(example.token.log_ratio)
+    else:
+        return ()
+    return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)

@@ -1,0 +1,101 @@
+"""Which column of a file is what: the names that trainers and engines write, and how to say it for any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from kc_otel.recordings.recording import RecordingError
+
+__all__ = ["ALIASES", "ATTRIBUTES", "FLOATS", "LOGITS", "resolve"]
+
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "train": (
+            "train_logprobs",
+            "trainer_logprobs",  # prime-rl
+            "old_log_probs",  # verl
+            "old_log_prob",
+            "old_per_token_logps",  # TRL
+            "prev_logprobs",  # NeMo-RL
+            "training_logprobs",
+            "train_log_probs",
+        ),
+        "inference": (
+            "inference_logprobs",  # prime-rl
+            "rollout_log_probs",  # verl
+            "rollout_log_prob",
+            "sampling_per_token_logps",  # TRL
+            "generation_logprobs",  # NeMo-RL
+            "rollout_logprobs",
+            "sampling_logprobs",
+            "inference_log_probs",
+        ),
+        "mask": ("mask", "response_mask", "completion_mask", "loss_mask", "token_mask"),
+        "lengths": ("lengths", "response_lengths", "completion_lengths", "sequence_lengths"),
+        "token_ids": ("token_ids", "responses", "completion_ids", "response_ids"),
+        "advantages": ("advantages", "advantage"),
+        "train_at_rollout": ("train_at_rollout_logprobs", "train_at_rollout"),
+        "policy": ("policy_logprobs", "per_token_logps", "curr_logprobs"),
+        "train_logits": ("train_logits",),
+        "inference_logits": ("inference_logits",),
+    }
+)
+"""Role -> column names that are understood for it, the canonical one first; `save_recording` writes that one."""
+
+LOGITS: Final = ("train_logits", "inference_logits")
+"""Roles that have a row of numbers per token."""
+FLOATS: Final = ("train", "inference", "advantages", "train_at_rollout", "policy")
+"""Roles that have a real number per token."""
+ATTRIBUTES: Final = "attributes"
+"""Column with a sequence's attributes: a mapping, or its JSON."""
+
+
+def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Role -> name of its column, for every role that the file has.
+
+    Args:
+        source: The file, for messages.
+        present: Columns of the file.
+        columns: Role -> column, said by the caller; the other roles are found by their aliases.
+
+    Raises:
+        RecordingError: If a role or column is unknown, a side is missing, or two columns could be one side.
+    """
+    names = list(present)
+    problems = []
+    found: dict[str, str] = {}
+    for role, column in (columns or {}).items():
+        if role not in ALIASES:
+            problems.append(f"{source}: columns: {role!r} is not a role; roles are {', '.join(ALIASES)}")
+        elif column not in names:
+            problems.append(f"{source}: columns: there is no column {column!r} for {role}; there are {_listed(names)}")
+        else:
+            found[role] = column
+    for role, aliases in ALIASES.items():
+        if role in (columns or {}):
+            continue
+        matching = [name for name in aliases if name in names and name not in found.values()]
+        if len(matching) > 1 and matching[0] != aliases[0] and role in {"train", "inference"}:
+            problems.append(
+                f"{source}: {' and '.join(matching)} could both be the {role} kernel's log-probabilities; "
+                f"say which with columns, such as {role}={matching[0]}"
+            )
+        elif matching:
+            found[role] = matching[0]
+    from_logits = all(role in found for role in (*LOGITS, "token_ids"))
+    problems += [
+        f"{source}: no column has the {role} kernel's log-probabilities; there are {_listed(names)}. "
+        f"Name it {ALIASES[role][0]}, or say which it is with columns, such as {role}=NAME"
+        for role in ("train", "inference")
+        if role not in found and role not in (columns or {}) and not from_logits and not problems
+    ]
+    if problems:
+        raise RecordingError(*problems)
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    most = 20
+    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "no columns"

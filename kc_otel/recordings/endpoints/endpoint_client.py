@@ -1,0 +1,225 @@
+"""Requests to an OpenAI-compatible endpoint: its key, its patience, and what its refusals mean.
+
+EndpointError
+|-- RefusedError          every request would end like this: nobody there, no such model, no log-probabilities
+'-- RequestFailedError    this one did: too long a prompt, a timeout, still busy after several attempts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import httpx
+
+from kc_otel.recordings.endpoints import answers
+from kc_otel.recordings.endpoints.prompts import Prompt
+
+__all__ = ["Client", "Endpoint", "EndpointError", "RefusedError", "RequestFailedError"]
+
+_BUSY: Final = frozenset({429, 502, 503, 504})
+_ATTEMPTS: Final = 5
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_CONNECT_SECONDS: Final = 10.0
+_SHOWN: Final = 300
+"""Characters of an endpoint's own words that a message repeats."""
+
+
+class EndpointError(Exception):
+    """An endpoint did not answer, or not with what a comparison takes; the message names it."""
+
+
+class RefusedError(EndpointError):
+    """Every request would end like this."""
+
+
+class RequestFailedError(EndpointError):
+    """One request did not succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a kernel answers.
+
+    Attributes:
+        side: `inference` for the one that samples, `train` for the one that scores.
+        url: Base URL, with or without /v1.
+        key: Sent as a bearer token; empty for none. No message holds it.
+
+    Raises:
+        ValueError: If it is not an http or https URL, or the key cannot be sent.
+    """
+
+    side: Literal["inference", "train"]
+    url: str
+    key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parsed = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"--{self.side}-url: is not a URL ({error})") from None
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            raise ValueError(f"--{self.side}-url: {self.url!r} is not a URL such as http://127.0.0.1:8000")
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ValueError(
+                f"{self.key_variable}: holds characters that no HTTP header can; is it cut or pasted wrong?"
+            )
+
+    @property
+    def root(self) -> str:
+        """The URL that /v1 and /tokenize are under."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def key_variable(self) -> str:
+        """Environment variable that its key is read from."""
+        return f"KC_OTEL_{self.side.upper()}_API_KEY"
+
+    def __str__(self) -> str:
+        where = str(httpx.URL(self.root).copy_with(userinfo=b"", query=None, fragment=None))
+        return f"{self.side} endpoint {where}"
+
+
+class Client:
+    """One endpoint, over a connection pool that both share.
+
+    Args:
+        endpoint: Where.
+        http: The pool.
+        timeout: Seconds for one attempt.
+        attempts: Most attempts where an endpoint is busy or a connection breaks.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, http: httpx.AsyncClient, *, timeout: float = 120.0, attempts: int = _ATTEMPTS
+    ) -> None:
+        self.endpoint = endpoint
+        self._http = http
+        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
+        self._attempts = attempts
+        self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+
+    async def model(self, wanted: str | None) -> str:
+        """The model to ask for: the one that is wanted, if it is served, or the only one.
+
+        Raises:
+            RefusedError: If nobody answers, the model is not served, or there are several to choose from.
+        """
+        option = f"--{self.endpoint.side}-model"
+        try:
+            response = await self._http.get(
+                f"{self.endpoint.root}/v1/models", headers=self._headers, timeout=self._timeout
+            )
+        except httpx.HTTPError as error:
+            raise RefusedError(
+                f"{self.endpoint}: does not answer ({self._said(error)}); is it up, and is that its address?"
+            ) from None
+        if response.status_code in {401, 403}:
+            raise self._no_entry(response)
+        names = answers.models(_json(response)) if response.is_success else ()
+        if wanted is not None:
+            if names and wanted not in names:
+                raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
+            return wanted
+        if len(names) != 1:
+            unknown = f"does not say what it serves ({response.status_code}: {self._said(response)})"
+            said = f"serves {', '.join(names)}" if names else unknown
+            raise RefusedError(f"{self.endpoint}: {said}; name the model with {option}")
+        return names[0]
+
+    async def sample(self, model: str, prompt: Prompt, max_tokens: int) -> answers.Sampled:
+        """One completion of a prompt.
+
+        Raises:
+            RefusedError, RequestFailedError: If there is none, or not with what a comparison takes.
+        """
+        sent: str | Sequence[int] = prompt.text or prompt.token_ids
+        try:
+            if prompt.messages:
+                body = {"model": model, "messages": list(prompt.messages), "add_generation_prompt": True}
+                sent = answers.tokenized(await self._post("/tokenize", body))
+            answer = await self._post("/v1/completions", answers.sampling_body(model, sent, max_tokens))
+            return answers.sampled(answer, sent)
+        except answers.AnswerError as error:
+            raise RefusedError(f"{self.endpoint}: {error}") from None
+
+    async def score(self, model: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Log-probabilities of given tokens after a prompt, nats.
+
+        Raises:
+            RefusedError, RequestFailedError: If there are none, or of other tokens.
+        """
+        answer = await self._post("/v1/completions", answers.scoring_body(model, (*prompt_ids, *token_ids)))
+        try:
+            return answers.scored(answer, prompt_ids, token_ids)
+        except answers.AnswerError as error:
+            raise RefusedError(f"{self.endpoint}: {error}") from None
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        for attempt in range(1, self._attempts + 1):
+            wait = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
+            try:
+                response = await self._http.post(
+                    self.endpoint.root + path, json=body, headers=self._headers, timeout=self._timeout
+                )
+            except httpx.TimeoutException as error:
+                # Asked again, it would work on both.
+                raise RequestFailedError(f"{self.endpoint}: no answer in time ({self._said(error)})") from None
+            except httpx.HTTPError as error:
+                failed = f"does not answer ({self._said(error)})"
+            else:
+                if response.status_code not in _BUSY:
+                    return self._content(response, path)
+                failed = f"{response.status_code}: {self._said(response)}"
+                wait = _asked_to_wait(response, wait)
+            if attempt < self._attempts:
+                await asyncio.sleep(wait)
+        raise RequestFailedError(f"{self.endpoint}: {failed}; {self._attempts} attempts")
+
+    def _content(self, response: httpx.Response, path: str) -> Any:
+        code = response.status_code
+        if code in {401, 403}:
+            raise self._no_entry(response)
+        if code in {404, 405} or response.is_redirect:
+            raise RefusedError(f"{self.endpoint}: {path}: {code}: {self._said(response)}")
+        if not response.is_success:
+            raise RequestFailedError(f"{self.endpoint}: {code}: {self._said(response)}")
+        if (content := _json(response)) is None:
+            raise RefusedError(f"{self.endpoint}: {path}: answers with something else than JSON")
+        return content
+
+    def _no_entry(self, response: httpx.Response) -> RefusedError:
+        known = f"the key in {self.endpoint.key_variable} is refused"
+        missing = f"it wants a key; put it into {self.endpoint.key_variable}"
+        return RefusedError(f"{self.endpoint}: {response.status_code}: {known if self.endpoint.key else missing}")
+
+    def _said(self, what: httpx.Response | Exception) -> str:
+        """Its own words, on one line, without the key should it repeat it."""
+        if isinstance(what, Exception):
+            text = f"{type(what).__name__}: {what}" if str(what) else type(what).__name__
+        else:
+            body = _json(what)
+            error = body.get("error", body) if isinstance(body, dict) else None
+            message = error.get("message") if isinstance(error, dict) else error
+            text = str(message or what.headers.get("location") or what.text or what.reason_phrase)
+        text = " ".join(text.split())
+        if self.endpoint.key:
+            text = text.replace(self.endpoint.key, "***")
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _asked_to_wait(response: httpx.Response, otherwise: float) -> float:
+    """Seconds of Retry-After; its other form, a date, is rare and no better than our own wait."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), _LONGEST_WAIT) if text.isdecimal() else otherwise

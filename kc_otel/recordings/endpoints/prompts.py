@@ -1,0 +1,100 @@
+"""A file of prompts: one JSON object per line, with what is sent and what slices are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.endpoints.answers import NEUTRAL
+from kc_otel.recordings.read_jsonl import scalars_of
+from kc_otel.recordings.rescore.comparable import effective
+from kc_otel.recordings.rows import Problems
+
+__all__ = ["Prompt", "PromptsError", "read_prompts"]
+
+_ATTRIBUTES: Final = "attributes"
+
+
+class PromptsError(ValueError):
+    """A file of prompts cannot be used; the message names file, line, field and remedy of everything that is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: exactly one of `text`, `token_ids` and `messages` is there.
+
+    Attributes:
+        line: Its line in the file, from 1.
+        text: Text, which the inference endpoint makes tokens of.
+        token_ids: Tokens.
+        messages: A conversation, which the inference endpoint's chat template makes tokens of.
+        attributes: What slices are made of.
+    """
+
+    line: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
+    """The prompts of a file.
+
+    A line has `prompt` (text), `prompt_token_ids` (whole numbers) or `messages` (as in chat completions). Its other
+    plain values are attributes, as are those of an object `attributes`.
+
+    Raises:
+        PromptsError: If it cannot be read, a line is no prompt, asks to be sampled otherwise than at temperature 1
+            without truncation, or there is none.
+    """
+    problems = Problems(str(path))
+    found = []
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptsError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError as error:
+        raise PromptsError(f"{path}: is not UTF-8 ({error})") from None
+    for line, content in enumerate(text.split("\n"), 1):
+        if content.strip():
+            try:
+                found.append(_prompt(line, json.loads(content)))
+            except ValueError as error:
+                said = f"is not JSON ({error}); every line is one object"
+                problems.add(f"line {line}: {said if isinstance(error, json.JSONDecodeError) else error}")
+    if not found and not problems.all():
+        problems.add("has no prompt; write one JSON object per line, such as {'prompt': 'Hello'} in double quotes")
+    if problems.all():
+        raise PromptsError("\n".join(problems.all()))
+    return tuple(found)
+
+
+def _prompt(line: int, row: Any) -> Prompt:
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not an object with a prompt")  # noqa: TRY004 - the file is wrong
+    given = [name for name in ("prompt", "prompt_token_ids", "messages") if row.get(name)]
+    if len(given) != 1:
+        said = " and ".join(given) if given else "none"
+        raise ValueError(f"needs exactly one of prompt, prompt_token_ids and messages, not empty; it has {said}")
+    text, token_ids, messages = row.get("prompt") or "", row.get("prompt_token_ids") or [], row.get("messages") or []
+    if not isinstance(text, str):
+        raise ValueError("prompt: is not text; tokens are called prompt_token_ids")  # noqa: TRY004
+    if not (isinstance(token_ids, list) and all(type(each) is int and each >= 0 for each in token_ids)):
+        raise ValueError("prompt_token_ids: is not a list of whole numbers from 0 on")
+    if not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
+        raise ValueError("messages: is not a list of objects such as {'role': 'user', 'content': '...'}")
+    asked = effective({name: row[name] for name in NEUTRAL if row.get(name) is not None})
+    if asked:
+        said = ", ".join(f"{name}: {value}" for name, value in asked.items())
+        raise ValueError(
+            f"{said}: both endpoints are compared at temperature 1 without truncation or penalties; leave it out"
+        )
+    more = row.get(_ATTRIBUTES)
+    own = {name: value for name, value in row.items() if name != "prompt"}
+    attributes = scalars_of(own) | (scalars_of(more) if isinstance(more, dict) else {})
+    return Prompt(line, text, tuple(token_ids), tuple(messages), attributes)

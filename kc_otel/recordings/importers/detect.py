@@ -1,0 +1,88 @@
+"""Whose file it is, and whether it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
+from kc_otel.recordings.importers import prime_rl_files as prime_rl
+from kc_otel.recordings.importers import verl_files as verl
+from kc_otel.recordings.importers.imported import ImportFileError
+from kc_otel.recordings.importers.json_lines import records
+
+__all__ = ["FORMATS", "Format", "complete", "files_of", "format_of"]
+
+Format = Literal["verl", "prime-rl", "nemo-rl", "generic"]
+FORMATS: Final[tuple[Format, ...]] = ("verl", "prime-rl", "nemo-rl", "generic")
+_LINES: Final = (".jsonl", ".jsonl.gz")
+_GENERIC: Final = (".npz", ".parquet")
+
+
+def format_of(path: Path) -> Format:
+    """Whose format a file has, by its name and its first record.
+
+    Raises:
+        ImportFileError: If its first line is no JSON object, or it holds text without log-probabilities.
+    """
+    name = path.name.lower()
+    if name.endswith(verl.ENDINGS):
+        return "verl"
+    if not name.endswith(_LINES):
+        return "generic"
+    record = _first(path)
+    if verl.is_text_dump(record):
+        msg = (
+            f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
+            f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
+        )
+        raise ImportFileError(msg)
+    if prime_rl.looks_like(path, record):
+        return "prime-rl"
+    return "nemo-rl" if nemo_rl.looks_like(path, record) else "generic"
+
+
+def files_of(paths: Iterable[Path]) -> list[Path]:
+    """The files that paths name: themselves, and of folders whatever could be imported, by name in natural order.
+
+    Raises:
+        FileNotFoundError: If a path is not there.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = (each for each in path.rglob("*") if each.is_file())
+            found += sorted((each for each in inside if each.name.lower().endswith(_KNOWN)), key=_natural)
+        elif path.exists():
+            found.append(path)
+        else:
+            msg = f"{path}: there is no such file or folder"
+            raise FileNotFoundError(msg)
+    return list(dict.fromkeys(found))
+
+
+def complete(path: Path) -> bool:
+    """Whether the trainer says that it is done with a file; where none says so, it is."""
+    return prime_rl.complete(path)
+
+
+_KNOWN: Final = (*_LINES, *_GENERIC, *verl.ENDINGS)
+
+
+def _first(path: Path) -> dict[str, Any] | None:
+    return next((record for _, record in records(path)), None)
+
+
+def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+    """Step 9 before step 10."""
+    digits, parts = "", []
+    for letter in (*str(path), ""):
+        if letter.isdecimal() and letter.isascii():
+            digits += letter
+            continue
+        if digits:
+            parts.append((0, int(digits)))
+            digits = ""
+        parts.append((1, letter))
+    return tuple(parts)

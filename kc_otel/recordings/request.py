@@ -1,0 +1,121 @@
+"""A served request as it is kept for rescoring: what was sampled, by which kernel, under which processing.
+
+A served request as a row: three arrays as little-endian bytes, everything else as JSON that a person can read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
+
+__all__ = ["COLUMNS", "Row", "SampledRequest", "decode", "encode", "size_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledRequest:
+    """One sampled completion of one request. An engine's instrumentation makes it, `kc-otel rescore` reads it.
+
+    Attributes:
+        request_id: The engine's own name of the request, with the index of the completion where there are several.
+        prompt_ids: Prompt tokens, int64 [prompt].
+        token_ids: Sampled tokens, int64 [tokens].
+        logprobs: log Q(y) of the sampled tokens, nats, float32 [tokens].
+        kernel: The inference kernel that sampled them.
+        processing: What was done to the logits before sampling and is part of the distribution that `logprobs` are
+            from: temperature, top_p, top_k, min_p, repetition_penalty, ... by name; empty for none. Together with
+            `logprobs_mode`, since an engine may report log-probabilities from before it.
+        logprobs_mode: `raw` when `logprobs` are from before processing, `processed` when from after it.
+        attributes: What slices are made of.
+        weights: Weight version that sampled it; None when the engine does not say.
+        traceparent: W3C trace context of the request's span; empty when there is none.
+        at: When it was finished, unix nanoseconds.
+    """
+
+    request_id: str
+    prompt_ids: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    kernel: Kernel
+    processing: Mapping[str, Scalar] = field(default_factory=dict)
+    logprobs_mode: str = "raw"
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
+    weights: int | str | None = None
+    traceparent: str = ""
+    at: int = 0
+
+
+Row = tuple[str, bytes, bytes, bytes, str]
+"""request_id, prompt_ids, token_ids, logprobs, about."""
+
+COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
+
+_IDS: Final = "<i4"
+_LOGPROBS: Final = "<f4"
+
+
+def size_of(request: SampledRequest) -> int:
+    """About the bytes that a request takes in memory and on disk; too many rather than too few."""
+    return 8 * (request.prompt_ids.size + request.token_ids.size) + 4 * request.logprobs.size + 2048
+
+
+def encode(request: SampledRequest) -> Row:
+    """The row of a request.
+
+    Raises:
+        ValueError: If a token id does not fit 32 bits, or tokens and log-probabilities differ in number.
+    """
+    if request.token_ids.shape != request.logprobs.shape or request.token_ids.ndim != 1:
+        msg = f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
+        raise ValueError(msg)
+    about = {
+        "kernel": request.kernel.to_plain(),
+        "processing": dict(request.processing),
+        "logprobs_mode": request.logprobs_mode,
+        "attributes": dict(request.attributes),
+        "weights": request.weights,
+        "traceparent": request.traceparent,
+        "at": request.at,
+    }
+    return (
+        request.request_id,
+        _ids(request.prompt_ids),
+        _ids(request.token_ids),
+        np.ascontiguousarray(request.logprobs, dtype=_LOGPROBS).tobytes(),
+        json.dumps(about, separators=(",", ":"), default=str),
+    )
+
+
+def decode(row: Row) -> SampledRequest:
+    """The request of a row.
+
+    Raises:
+        ValueError: If it is none that `encode` wrote.
+    """
+    request_id, prompt_ids, token_ids, logprobs, about = row
+    try:
+        plain: dict[str, Any] = json.loads(about)
+        return SampledRequest(
+            request_id=request_id,
+            prompt_ids=np.frombuffer(prompt_ids, dtype=_IDS).astype(np.int64),
+            token_ids=np.frombuffer(token_ids, dtype=_IDS).astype(np.int64),
+            logprobs=np.frombuffer(logprobs, dtype=_LOGPROBS).astype(np.float32),
+            **{**plain, "kernel": Kernel.from_plain(plain["kernel"])},
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        msg = f"request {request_id!r} cannot be read ({error})"
+        raise ValueError(msg) from None
+
+
+def _ids(ids: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
+    if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
+        msg = f"token ids: {int(ids.min())}..{int(ids.max())} do not fit 0..2^31-1"
+        raise ValueError(msg)
+    return np.ascontiguousarray(ids, dtype=_IDS).tobytes()

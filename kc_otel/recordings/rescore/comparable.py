@@ -1,0 +1,68 @@
+"""Which served requests can be compared at all: both sides' log-probabilities have to be of the same distribution.
+
+TV(P, Q) = E_Q[(1-w)+] holds for tokens drawn from the very Q whose log-probabilities were kept. An engine that reports
+log-probabilities from before temperature and top-p has drawn from another distribution than it reports, and one that
+decodes greedily has drawn nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.request import SampledRequest
+
+__all__ = ["SUPPORTED", "effective", "refusal"]
+
+SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
+"""Processing that a score function has to apply to the training kernel's logits, in this order."""
+
+_NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
+    "temperature": (1,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+
+
+def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The processing that changes anything: without top_p = 1 and the like."""
+    return {name: value for name, value in processing.items() if value not in _NEUTRAL.get(name, ())}
+
+
+def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[str, str] | None:
+    """Why a request cannot be compared: a reason for the counter and a sentence with the remedy; None when it can.
+
+    Args:
+        request: The request.
+        weights: Weight version of the training kernel; None when nobody says.
+    """
+    processing = effective(request.processing)
+    if not request.token_ids.size:
+        return "no_tokens", f"request {request.request_id} has no sampled tokens"
+    if processing.get("temperature") == 0:
+        return "greedy", "temperature is 0: nothing was sampled, so (1-w)+ estimates nothing; sample, or look at logits"
+    if request.logprobs_mode == "raw" and processing:
+        said = ", ".join(f"{name}={value}" for name, value in sorted(processing.items()))
+        remedy = "start vLLM with --logprobs-mode processed_logprobs"
+        return "raw_logprobs", f"drawn with {said}, but the log-probabilities are from before it; {remedy}"
+    other = sorted(set(processing) - set(SUPPORTED))
+    if other:
+        return (
+            "unsupported_processing",
+            f"{', '.join(other)} cannot be applied to the training kernel; only {', '.join(SUPPORTED)} can",
+        )
+    if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
+        said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
+        return "wrong_weights", f"{said}; rescore with the checkpoint that served"
+    return None
+
+
+def _other_weights(sampled: int | str, scored: int | str) -> bool:
+    """Whether two versions differ and the difference is no number of steps, which would be measured as a lag."""
+    both_steps = isinstance(sampled, int) and isinstance(scored, int)
+    return not both_steps and str(sampled) != str(scored)

@@ -1,0 +1,103 @@
+"""The file between serving and rescoring: an SQLite queue in write-ahead mode.
+
+Any number of processes append, one reads. A commit survives the processes being killed at any instant; the file never
+grows beyond its bound, and a full disk is met the same way as a full spool: nothing that was acknowledged is lost, what
+comes next is refused.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kc_otel.recordings.request import COLUMNS, Row
+
+__all__ = ["MIN_BYTES", "SpoolError", "append", "connect"]
+
+MIN_BYTES: Final = 1 << 20
+"""Smallest bound of a spool's file."""
+
+_TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    request_id TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    about TEXT NOT NULL
+) STRICT"""
+_APPLICATION: Final = 0x6B63_5350  # "kcSP"
+_WAL_PAGES: Final = 256
+
+
+class SpoolError(Exception):
+    """The spool's file cannot be used; the message says what to do."""
+
+
+def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -> sqlite3.Connection:
+    """Open or create a spool.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size of the file; None to leave it to the writers.
+        timeout: Seconds to wait while another process writes.
+
+    Raises:
+        SpoolError: If the file is no spool, or cannot be opened or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
+    except (sqlite3.Error, OSError) as error:
+        raise SpoolError(_unusable(path, error)) from None
+    try:
+        ours = _prepared(connection, max_bytes)
+    except sqlite3.Error as error:
+        connection.close()
+        raise SpoolError(_unusable(path, error)) from None
+    if not ours:
+        connection.close()
+        raise SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
+    return connection
+
+
+def append(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+    """Write all of these rows, or none of them.
+
+    Raises:
+        sqlite3.OperationalError: If the spool or the disk is full, or another process holds it for too long.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany(f"INSERT INTO requests ({COLUMNS}) VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608 - a constant
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite has rolled back by itself where the disk was full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
+    """Whether the database is a spool, which it has become where it was empty."""
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        return False
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
+    if not tables:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(_TABLE)
+        connection.execute(f"PRAGMA application_id={_APPLICATION}")
+        connection.execute("COMMIT")
+    if max_bytes is not None:
+        page = connection.execute("PRAGMA page_size").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={max(max_bytes, MIN_BYTES) // page}")
+    return True
+
+
+def _unusable(path: Path, error: Exception) -> str:
+    if isinstance(error, sqlite3.OperationalError | OSError):
+        return f"{path}: cannot be opened as a spool ({error}); give a file in a folder that can be written"
+    return f"{path}: is not a spool ({error}); move it away, or give another file"

@@ -1,0 +1,304 @@
+"""The report of a period: what broke, when, for whom, what was done, and the state of every cell at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
+from kc_otel.judge.incidents.incidents import Incident, incidents
+from kc_otel.report.document import Block, Bullets, Heading, Picture, Table, Text
+from kc_otel.report.svg import draw_distribution, draw_history
+
+__all__ = ["Period", "period_blocks", "wanted_cells"]
+
+_DRAWN: Final = 6
+"""Cells of an incident whose past is drawn: the worst."""
+_LISTED: Final = 200
+"""Events that are listed: the newest of those that matter."""
+_WORST_FIRST: Final = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
+_ASKED: Final = {
+    "sample-more": "recorders are asked to sample more",
+    "hold-promotion": "promotions are held",
+    "quarantine-rollouts": "rollouts are quarantined",
+    "resync-weights": "trainers are asked to send the weights again",
+    "halt": "trainers are told to halt",
+}
+
+Json = Mapping[str, Any]
+CellKey = tuple[str, str, str, str, str]
+"""(contract, clause, slice, kernel_train, kernel_inference)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What the API of an evaluator said.
+
+    Attributes:
+        start: Unix time, seconds.
+        end: Unix time, seconds.
+        source: Where the evaluator answers.
+        version: Version of kc-otel.
+        contracts: As `/api/v1/contracts`.
+        cells: As `/api/v1/cells`.
+        events: As `/api/v1/events`, oldest first; also from before the start.
+        decisions: As `/api/v1/decisions`.
+        standing: As `standing` of `/api/v1/overview`.
+        health: As `/api/v1/health`.
+        complete: Whether no event of the period is missing.
+        histories: Points of `/api/v1/history`, by cell.
+        distributions: Answers of `/api/v1/distribution`, by cell.
+    """
+
+    start: float
+    end: float
+    source: str
+    version: str
+    contracts: Sequence[Json]
+    cells: Sequence[Json]
+    events: Sequence[Json]
+    decisions: Json
+    standing: Sequence[Json]
+    health: Json
+    complete: bool = True
+    histories: Mapping[CellKey, Sequence[Sequence[Any]]] = field(default_factory=dict)
+    distributions: Mapping[CellKey, Json] = field(default_factory=dict)
+
+
+def wanted_cells(period: Period) -> tuple[CellKey, ...]:
+    """Cells whose past and distribution the report shows: the worst of every incident."""
+    return tuple(
+        dict.fromkeys(
+            (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
+            for one in _incidents(period)
+            if one.status == "FAIL"
+            for spot in one.places[:_DRAWN]
+        )
+    )
+
+
+def period_blocks(period: Period) -> tuple[Block, ...]:
+    """The report as blocks."""
+    found = _incidents(period)
+    names = listed([f"{one['name']} v{one['version']}" for one in period.contracts], most=8)
+    blocks: list[Block] = [
+        Heading(1, _title(found)),
+        Text(
+            f"{names or 'No contract'}, from {moment(period.start)} to {moment(period.end)} "
+            f"({duration(period.end - period.start)}). Written by kc-otel {period.version} from {period.source}."
+        ),
+    ]
+    if not period.complete:
+        blocks.append(Text("The evaluator had more events than it gave: the beginning of the period is missing."))
+    for one in found:
+        blocks += _incident(period, one)
+    blocks += _in_force(period)
+    blocks += _promised(period)
+    blocks += _cells(period)
+    blocks += _kernels(period)
+    blocks += _log(period)
+    return tuple(blocks)
+
+
+def _incidents(period: Period) -> tuple[Incident, ...]:
+    events = [event for event in period.events if event["at"] <= period.end]
+    waiting = {one["endpoint"]: one["oldest"] for one in period.health["outbox"] if one["oldest"] is not None}
+    reported = [
+        cell for cell in period.cells if cell["verdict"]["kernel_inference"] or cell["verdict"]["status"] != "NO_DATA"
+    ]  # a cell that nobody has ever reported to is not broken: there is nothing yet
+    return incidents(reported, events, period.decisions, period.start, waiting)
+
+
+def _title(found: Sequence[Incident]) -> str:
+    broken = [one for one in found if one.status == "FAIL"]
+    told = [one for one in broken if one.until is None] or broken
+    if not told:
+        return "A kernel was silent" if found else "No promise was broken"
+    lasting = told[0].until is None
+    promises = len({(one.contract, clause) for one in told for clause in one.clauses})
+    named = dict.fromkeys(name for one in told for name in one.slices if name != "all")
+    now, then, again = (
+        ("promise is", "promise was", "holds") if promises == 1 else ("promises are", "promises were", "hold")
+    )
+    said = f"{promises} {now if lasting else then} broken on {listed(list(named) or ['all traffic'])}"
+    return said if lasting else f"{said}, and {again} again"
+
+
+def _incident(period: Period, one: Incident) -> list[Block]:
+    until = "it still is" if one.until is None else f"until {moment(one.until)}"
+    span = duration((period.end if one.until is None else one.until) - one.since)
+    past = dict.fromkeys(place(spot.slice) for spot in one.places if spot.slice not in one.slices)
+    earlier = f"; for a time also {listed(list(past), most=20)}" if past else ""
+    blocks: list[Block] = [
+        Heading(2, one.headline),
+        Text(f"since {moment(one.since)}, {until} ({span}); contract {one.contract}.", one.status),
+        Bullets(tuple(f"{clause}: {text}" for clause, text in one.extents)),
+        Text(
+            f"For whom: {listed([place(name) for name in one.slices], most=20)}{earlier}. On inference kernel "
+            f"{_spelled(period, one.contract, 'inference', one.kernel_inference)}, against training kernel "
+            f"{_spelled(period, one.contract, 'train', one.kernel_train)}."
+        ),
+        Heading(3, "What was done"),
+        Bullets(tuple(_deed(deed.at, deed.text, deed.in_force) for deed in one.deeds))
+        if one.deeds
+        else Text("Nothing: no step of the escalation policy fired."),
+    ]
+    for spot in one.places[:_DRAWN] if one.status == "FAIL" else ():
+        key = (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
+        blocks += _pictures(period, key)
+    return blocks
+
+
+def _deed(at: float, text: str, in_force: bool | None) -> str:
+    held = {True: " (in force)", False: " (no longer in force)", None: ""}[in_force]
+    return f"{moment(at)}: {text}{held}"
+
+
+def _pictures(period: Period, key: CellKey) -> list[Block]:
+    title = f"{key[1]} on {place(key[2])}"
+    points = [point for point in period.histories.get(key, ()) if period.start <= point[0] <= period.end]
+    estimates = [point[1] for point in points if point[1] is not None]
+    seen = period.distributions.get(key)
+    blocks: list[Block] = []
+    if estimates:
+        says = (
+            f"{title}: estimate {number(min(estimates))} to {number(max(estimates))} between {moment(points[0][0])} "
+            f"and {moment(points[-1][0])}, last {number(estimates[-1])}; the limit is {number(points[-1][4])}."
+        )
+        blocks.append(Picture(draw_history(points, f"{title} over time, with its confidence band and limit"), says))
+    if seen is not None and seen["edges"]:
+        zero = f" {number(100 * seen['zero'] / seen['total'])} % are zero and not drawn." if seen["zero"] else ""
+        says = (
+            f"{title}: {seen['total']:,} observations of {seen['metric']} in {duration(seen['window'])}, mean "
+            f"{number(seen['mean'])}, largest {number(seen['maximum'])}.{zero}"
+        )
+        blocks.append(Picture(draw_distribution(seen, f"Distribution of {seen['metric']} on {place(key[2])}"), says))
+    return [Heading(3, title), *blocks] if blocks else []
+
+
+def _in_force(period: Period) -> list[Block]:
+    lines = [
+        f"{one['contract']}: {place(one['slice'])} avoids kernel {one['avoid']} and uses the training kernel since "
+        f"{moment(one['since'])}: {one['reason']}"
+        for one in period.decisions["routes"]
+    ]
+    asked: dict[tuple[str, str], list[Json]] = {}
+    for one in period.decisions["directives"]:
+        asked.setdefault((one["contract"], one["kind"]), []).append(one)
+    for (contract, kind), causes in asked.items():
+        slices = list(dict.fromkeys(place(one["slice"]) for one in causes))
+        since = moment(min(one["since"] for one in causes))
+        lines.append(f"{contract}: {_ASKED.get(kind, kind)} since {since}, because of {listed(slices, most=8)}")
+    for one in period.standing:
+        if one["kind"] != "route":  # every route is above
+            end = "" if one["until"] is None else f", until {moment(one['until'])}"
+            lines.append(f"{one['contract']}: {one['text']}, since {moment(one['since'])}{end}")
+    text = Text("No route, no directive, and nothing that a person decided.")
+    return [Heading(2, "In force at the end"), Bullets(tuple(lines)) if lines else text]
+
+
+def _promised(period: Period) -> list[Block]:
+    """What the clauses mean, for a reader who never saw the contract."""
+    blocks: list[Block] = []
+    for one in period.contracts:
+        said = [
+            one["description"],
+            f"Owner: {one['owner']}." if one["owner"] else "",
+            f"Runbook: {one['runbook']}." if one["runbook"] else "",
+            f"Judged over {duration(one['window'])} and {duration(one['long_window'])}.",
+            f"Confidence {100 * one['confidence']:.4g} %. Hash {one['hash'][:12]}.",
+        ]
+        rows = tuple((clause["id"], clause["meaning"]) for clause in one["clauses"])
+        blocks += [
+            Heading(2, f"What {one['name']} v{one['version']} promises"),
+            Text(" ".join(part if part.endswith(".") else f"{part}." for part in said if part)),
+            Table(("Clause", "Meaning"), rows),
+        ]
+    return blocks
+
+
+def _cells(period: Period) -> list[Block]:
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    kernels: dict[str, set[str]] = {}
+    for cell in period.cells:
+        kernels.setdefault(cell["verdict"]["contract"], set()).add(cell["verdict"]["kernel_inference"])
+    several = {name: len(found) > 1 for name, found in kernels.items()}
+    for one in sorted((cell["verdict"] | {"since": cell["since"]} for cell in period.cells), key=_worst_first):
+        rows.setdefault(one["contract"], []).append(
+            (
+                one["status"],
+                one["clause"],
+                place(one["slice"]),
+                *((shown(one["kernel_inference"]),) if several[one["contract"]] else ()),
+                number(one["estimate"]),
+                interval(one["lower"], one["upper"]),
+                number(one["limit"]),
+                moment(one["since"]).removesuffix(" UTC"),
+                one["reason"],
+            )
+        )
+    if not rows:
+        return [Heading(2, "Every cell at the end"), Text("No cell has been judged yet.")]
+    blocks: list[Block] = []
+    for name, found in rows.items():
+        kernel = ("Kernel",) if several[name] else ()
+        header = ("Verdict", "Clause", "Slice", *kernel, "Estimate", "Interval", "Limit", "Since (UTC)", "Reason")
+        blocks += [Heading(2, f"Every cell of {name} at the end"), Table(header, tuple(found))]
+        if not kernel:
+            blocks.append(Text(f"Inference kernel of all of them: {shown(*kernels[name])}."))
+    return blocks
+
+
+def _worst_first(one: Json) -> tuple[Any, ...]:
+    status = _WORST_FIRST.index(one["status"])
+    return one["contract"], status, one["clause"], one["slice"], one["kernel_inference"]
+
+
+def _kernels(period: Period) -> list[Block]:
+    rows = tuple(
+        (
+            one["name"],
+            kernel["role"],
+            kernel["version"],
+            ", ".join(f"{k}={v}" for k, v in sorted(kernel["fields"].items())),
+        )
+        for one in period.contracts
+        for kernel in sorted(one["kernels"], key=lambda kernel: (kernel["role"], kernel["version"]))
+    )
+    return [Heading(2, "Kernel versions"), Table(("Contract", "Role", "Version", "Fields"), rows)] if rows else []
+
+
+def _log(period: Period) -> list[Block]:
+    within = [event for event in period.events if period.start <= event["at"] <= period.end]
+    told = [event for event in within if _matters(event)]
+    blocks: list[Block] = [Heading(2, "Events")]
+    if told:
+        rows = tuple((moment(one["at"]), one["contract"], one["kind"], one["message"]) for one in told[-_LISTED:])
+        blocks.append(Table(("Time", "Contract", "Kind", "What"), rows))
+    elif not within:
+        blocks.append(Text("None."))
+    left = [
+        (len(told) - _LISTED, "earlier ones of these"),
+        (len(within) - len(told), "changes between PASS and INCONCLUSIVE"),
+    ]
+    blocks += [Text(f"Not listed: {many:,} {what}.") for many, what in left if many > 0]
+    return blocks
+
+
+def _matters(event: Json) -> bool:
+    """Alerts, what people did, and verdicts that break or mend something; near a limit the others come and go."""
+    change = {event["data"].get("status"), event["data"].get("before")}
+    return event["kind"] != "verdict" or not change <= {"PASS", "INCONCLUSIVE", None}
+
+
+def _spelled(period: Period, contract: str, role: str, version: str) -> str:
+    for one in period.contracts:
+        for kernel in one["kernels"] if one["name"] == contract else ():
+            if (kernel["role"], kernel["version"]) == (role, version):
+                fields = kernel["fields"]
+                known = [
+                    fields[name] for name in ("engine", "engine.version", "dtype", "quantization") if name in fields
+                ]
+                return f"{' '.join(known)} ({version})" if known else version
+    return shown(version)

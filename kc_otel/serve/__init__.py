@@ -1,0 +1,1 @@
+"""The evaluator process: OTLP in, state, API, page and webhooks. Needs the extra `serve`."""

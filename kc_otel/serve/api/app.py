@@ -1,0 +1,71 @@
+"""The evaluator's API: read what it knows, watch the decision table, say what people decide; and a page at `/`.
+
+It is served without authentication and therefore on loopback by default. `/openapi.json` describes it; there is no page
+of documentation, because the usual one loads its scripts from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.middleware.gzip import GZipMiddleware
+from fastapi.responses import JSONResponse
+
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.overview import Overviews
+from kc_otel.serve.api.routes_decisions import decision_routes
+from kc_otel.serve.api.routes_health import health_routes
+from kc_otel.serve.api.routes_past import past_routes
+from kc_otel.serve.api.routes_people import people_routes
+from kc_otel.serve.api.routes_promotion import promotion_routes
+from kc_otel.serve.api.routes_verdicts import verdict_routes
+from kc_otel.serve.api.views import Problem
+from kc_otel.serve.core import Core
+from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.page import page_routes
+from kc_otel.serve.store.state_file import StateError
+
+__all__ = ["make_api"]
+
+
+def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, version: str) -> FastAPI:
+    """The application.
+
+    Args:
+        core: What is asked.
+        readings: The evaluator's own metrics.
+        decided: Notified when the decision table may have changed.
+        version: Version of kc-otel.
+    """
+    api = FastAPI(
+        title="kc-otel evaluator",
+        version=version,
+        summary="Verdicts, events and decisions of kernel contracts.",
+        docs_url=None,
+        redoc_url=None,
+        responses={404: {"model": Problem}, 422: {"model": Problem}},
+    )
+
+    @api.exception_handler(HTTPException)
+    async def problem(_: Request, error: HTTPException) -> Response:
+        body = Problem(title="request refused", detail=str(error.detail), status=error.status_code)
+        return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
+
+    @api.exception_handler(StateError)
+    async def unwritten(_: Request, error: StateError) -> Response:
+        body = Problem(title="state cannot be written", detail=str(error), status=503)
+        return JSONResponse(body.model_dump(), 503, media_type="application/problem+json")
+
+    api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
+    for router in (
+        health_routes(core, readings),
+        verdict_routes(core),
+        past_routes(core, Overviews(core, version), readings),
+        decision_routes(core, decided),
+        people_routes(core, decided),
+        promotion_routes(core),
+        page_routes(),
+    ):
+        api.include_router(router)
+    return api

@@ -1,0 +1,41 @@
+"""Is it up, is it working, and what does it say of itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+
+from kc_otel.serve.core import Core
+from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.self_metrics import exposition
+
+__all__ = ["health_routes"]
+
+_LATE: Final = 30.0
+
+
+def health_routes(core: Core, readings: Callable[[], Readings]) -> APIRouter:
+    """`/healthz`, `/readyz` and `/metrics`."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        """The process is up."""
+        return "ok\n"
+
+    @router.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
+    async def readyz() -> Response:
+        """It receives, and its last evaluation is not older than it should be."""
+        late = core.evaluated_at is None or time.time() - core.evaluated_at > _LATE
+        return PlainTextResponse("no evaluation yet\n" if late else "ready\n", 503 if late else 200)
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """The evaluator's own metrics and every verdict, for Prometheus."""
+        return Response(exposition(readings()), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

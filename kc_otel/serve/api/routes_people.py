@@ -1,0 +1,145 @@
+"""What people do about alerts and routes: acknowledge, silence, pin; and what dry runs would have done."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query
+
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.serve import people_orders as people
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.people_views import (
+    Acknowledged,
+    AcknowledgementView,
+    AcknowledgeRequest,
+    Alerts,
+    AlertView,
+    DryRun,
+    EndRequest,
+    Pinned,
+    PinRequest,
+    SilenceRequest,
+    Silences,
+    SilenceView,
+    UnpinRequest,
+)
+from kc_otel.serve.core import Core
+
+__all__ = ["people_routes"]
+
+
+def people_routes(core: Core, decided: Changes) -> APIRouter:
+    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin` and `dry-run`."""
+    router = APIRouter(prefix="/api/v1")
+
+    @router.get("/alerts", tags=["people"])
+    async def alerts(contract: Annotated[str | None, Query(description="Only this contract.")] = None) -> Alerts:
+        """Steps of the escalation policies that wait or fire, who acknowledged them, and what silences them."""
+        now = time.time()
+        found = [
+            _alert(core, alert, times, now)
+            for name, state in core.policies.items()
+            if contract in {None, name}
+            for times in [{one.fingerprint: one.times for one in core.standing.books[name].said}]
+            for alert in state.alerts
+        ]
+        return Alerts(at=core.evaluated_at, alerts=found)
+
+    @router.post("/alerts/acknowledge", tags=["people"])
+    async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
+        """Somebody is at work on alerts that fire: they go on firing, and their reminders stop."""
+        with _answered():
+            taken = people.acknowledge(
+                core, request.contract, request.clause, request.slice, request.by, request.why, time.time()
+            )
+        return Acknowledged(fingerprints=[alert.fingerprint for alert in taken])
+
+    @router.get("/silences", tags=["people"])
+    async def silences() -> Silences:
+        """Silences in force, oldest first."""
+        now = time.time()
+        return Silences(
+            silences=[SilenceView(**dataclasses.asdict(one)) for one in core.people.silences if now < one.until]
+        )
+
+    @router.post("/silences", tags=["people"])
+    async def silence(request: SilenceRequest) -> SilenceView:
+        """Nobody is told of some alerts until a time: no webhook, no log record. Everything else goes on."""
+        with _answered():
+            made = people.silence(
+                core, request.contract, request.clause, request.slice, request.until, request.by, request.why,
+                time.time(),
+            )  # fmt: skip
+        return SilenceView(**dataclasses.asdict(made))
+
+    @router.post("/silences/{silence}/end", tags=["people"])
+    async def unsilence(silence: str, request: EndRequest) -> SilenceView:
+        """A person ends a silence before its time; what still fires is said with the next evaluation."""
+        with _answered():
+            ended = people.unsilence(core, silence, request.by, request.why, time.time())
+        return SilenceView(**dataclasses.asdict(ended))
+
+    @router.post("/decisions/pin", tags=["decisions"])
+    async def pin(request: PinRequest) -> Pinned:
+        """A person decides which kernel serves a slice; that wins over every route."""
+        with _answered():
+            people.pin(
+                core, request.contract, request.slice, request.kernel, request.until, request.by, request.why,
+                time.time(),
+            )  # fmt: skip
+        await decided.notify()
+        return Pinned(pins=1, version=core.decisions.version)
+
+    @router.post("/decisions/unpin", tags=["decisions"])
+    async def unpin(request: UnpinRequest) -> Pinned:
+        """A person ends pins; routes that are in force hold again."""
+        with _answered():
+            ended = people.unpin(core, request.contract, request.slice, request.by, request.why, time.time())
+        await decided.notify()
+        return Pinned(pins=ended, version=core.decisions.version)
+
+    @router.get("/dry-run", tags=["decisions"])
+    async def dry_run() -> DryRun:
+        """Contracts that run dry, and the decision table that they would have published."""
+        return DryRun(contracts=sorted(core.dry_run), would=core.standing.would.to_json())
+
+    return router
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Errors as the API says them."""
+    try:
+        yield
+    except LookupError as error:
+        raise HTTPException(404, str(error.args[0])) from None
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
+
+
+def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> AlertView:
+    cell, taken = alert.cell, core.people.acknowledged(alert.fingerprint)
+    return AlertView(
+        contract=cell.contract,
+        clause=cell.clause,
+        slice=cell.slice,
+        kernel_train=cell.kernel_train,
+        kernel_inference=cell.kernel_inference,
+        on=alert.on,
+        severity=alert.severity,
+        phase=alert.phase.value,
+        since=alert.since,
+        started_at=alert.started_at,
+        actions=[str(action) for action in alert.actions],
+        reason=alert.verdict.reason,
+        fingerprint=alert.fingerprint,
+        acknowledged=None if taken is None else AcknowledgementView(by=taken.by, why=taken.why, at=taken.at),
+        silenced=[one.id for one in core.people.silencing(cell, now)],
+        said=times.get(alert.fingerprint, 0),
+        dry_run=cell.contract in core.dry_run,
+    )

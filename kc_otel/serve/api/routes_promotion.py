@@ -1,0 +1,175 @@
+"""The promotions of kernel versions: where each is, what is missing, its evidence, and what people tell it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi.responses import JSONResponse
+
+from kc_otel.judge.promotion.machine import share_of
+from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
+from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, Standing, path_of
+from kc_otel.serve.api.promotion_views import (
+    EvidenceList,
+    EvidenceView,
+    HoldView,
+    OrderRequest,
+    PlanView,
+    Promotions,
+    PromotionView,
+    StepView,
+)
+from kc_otel.serve.core import Core
+
+__all__ = ["promotion_routes"]
+
+
+def promotion_routes(core: Core) -> APIRouter:
+    """`/api/v1/promotions` and what is below it."""
+    router = APIRouter(prefix="/api/v1/promotions", tags=["promotion"])
+    _add_plan(router, core)  # before what has a kernel in the same place of the path
+    _add_states(router, core)
+    _add_evidence(router, core)
+    return router
+
+
+def _add_states(router: APIRouter, core: Core) -> None:
+    @router.get("")
+    async def promotions(
+        contract: Annotated[str | None, Query(description="Only this contract.")] = None,
+    ) -> Promotions:
+        """Every kernel version that is on its way, was rolled back, or was replaced."""
+        return Promotions(promotions=[_view(core, one) for one in core.promotions.all(contract)])
+
+    @router.get("/{contract}/{kernel}")
+    async def promotion(contract: str, kernel: str) -> PromotionView:
+        """Where one kernel version is."""
+        with _answered():
+            return _view(core, core.promotions.of(contract, kernel))
+
+    @router.post("/{contract}/{kernel}")
+    async def order(contract: str, kernel: str, request: OrderRequest) -> PromotionView:
+        """A person or their program starts, holds, resumes, forces, approves, confirms or rolls back a version."""
+        now, told = time.time(), core.promotions
+        with _answered():
+            if request.order == "start":
+                said = told.start(contract, kernel, request.by, now)
+            elif request.order == "evidence":
+                if request.evidence is None:
+                    raise OrderError("hand the evidence over, as `kc-otel gate --evidence` wrote it")
+                said = told.admit(contract, kernel, request.evidence, request.by, now)
+            else:
+                said = told.tell(
+                    contract, kernel, request.order, request.by, request.why, now,
+                    stage=request.stage, place=request.place,
+                )  # fmt: skip
+            for severity, message, attributes in said:
+                core.announce(severity, message, attributes)
+            return _view(core, told.of(contract, kernel))
+
+
+def _add_evidence(router: APIRouter, core: Core) -> None:
+    @router.get("/{contract}/{kernel}/evidence")
+    async def evidence(contract: str, kernel: str) -> EvidenceList:
+        """What was kept of a version's steps."""
+        with _answered():
+            found = core.promotions.evidence(contract, kernel)
+        views = [EvidenceView(id=one.id, at=one.at, what=one.what, checksum=one.record["checksum"]) for one in found]
+        return EvidenceList(evidence=views)
+
+    @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
+    async def record(contract: str, kernel: str, number: int) -> Response:
+        """One piece of evidence, as `kc-otel verify` checks it."""
+        for one in core.promotions.evidence(contract, kernel):
+            if one.id == number:
+                return JSONResponse(one.record)
+        raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
+
+
+def _add_plan(router: APIRouter, core: Core) -> None:
+    @router.get("/{contract}/plan")
+    async def plan(
+        contract: str,
+        tokens_per_second: Annotated[
+            float | None, Query(gt=0.0, description="All traffic; else what the last evaluation has seen.")
+        ] = None,
+        tokens_per_sequence: Annotated[float | None, Query(ge=1.0)] = None,
+        share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
+    ) -> PlanView:
+        """How long each place of a promotion takes at best, with identical kernels."""
+        found = core.contracts.get(contract)
+        if found is None:
+            raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+        own = [verdict for verdict in core.promotions.verdicts if verdict.cell.contract == contract]
+        seen = observed_traffic(found, own)
+        try:
+            shares = {**seen.shares, **shares_of(found, share or [])}
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        traffic = Traffic(
+            tokens_per_second or seen.tokens_per_second,
+            seen.sampling,
+            tokens_per_sequence or seen.tokens_per_sequence,
+            shares,
+        )
+        steps = [
+            StepView(
+                place=str(step.place),
+                seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
+                never=step.seconds == math.inf,
+                slowest=step.slowest,
+                why=step.why,
+            )
+            for step in plan_steps(found, traffic)
+        ]
+        return PlanView(sampling=traffic.sampling, tokens_per_second=traffic.tokens_per_second, steps=steps)
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except LookupError as error:
+        raise HTTPException(404, str(error.args[0])) from None
+    except OrderError as error:
+        raise HTTPException(409, str(error)) from None
+    except sqlite3.DatabaseError as error:
+        raise HTTPException(503, f"the state cannot be written, so nothing is decided: {error}") from None
+
+
+def _view(core: Core, one: Promotion) -> PromotionView:
+    terms = core.contracts[one.contract].promotion
+    path = path_of(terms)
+    running = one.standing is Standing.RUNNING
+    following = next((place for place in path if place.rank > one.place.rank), None) if running else None
+    share = share_of(one)
+    return PromotionView(
+        contract=one.contract,
+        kernel=one.version,
+        standing=one.standing,
+        place=str(one.place),
+        stage=one.place.stage,
+        share=1.0 if share is None else share,
+        entered=one.entered,
+        started=one.started,
+        attempt=one.attempt,
+        windows=min(one.tally.passed, terms.windows),
+        windows_needed=terms.windows,
+        failed_windows=one.tally.failed,
+        failure_limit=terms.failure_limit,
+        next=None if following is None else str(following),
+        next_share=None if following is None else following.share,
+        path=[str(place) for place in path],
+        missing=list(one.missing),
+        awaiting=one.awaiting or None,
+        hooked=one.hooked,
+        hold=None if one.hold is None else HoldView(by=one.hold.by, why=one.hold.why, at=one.hold.at),
+        approved=list(one.approved),
+        reason=one.reason,
+    )

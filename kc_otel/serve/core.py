@@ -1,0 +1,324 @@
+"""One tick: verdicts, policy, decisions, webhooks, and what of them must survive, in one transaction.
+
+    OTLP -> evaluator -> verdicts -> policy -> transitions -+-> notices -> outbox
+                                                            +-> decision table
+                                                            +-> events, log records
+
+What people decide (acknowledge, silence, pin, resume) is written the same way: with its event, before it is in force.
+Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.words import place
+from kc_otel.judge.decisions.table import DecisionTable, resume
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
+from kc_otel.judge.escalation.notices import Notice, Reason, webhooks
+from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.plain import action_to_plain
+from kc_otel.judge.escalation.policies import Judged, judge
+from kc_otel.judge.escalation.webhook_body import alert_body, encode, summary
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.otlp.sink import Outcome
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.serve.gate_history import Rounds
+from kc_otel.serve.history import CellHistory, Change
+from kc_otel.serve.promotions import Promotions
+from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
+from kc_otel.serve.store.policy_store import PolicyStore
+from kc_otel.serve.store.standing import StandingStore
+from kc_otel.serve.store.state_file import StateError, transaction
+from kc_otel.serve.store.traffic_file import RecordingFile
+from kc_otel.serve.webhooks.outbox import Outbox
+
+__all__ = ["Core"]
+
+_log: Final = logging.getLogger(__name__)
+
+Announce = Callable[[str, str, Mapping[str, str]], None]
+"""(severity, message, attributes) of something that changed."""
+_AGAIN: Final = frozenset({Reason.REMINDER, Reason.SILENCE_ENDED})
+_TELLING: Final = frozenset({"notify", "webhook"})
+
+
+class Core:
+    """Everything that the evaluator process knows and decides. One thread; `now` is unix time in seconds.
+
+    Args:
+        contracts: Contracts to judge, names unique.
+        connection: The state file; the core owns the transactions.
+        external_url: How a person reaches the API, for links in webhooks.
+        now: Time of the start.
+        announce: Told of every change, after it has been written.
+        dry_run: Names of contracts that are judged without any consequence: what they would do is only recorded.
+    """
+
+    def __init__(
+        self,
+        contracts: Sequence[Contract],
+        connection: sqlite3.Connection,
+        *,
+        external_url: str,
+        now: float,
+        announce: Announce = lambda _severity, _message, _attributes: None,
+        dry_run: Collection[str] = (),
+    ) -> None:
+        self.contracts = {contract.name: contract for contract in contracts}
+        self.dry_run = frozenset(dry_run)
+        self.started_at = now
+        self.external_url = external_url
+        self.announce = announce
+        self.recording: RecordingFile | None = None
+        self.evaluated_at: float | None = None
+        self.tick_seconds = 0.0
+        self._connection = connection
+        with transaction(connection):
+            self.evaluator = Evaluator(contracts)
+            self._evaluator_store = EvaluatorStore(connection)
+            self._evaluator_store.restore(self.evaluator)
+            self.events = PolicyStore(connection)
+            self.outbox = Outbox(connection)
+            self._store = StandingStore(connection, self.events)
+            self.history = CellHistory(
+                connection, {contract.name: contract.observability.long_window for contract in contracts}
+            )
+            self.rounds = Rounds()
+            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, transaction)
+            self.standing = self._store.begin(self.contracts, self.dry_run, now)
+
+    @property
+    def decisions(self) -> DecisionTable:
+        """The decision table that is published."""
+        return self.standing.decisions
+
+    @property
+    def policies(self) -> Mapping[str, PolicyState]:
+        """Alerts, by the contract's name."""
+        return self.standing.policies
+
+    @property
+    def people(self) -> People:
+        """Silences and acknowledgements in force."""
+        return self.standing.people
+
+    def metrics(self, request: Any) -> Outcome:
+        """Take an ExportMetricsServiceRequest."""
+        now = time.time()
+        outcome = self.evaluator.ingest_metrics(request, now)
+        if self.recording is not None:
+            self.recording.received(request, now)
+        return outcome
+
+    def traces(self, request: Any) -> Outcome:
+        """Take an ExportTraceServiceRequest."""
+        return self.evaluator.ingest_traces(request, time.time())
+
+    def logs(self, request: Any) -> Outcome:  # noqa: ARG002 - the receiver's interface
+        """Logs are not ours; they are accepted, so that a Collector's pipeline does not retry, and dropped."""
+        return Outcome()
+
+    def tick(self, now: float) -> None:
+        """Evaluate every cell, and carry out what follows.
+
+        Raises:
+            StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
+        """
+        started = time.perf_counter()
+        verdicts = self.evaluator.evaluate(now)
+        try:
+            with transaction(self._connection):
+                changes = self.history.write(verdicts)
+                said = [self._changed(change, now) for change in changes if not _first_silence(change)]
+                judged = judge(
+                    tuple(self.contracts.values()), self.standing, verdicts, self._invalid(now), self.dry_run, now
+                )
+                decisions, moved = self.promotions.write(judged.standing.decisions, verdicts, now)
+                judged = replace(judged, standing=replace(judged.standing, decisions=decisions))
+                said += self._write(judged, now) + moved
+                self._evaluator_store.save(self.evaluator)
+        except (sqlite3.DatabaseError, StoreError) as error:
+            self._evaluator_store.rolled_back()
+            msg = f"the state cannot be written, so nothing is decided: {error}"
+            raise StateError(msg) from error
+        self._evaluator_store.committed(self.evaluator)
+        self.standing = judged.standing
+        self.promotions.adopt()
+        self.history.adopt(verdicts)
+        for name in self.contracts:
+            self.rounds.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
+        self.evaluated_at, self.tick_seconds = now, time.perf_counter() - started
+        if self.recording is not None:
+            self.recording.evaluated(now)
+        for severity, message, attributes in said:
+            _log.info("%s", message)
+            self.announce(severity, message, attributes)
+
+    def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
+        """A person lifts routes; returns how many.
+
+        Raises:
+            LookupError: If there is no such route.
+            ValueError: If nobody or no reason is named.
+        """
+        before = self.decisions
+        after = resume(before, contract, slice, by, why, now)
+        where = "every slice" if slice is None else f"slice {slice}"
+        said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
+        self.amend(contract, "resumed", said, now, decisions=after)
+        return len(before.routes) - len(after.routes)
+
+    def amend(
+        self,
+        contract: str,
+        kind: str,
+        said: Mapping[str, Any],
+        now: float,
+        *,
+        decisions: DecisionTable | None = None,
+        people: People | None = None,
+    ) -> None:
+        """Put in force what a person decided, once it is written together with its event.
+
+        Args:
+            contract: metadata.name.
+            kind: Kind of the event.
+            said: Its data, with `message`, `by` and `why`.
+            now: Unix time, seconds.
+            decisions: The new decision table; None leaves it as it is.
+            people: The new silences and acknowledgements; None leaves them as they are.
+
+        Raises:
+            StateError: If it cannot be written. Nothing has changed then.
+        """
+        after = replace(
+            self.standing, decisions=decisions or self.standing.decisions, people=people or self.standing.people
+        )
+        try:
+            with transaction(self._connection):
+                self._store.save(self.standing, after)
+                self.events.record_event(contract, kind, said, now)
+        except sqlite3.DatabaseError as error:
+            msg = f"the state cannot be written, so nothing is decided: {error}"
+            raise StateError(msg) from error
+        self.standing = after
+        message = f"{contract}: {said['message']}"
+        _log.info("%s", message)
+        self.announce("info", message, {"kc.contract": contract})
+
+    def firing(self) -> Counter[tuple[str, str, str, str]]:
+        """Alerts that fire, by (contract, clause, slice, severity)."""
+        return Counter(
+            (name, alert.cell.clause, alert.cell.slice, alert.severity)
+            for name, state in self.policies.items()
+            for alert in state.firing
+        )
+
+    def acting(self) -> Counter[tuple[str, str, str, str]]:
+        """Actions of the alerts that fire, by (contract, clause, slice, action); of contracts that run dry, none."""
+        return Counter(
+            (name, alert.cell.clause, alert.cell.slice, str(action))
+            for name, state in self.policies.items()
+            if name not in self.dry_run
+            for alert in state.firing
+            for action in alert.actions
+        )
+
+    def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
+        return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
+
+    def _write(self, judged: Judged, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
+        """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
+        self._store.save(self.standing, judged.standing)
+        self.events.record(judged.transitions, dry_run=self.dry_run, people=judged.standing.people)
+        for silence in judged.silences:
+            message = f"the silence of {silence.where} by {silence.by} has come to its end"
+            self.events.record_event(silence.contract, "unsilenced", {"id": silence.id, "message": message}, now)
+        for pin in judged.pins:
+            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
+            self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
+        for name, contract in self.contracts.items():
+            self._enqueue(contract, [one for one in judged.notices if one.transition.contract == name], now)
+        people = judged.standing.people
+        said = [self._escalated(one) for one in judged.transitions if not people.silencing(one.cell, now)]
+        return said + [self._told_again(one, now) for one in judged.notices if one.reason in _AGAIN and _tells(one)]
+
+    def _enqueue(self, contract: Contract, told: Sequence[Notice], now: float) -> None:
+        for target, reason, alerts in webhooks(told):
+            body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
+            self.outbox.enqueue(target, contract.name, encode(body), now)
+
+    def _told_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
+        transition = notice.transition
+        cell = transition.cell
+        why = "a reminder" if notice.reason is Reason.REMINDER else "a silence has ended"
+        message = f"{summary(transition)} still: {why}"
+        said = {
+            "clause": cell.clause, "slice": cell.slice, "kernel_train": cell.kernel_train,
+            "kernel_inference": cell.kernel_inference, "fingerprint": transition.fingerprint,
+            "actions": [action_to_plain(action) for action in transition.actions if action.kind in _TELLING],
+            "message": message,
+        }  # fmt: skip
+        self.events.record_event(cell.contract, notice.reason.value, said, now)
+        return transition.severity, message, _attributes(self.contracts[cell.contract], transition.verdict)
+
+    def _escalated(self, transition: Transition) -> tuple[str, str, Mapping[str, str]]:
+        severity = transition.severity if transition.what is What.FIRING else "info"
+        attributes = _attributes(self.contracts[transition.contract], transition.verdict)
+        message = summary(transition)
+        if transition.contract in self.dry_run:
+            severity, message = "info", f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
+        return severity, message, attributes | {"kc.severity": transition.severity}
+
+    def _changed(self, change: Change, now: float) -> tuple[str, str, Mapping[str, str]]:
+        verdict = change.verdict
+        cell, contract = verdict.cell, self.contracts[verdict.cell.contract]
+        before = change.before.value if change.before else "new"
+        message = f"{cell.clause} on {cell.slice}: {before} -> {verdict.status.value}: {verdict.reason}"
+        self.events.record_event(
+            contract.name,
+            "verdict",
+            {
+                "clause": cell.clause,
+                "slice": cell.slice,
+                "kernel_train": cell.kernel_train,
+                "kernel_inference": cell.kernel_inference,
+                "status": verdict.status.value,
+                "before": change.before.value if change.before else None,
+                "message": message,
+            },
+            now,
+        )
+        severity = "warning" if verdict.status is Status.FAIL else "info"
+        return severity, message, _attributes(contract, verdict)
+
+
+def _first_silence(change: Change) -> bool:
+    """A cell that nobody has ever reported to is not news."""
+    return change.before is None and change.verdict.status is Status.NO_DATA
+
+
+def _tells(notice: Notice) -> bool:
+    return any(action.kind in _TELLING for action in notice.transition.actions)
+
+
+def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:
+    cell = verdict.cell
+    return {
+        "kc.contract": cell.contract,
+        "kc.contract.version": str(contract.metadata.version),
+        "kc.contract.hash": contract.hash,
+        "kc.clause": cell.clause,
+        "kc.slice": cell.slice,
+        "kc.kernel.train": cell.kernel_train,
+        "kc.kernel.inference": cell.kernel_inference,
+        "kc.verdict.status": verdict.status.value,
+    }

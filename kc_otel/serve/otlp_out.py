@@ -1,0 +1,133 @@
+"""What the evaluator says over OTLP: verdicts as gauges, transitions as log records.
+
+Only when an endpoint is configured by OpenTelemetry's own environment variables, so that an evaluator on a laptop does
+not knock at a Collector that is not there. This is the plain SDK: a few hundred series, once per export interval.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kc_otel.contract.registry import METRICS, Instrument
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+__all__ = ["Readings", "Speaker"]
+
+Readings = Mapping[str, list[tuple[Mapping[str, str], float]]]
+"""Metric name to (attributes, value) of each of its series."""
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+_SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
+
+
+class Speaker:
+    """Exports the latest readings once per export interval, and log records as they happen.
+
+    Args:
+        readings: What the evaluator reads of itself at the start; every metric that it will ever have is in it.
+        environ: Where the endpoint is configured.
+    """
+
+    def __init__(self, readings: Readings, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._latest = readings
+        self._stop: list[Callable[[], Any]] = []
+        self._logger: Any = None
+        configured = any(environ.get(name) for name in _ENDPOINTS)
+        if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+            return
+        grpc = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc"
+        self._start_metrics(grpc=grpc)
+        self._start_logs(grpc=grpc)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether an endpoint is configured."""
+        return bool(self._stop)
+
+    def publish(self, readings: Readings) -> None:
+        """What the next export says; the exporter's thread only ever sees a finished reading."""
+        self._latest = readings
+
+    def transition(self, severity: str, message: str, attributes: Mapping[str, str]) -> None:
+        """A log record of something that changed; nothing without an endpoint."""
+        if self._logger is None:
+            return
+        from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only where logs are sent
+
+        level = _SEVERITY.get(severity, "INFO")
+        self._logger.emit(
+            LogRecord(
+                timestamp=time.time_ns(),
+                severity_number=SeverityNumber[level],
+                severity_text=level,
+                body=message,
+                attributes=dict(attributes),
+                event_name="kc.transition",
+            )
+        )
+
+    def shutdown(self, timeout: float = 3.0) -> None:
+        """Send what is left and stop; an endpoint that is gone holds this up for at most `timeout` seconds."""
+        stops, self._stop, self._logger = self._stop, [], None
+        last_words = threading.Thread(target=lambda: [stop() for stop in stops], daemon=True)
+        last_words.start()
+        last_words.join(timeout)
+
+    def _start_metrics(self, *, grpc: bool) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - only with an endpoint
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+
+        exporter: Any
+        if grpc:
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+
+            exporter = OTLPMetricExporter()
+        else:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+                OTLPMetricExporter as HttpExporter,
+            )
+
+            exporter = HttpExporter()
+        provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
+        meter = provider.get_meter("kc_otel.judge")
+        for metric in (METRICS[name] for name in self._latest):
+            callback = self._reader_of(metric.name)
+            if metric.instrument is Instrument.COUNTER:
+                meter.create_observable_counter(metric.name, [callback], metric.unit, metric.meaning)
+            else:
+                meter.create_observable_gauge(metric.name, [callback], metric.unit, metric.meaning)
+        self._stop.append(provider.shutdown)
+
+    def _start_logs(self, *, grpc: bool) -> None:
+        from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415 - only with an endpoint
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
+
+        exporter: Any
+        if grpc:
+            from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter  # noqa: PLC0415
+
+            exporter = OTLPLogExporter()
+        else:
+            from opentelemetry.exporter.otlp.proto.http._log_exporter import (  # noqa: PLC0415
+                OTLPLogExporter as HttpExporter,
+            )
+
+            exporter = HttpExporter()
+        provider = LoggerProvider(shutdown_on_exit=False)
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+        self._logger = provider.get_logger("kc_otel.judge")
+        self._stop.append(provider.shutdown)
+
+    def _reader_of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
+
+            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
+
+        return observe

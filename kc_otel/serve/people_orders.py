@@ -1,0 +1,119 @@
+"""What people tell the evaluator: checked, written with who and why, then in force.
+
+Every function takes the core first, `by` and `why`, and unix time in seconds last. Each raises a LookupError where what
+is meant is not there, a ValueError where something is missing or wrong, and a StateError where it cannot be written.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from datetime import UTC, datetime
+
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import listed, place
+from kc_otel.judge.decisions import table as tables
+from kc_otel.judge.decisions.table import Pin
+from kc_otel.judge.escalation import people as desk
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.escalation.people import Silence
+from kc_otel.judge.escalation.policy import INPUT_CLAUSE
+from kc_otel.serve.core import Core
+
+__all__ = ["acknowledge", "pin", "silence", "unpin", "unsilence"]
+
+
+def acknowledge(
+    core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
+) -> tuple[Alert, ...]:
+    """Somebody is at work on the alerts that fire for a clause on a slice: their reminders stop. Returns them."""
+    _known(core, contract, clause, slice)
+    firing = core.policies[contract].firing
+    meant = [one for one in firing if clause in {None, one.cell.clause} and slice in {None, one.cell.slice}]
+    after = desk.acknowledge(core.people, meant, by, why, now)
+    new = {one.fingerprint for one in after.acknowledgements} - {
+        one.fingerprint for one in core.people.acknowledgements
+    }
+    taken = tuple(one for one in meant if one.fingerprint in new)
+    places = dict.fromkeys(f"{one.cell.clause} on {place(one.cell.slice)}" for one in taken)
+    said = {
+        "clause": clause, "slice": slice, "fingerprints": sorted(new), "by": by, "why": why,
+        "message": f"{by} acknowledged {listed(list(places))}: {why}",
+    }  # fmt: skip
+    core.amend(contract, "acknowledged", said, now, people=after)
+    return taken
+
+
+def silence(
+    core: Core, contract: str, clause: str | None, slice: str | None, until: float, by: str, why: str, now: float
+) -> Silence:
+    """Nobody is told of the alerts of a clause on a slice until a unix time. Returns the silence."""
+    _known(core, contract, clause, slice)
+    made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
+    after = desk.silence(core.people, made)
+    said = {
+        "id": made.id, "clause": clause, "slice": slice, "until": until, "by": by, "why": why,
+        "message": f"{by} silenced {made.where} until {_when(until)}: {why}",
+    }  # fmt: skip
+    core.amend(contract, "silenced", said, now, people=after)
+    return made
+
+
+def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
+    """A person ends a silence before its time; what still fires is said with the next evaluation. Returns it."""
+    after, ended = desk.unsilence(core.people, id)
+    _signed(by, why)
+    said = {
+        "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
+        "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
+    }  # fmt: skip
+    core.amend(ended.contract, "unsilenced", said, now, people=after)
+    return ended
+
+
+def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
+    """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
+    _known(core, contract, None, slice)
+    if until is not None and not math.isfinite(until):
+        raise ValueError(f"until: {until!r} is not a time; leave it out for a pin that a person ends")
+    made = Pin(contract, slice, kernel, by, why, now, until)
+    after = tables.pin(core.decisions, made)
+    end = f" until {_when(until)}" if until is not None else ""
+    said = {
+        "slice": slice, "kernel": kernel, "until": until, "by": by, "why": why,
+        "message": f"{by} pinned {place(slice)} to {kernel}{end}: {why}",
+    }  # fmt: skip
+    core.amend(contract, "pinned", said, now, decisions=after)
+    return made
+
+
+def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
+    """A person ends the pin of a slice, or every pin of a contract for None. Returns how many."""
+    _signed(by, why)
+    before = core.decisions
+    after = tables.unpin(before, contract, slice, now)
+    where = "every slice" if slice is None else place(slice)
+    said = {"slice": slice, "by": by, "why": why, "message": f"{by} ended the pin of {where}: {why}"}
+    core.amend(contract, "unpinned", said, now, decisions=after)
+    return len(before.pins) - len(after.pins)
+
+
+def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> None:
+    found = core.contracts.get(contract)
+    if found is None:
+        raise LookupError(f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+    clauses = (*(one.id for one in found.clauses), INPUT_CLAUSE)
+    if clause is not None and clause not in clauses:
+        raise LookupError(f"contract {contract} has no clause {clause!r}; there are {', '.join(clauses)}")
+    slices = (ALL, *found.slices)
+    if slice is not None and slice not in slices:
+        raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
+
+
+def _signed(by: str, why: str) -> None:
+    if not by.strip() or not why.strip():
+        raise ValueError("say who decides this and why; both are kept")
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,311 @@
+"""The promotions of every contract: stepped with each evaluation, told by people, kept in the state file.
+
+A step, its event and its evidence are in the transaction of the evaluation that caused it. How much traffic a version
+gets is derived from where it is with every evaluation, so the decision table cannot disagree with it for longer.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.decisions.table import Canary, DecisionTable, DirectiveKind, remove_canary, set_canary
+from kc_otel.judge.promotion import machine, orders
+from kc_otel.judge.promotion.machine import Moved, share_of
+from kc_otel.judge.promotion.promotion_state import Kind, Move, OrderError, Promotion, Standing
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Verdict
+from kc_otel.offline.gate.admission import admit
+from kc_otel.offline.gate.evidence import step_evidence
+from kc_otel.serve.store.policy_store import PolicyStore
+from kc_otel.serve.store.promotion_store import PromotionStore, Record
+
+__all__ = ["Promotions", "Said"]
+
+Key = tuple[str, str]
+"""(contract, version)"""
+Said = tuple[str, str, Mapping[str, str]]
+"""(severity, message, attributes) of something that is to be announced."""
+
+_ENDED: Final = 20
+"""Versions of a contract that were rolled back or replaced and are remembered: each limits requests in the decision
+table, and a router looks at all of them."""
+_LARGEST: Final = 32 * 1024 * 1024
+"""Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
+_EVIDENT: Final = frozenset({Kind.ADVANCE, Kind.FORCE, Kind.ROLLBACK})
+
+
+class Promotions:
+    """Every kernel version that is on its way, was rolled back, or was replaced.
+
+    Args:
+        contracts: The contracts in force, by name.
+        dry_run: Names of those that run dry: nothing of them is promoted, and nothing rolled back.
+        connection: The state file.
+        events: The log of events in it.
+        transaction: Everything inside is written, or nothing is.
+    """
+
+    def __init__(
+        self,
+        contracts: Mapping[str, Contract],
+        dry_run: Collection[str],
+        connection: sqlite3.Connection,
+        events: PolicyStore,
+        transaction: Callable[[sqlite3.Connection], AbstractContextManager[None]],
+    ) -> None:
+        self._contracts, self._dry_run = contracts, dry_run
+        self._connection, self._events, self._transaction = connection, events, transaction
+        self._store = PromotionStore(connection)
+        self._known: dict[Key, Promotion] = {(one.contract, one.version): one for one in self._store.load()}
+        self._written: dict[Key, Promotion] | None = None
+        self._verdicts: tuple[Verdict, ...] = ()
+
+    def all(self, contract: str | None = None) -> list[Promotion]:
+        """The promotions of one contract or of every contract that is served, by contract, the newest first."""
+        found = [one for one in self._known.values() if one.contract in self._contracts]
+        mine = [one for one in found if contract in {None, one.contract}]
+        return sorted(mine, key=lambda one: (one.contract, -one.started, one.version))
+
+    def of(self, contract: str, version: str) -> Promotion:
+        """One promotion.
+
+        Raises:
+            LookupError: If there is none.
+        """
+        self._contract(contract)
+        found = self._known.get((contract, version))
+        if found is None:
+            raise LookupError(f"kernel {version} is not on its way under {contract}; start its promotion first")
+        return found
+
+    def evidence(self, contract: str, version: str) -> list[Record]:
+        """What was kept of a version's steps, oldest first."""
+        return self._store.evidence(contract, version)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts of the last evaluation."""
+        return self._verdicts
+
+    def write(
+        self, decisions: DecisionTable, verdicts: Sequence[Verdict], now: float
+    ) -> tuple[DecisionTable, list[Said]]:
+        """Step every promotion with an evaluation, inside its transaction; `adopt` follows when it is committed.
+
+        Args:
+            decisions: The decision table after the evaluation.
+            verdicts: The evaluation.
+            now: Unix time, seconds.
+
+        Returns:
+            The decision table with every version's share, and what is to be announced.
+        """
+        known, said = dict(self._known), list[Said]()
+        for key, before in sorted(self._known.items()):
+            if not self._acts(before.contract) or before.standing is not Standing.RUNNING:
+                continue
+            contract = self._contracts[before.contract]
+            own = [verdict for verdict in verdicts if verdict.cell.contract == contract.name]
+            after, moves = machine.advance(before, contract, own, _holds(decisions, contract.name), now)
+            known[key] = after
+            if after != before:
+                self._store.save(after)
+            said += self._moved(contract, before, moves, own, now)
+            if any(move.after.stage is Stage.FULL for move in moves):
+                said += self._replace_others(known, contract, after, now)
+        self._written, self._verdicts = known, tuple(verdicts)
+        return self._shares(decisions, known, now), said
+
+    def adopt(self) -> None:
+        """What was written has been committed."""
+        if self._written is not None:
+            self._known, self._written = self._written, None
+
+    def start(self, contract: str, version: str, by: str, now: float) -> list[Said]:
+        """A person starts a version on its way, for the first time or again.
+
+        Raises:
+            LookupError: If there is no such contract.
+            OrderError: If it, or another version of the contract, is on its way already.
+        """
+        found = self._contract(contract)
+        if not by.strip():
+            raise OrderError("say who starts it; it is kept")
+        for other in self.all(contract):
+            on_its_way = other.standing is Standing.RUNNING and other.place.stage is not Stage.FULL
+            if other.version != version and on_its_way:
+                raise OrderError(f"{other.version} is on its way, in {other.place}; one version goes at a time")
+        previous = self._known.get((contract, version))
+        own = [one for one in self._verdicts if one.cell.contract == contract]
+        failing = any(one.cell.kernel_inference == version and one.status == "FAIL" for one in own)
+        return self._put(found, previous, machine.begin(found, version, by, now, previous=previous, failing=failing))
+
+    def admit(self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float) -> list[Said]:
+        """Take the evidence of the offline stage in.
+
+        Raises:
+            LookupError: If the version is not on its way.
+            OrderError: If the evidence does not open the gate.
+        """
+        before, found = self.of(contract, version), self._contract(contract)
+        if (size := len(json.dumps(record))) > _LARGEST:
+            raise OrderError(f"the evidence has {size:,} characters; at most {_LARGEST:,} are kept")
+        after = admit(before, found, record)
+        message = f"{by} hands over the evidence that the offline gate was open for {version}"
+        return self._tell(before, after, "evidence", message, now, by=by, record=record)
+
+    def tell(
+        self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
+        place: str = "",
+    ) -> list[Said]:  # fmt: skip
+        """A person, or their program, decides something about a version.
+
+        Args:
+            contract: metadata.name.
+            version: Short fingerprint of the inference kernel version.
+            order: approve, hold, resume, force, rollback, hook or confirm.
+            by: Who.
+            why: Their reason.
+            now: Unix time, seconds.
+            stage: Stage to approve or to force it into.
+            place: Place that the hook before it has been run for.
+
+        Raises:
+            LookupError: If the version is not on its way.
+            OrderError: If that cannot be done.
+        """
+        before, found = self.of(contract, version), self._contract(contract)
+        own = [one for one in self._verdicts if one.cell.contract == contract]
+        reason = f": {why}" if why.strip() else ""
+        if order in {"approve", "force"} and stage is None:
+            raise OrderError(f"name the stage to {order}")
+        match order:
+            case "approve":
+                assert stage is not None
+                after, said = orders.approve(before, found, stage, by), f"lets {version} into {stage}"
+            case "hold":
+                after, said = orders.hold(before, by, why, now), f"holds {version} in {before.place}"
+            case "resume":
+                after, said = orders.resume(before), f"lets {version} go on"
+            case "hook":
+                after, said = orders.hook(before), f"confirms each step of {version} from now on"
+            case "confirm":
+                after, said = orders.confirm(before, place), f"confirms the step of {version} to {place}"
+            case "force":
+                assert stage is not None
+                return self._put(found, before, orders.force(before, found, stage, by, why, own, now))
+            case "rollback":
+                return self._put(found, before, orders.roll_back(before, by, why, now))
+            case _:
+                raise OrderError(f"{order!r} is no order")
+        return self._tell(before, after, order, f"{by} {said}{reason}", now, by=by, why=why)
+
+    def _tell(
+        self, before: Promotion, after: Promotion, order: str, message: str, now: float, *, by: str, why: str = "",
+        record: Mapping[str, Any] | None = None,
+    ) -> list[Said]:  # fmt: skip
+        """Keep what changes nothing about where a version is."""
+        if after == before:
+            return []
+        data: dict[str, Any] = {"kernel_inference": after.version, "order": order, "by": by, "why": why}
+        with self._transaction(self._connection):
+            self._store.save(after)
+            if record is not None:
+                data["evidence"] = self._store.keep(after.contract, after.version, "offline gate", record, now)
+            data["message"] = message
+            self._events.record_event(after.contract, "promotion", data, now)
+        self._known[after.contract, after.version] = after
+        return [_announced(after, "info", message)]
+
+    def _put(self, contract: Contract, before: Promotion | None, moved: Moved) -> list[Said]:
+        after, moves = moved
+        own = [one for one in self._verdicts if one.cell.contract == contract.name]
+        known = {**self._known, (contract.name, after.version): after}
+        with self._transaction(self._connection):
+            self._store.save(after)
+            for gone in self._too_old(known, contract.name):
+                self._store.forget(gone)
+                del known[gone.contract, gone.version]
+            said = self._moved(contract, before or after, moves, own, moves[0].at)
+            if after.place.stage is Stage.FULL and after.standing is Standing.RUNNING:
+                said += self._replace_others(known, contract, after, moves[0].at)
+        self._known = known
+        return said
+
+    def _moved(
+        self, contract: Contract, before: Promotion, moves: Sequence[Move], verdicts: Sequence[Verdict], now: float
+    ) -> list[Said]:
+        """Write the events and the evidence of moves."""
+        said = []
+        for move in moves:
+            kept = None
+            if move.kind in _EVIDENT and not (move.kind is Kind.ADVANCE and move.before.stage is Stage.OFFLINE_CI):
+                record = step_evidence(contract, before, move, verdicts, now)
+                label = f"{move.kind} from {move.before} to {move.after}"
+                kept = self._store.keep(contract.name, before.version, label, record, now)
+            data = {
+                "kernel_inference": before.version, "order": move.kind.value, "from": str(move.before),
+                "to": str(move.after), "share": move.after.share, "by": move.by, "why": move.why, "evidence": kept,
+                "missing": list(move.decision.missing), "message": move.message,
+            }  # fmt: skip
+            self._events.record_event(contract.name, "promotion", data, now)
+            severity = "warning" if move.kind in {Kind.ROLLBACK, Kind.FORCE} else "info"
+            said.append(_announced(before, severity, move.message))
+        return said
+
+    def _replace_others(self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float) -> list[Said]:
+        said = []
+        for key, other in sorted(known.items()):
+            running = other.standing is Standing.RUNNING and other.contract == contract.name
+            if running and other.version != by.version and other.place.stage is Stage.FULL:
+                known[key], moves = machine.replaced(other, by.version, now)
+                self._store.save(known[key])
+                said += self._moved(contract, other, moves, (), now)
+        return said
+
+    def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
+        own = [one for one in known.values() if one.contract == contract and one.standing is not Standing.RUNNING]
+        return sorted(own, key=lambda one: -one.started)[_ENDED:]
+
+    def _shares(self, decisions: DecisionTable, known: Mapping[Key, Promotion], now: float) -> DecisionTable:
+        shares: dict[Key, Canary] = {}
+        for key, promotion in known.items():
+            if (share := share_of(promotion)) is not None:
+                shares[key] = Canary(key[0], ALL, key[1], share, promotion.reason, promotion.entered)
+        for old in decisions.canaries:
+            key = (old.contract, old.version)
+            if self._acts(old.contract) and old.slice == ALL and key not in shares:
+                decisions = remove_canary(decisions, *key, ALL, now=now)
+        for (contract, _), wanted in sorted(shares.items()):
+            if self._acts(contract) and wanted not in decisions.canaries:
+                decisions = replace(set_canary(decisions, wanted), at=now)
+        return decisions
+
+    def _acts(self, contract: str) -> bool:
+        return contract in self._contracts and contract not in self._dry_run
+
+    def _contract(self, name: str) -> Contract:
+        if name not in self._contracts:
+            raise LookupError(f"no contract {name!r}; there are {', '.join(self._contracts)}")
+        return self._contracts[name]
+
+
+def _holds(decisions: DecisionTable, contract: str) -> list[str]:
+    """Why promotion waits, each reason once with the slices that it is about."""
+    found: dict[str, set[str]] = {}
+    for one in decisions.directives:
+        if one.contract == contract and one.kind is DirectiveKind.HOLD_PROMOTION:
+            found.setdefault(one.reason, set()).add(one.slice)
+    return [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in found.items()]
+
+
+def _announced(promotion: Promotion, severity: str, message: str) -> Said:
+    attributes = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
+    return severity, f"{promotion.contract}: {message}", attributes

@@ -1,0 +1,1 @@
+"""OTLP over gRPC and over HTTP."""

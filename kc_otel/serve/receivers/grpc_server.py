@@ -1,0 +1,128 @@
+"""OTLP over gRPC, on the event loop of the caller.
+
+gRPC's own core refuses a message that is over the limit, as received or while inflating. Requests are decoded here
+and not by gRPC, so that bytes that are no message are answered with INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from kc_otel.judge.otlp.decode import from_protobuf
+from kc_otel.judge.otlp.errors import BindError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
+from kc_otel.judge.otlp.sink import RequestCounts, Sink
+
+__all__ = ["GrpcServer", "retry_info", "start_grpc"]
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServer:
+    """A listening server.
+
+    Attributes:
+        host: Address that it listens on.
+        port: Port that it listens on; the one the system chose when 0 was asked for.
+    """
+
+    host: str
+    port: int
+    _server: Any
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Refuse new requests at once, and wait up to `grace` seconds for those that are running."""
+        await self._server.stop(grace)
+
+
+async def start_grpc(
+    sink: Sink,
+    host: str = "127.0.0.1",
+    port: int = 4317,
+    limits: Limits | None = None,
+    counts: RequestCounts | None = None,
+) -> GrpcServer:
+    """Listen for metrics, traces and logs, without TLS; the default address is reachable from this machine only.
+
+    Args:
+        sink: Takes what arrives.
+        host: Address or name to listen on.
+        port: Port; 0 for any free one.
+        limits: What is accepted.
+        counts: Counted into, transport `grpc`. Requests that gRPC itself refuses for their size do not reach us.
+
+    Raises:
+        BindError: If the address cannot be listened on.
+    """
+    limits, counts = limits or Limits(), counts or RequestCounts()
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=limits.max_concurrent,
+        options=[
+            ("grpc.max_receive_message_length", limits.max_bytes),
+            # Without this a second evaluator would share the port and each would see half of every stream.
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    server.add_generic_rpc_handlers(
+        tuple(
+            grpc.method_handlers_generic_handler(
+                signal.service, {"Export": grpc.unary_unary_rpc_method_handler(_handler(sink, signal, counts))}
+            )
+            for signal in SIGNALS
+        )
+    )
+    name = f"[{host}]" if ":" in host else host
+    try:
+        bound = server.add_insecure_port(f"{name}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        msg = (
+            f"cannot listen for OTLP/gRPC on {name}:{port}: the port is taken, or the address is not this machine's; "
+            "stop the other process (an OpenTelemetry Collector listens on 4317 too) or choose another port"
+        )
+        raise BindError(msg)
+    await server.start()
+    return GrpcServer(host, bound, server)
+
+
+def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
+    """Trailers that ask the sender to wait.
+
+    The specification has RetryInfo among the details of a google.rpc.Status; the Python SDK's exporter reads it only
+    from a trailer of its own. Both are sent.
+    """
+    nanos = round(error.retry_after * 1e9)
+    info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = Status(code=error.code, message=str(error), details=[detail])
+    return (
+        ("grpc-status-details-bin", status.SerializeToString()),
+        ("google.rpc.retryinfo-bin", info.SerializeToString()),
+    )
+
+
+def _handler(sink: Sink, signal: Signal, counts: RequestCounts) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def export(body: bytes, context: Any) -> bytes:
+        try:
+            answer = deliver(sink, signal, from_protobuf(body, signal), "grpc", counts)
+        except ReceiveError as error:
+            counts.add("grpc", error.outcome)
+            trailers = retry_info(error) if isinstance(error, ThrottledError) else ()
+            await context.abort(_CODES[error.code], str(error), trailers)
+            raise  # never reached: abort raises gRPC's own exception
+        serialized: bytes = answer.SerializeToString()
+        return serialized
+
+    return export

@@ -1,0 +1,167 @@
+"""OTLP over HTTP as an ASGI application: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON.
+
+It is bare ASGI, for the framework would do nothing here; mount it in one, or run it under any ASGI server. Every
+failure is answered with a google.rpc.Status in the request's own encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from google.rpc.status_pb2 import Status
+
+from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
+from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError, UnsupportedMediaError
+from kc_otel.judge.otlp.limits import Limits, inflate
+from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
+from kc_otel.judge.otlp.sink import RequestCounts, Sink
+
+__all__ = ["http_app"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_PROTOBUF: Final = "application/x-protobuf"
+_JSON: Final = "application/json"
+_ROUTES: Final = {signal.path: signal for signal in SIGNALS}
+_DRAIN: Final = 4
+"""Limits' worth of a refused body that is still read, so that the sender gets to see why it was refused."""
+
+_LENGTH_DIGITS: Final = 15
+
+
+class _NotFoundError(ReceiveError):
+    http_status = 404
+    code = 5
+    outcome = "not_found"
+
+
+class _NotAllowedError(ReceiveError):
+    http_status = 405
+    code = 12
+    outcome = "not_allowed"
+
+
+class _TooSlowError(ReceiveError):
+    http_status = 408
+    code = 4
+    outcome = "too_slow"
+
+
+class _DisconnectedError(Exception):
+    """The sender hung up; there is nobody to answer."""
+
+
+def http_app(sink: Sink, limits: Limits | None = None, counts: RequestCounts | None = None) -> Application:
+    """The ASGI application.
+
+    Args:
+        sink: Takes what arrives.
+        limits: What is accepted.
+        counts: Counted into, transport `http`.
+    """
+    return _App(sink, limits or Limits(), counts or RequestCounts())
+
+
+class _App:
+    def __init__(self, sink: Sink, limits: Limits, counts: RequestCounts) -> None:
+        self._sink, self._limits, self._counts = sink, limits, counts
+        self._reading = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            msg = f"{scope['type']} is not served here; OTLP/HTTP is plain POST requests"
+            raise RuntimeError(msg)
+        headers = _headers(scope)
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            answer = await self._handle(scope, headers, media, receive)
+        except ReceiveError as error:
+            self._counts.add("http", error.outcome)
+            status = Status(code=error.code, message=str(error))
+            extra = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, ThrottledError) else {}
+            if isinstance(error, _NotAllowedError):
+                extra["allow"] = "POST"
+            await _respond(send, error.http_status, status, media, extra)
+        except _DisconnectedError:
+            self._counts.add("http", "disconnected")
+        else:
+            await _respond(send, 200, answer, media, {})
+
+    async def _handle(self, scope: Message, headers: dict[str, str], media: str, receive: Receive) -> Any:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        signal = _ROUTES.get(path)
+        if signal is None:
+            raise _NotFoundError(f"no such path; OTLP/HTTP is served at {', '.join(_ROUTES)}")
+        if scope["method"] != "POST":
+            raise _NotAllowedError(f"{path} takes POST requests")
+        if media not in {_PROTOBUF, _JSON}:
+            raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
+        if self._reading >= self._limits.max_concurrent:
+            raise ThrottledError("too many requests at the same time", self._limits.retry_after)
+        self._reading += 1
+        try:
+            async with asyncio.timeout(self._limits.read_timeout):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            raise _TooSlowError(f"the body did not arrive within {self._limits.read_timeout:g} s") from None
+        finally:
+            self._reading -= 1
+        return self._decoded(inflate(body, headers.get("content-encoding", ""), self._limits), signal, media)
+
+    def _decoded(self, body: bytes, signal: Signal, media: str) -> Any:
+        request = from_protobuf(body, signal) if media == _PROTOBUF else from_json(body, signal)
+        return deliver(self._sink, signal, request, "http", self._counts)
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        limit = self._limits.max_bytes
+        declared = headers.get("content-length", "")
+        if len(declared) > _LENGTH_DIGITS or (declared.isdigit() and int(declared) > limit * _DRAIN):
+            raise self._limits.too_large()
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more and size <= limit * _DRAIN:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _DisconnectedError
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            more = message.get("more_body", False)
+            if size <= limit:
+                parts.append(part)
+            else:
+                parts.clear()
+        if size > limit:
+            raise self._limits.too_large()
+        return b"".join(parts)
+
+
+def _headers(scope: Message) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+async def _respond(send: Send, status: int, message: Any, media: str, extra: dict[str, str]) -> None:
+    if media == _PROTOBUF:
+        body = message.SerializeToString()
+    else:  # what could not be understood at all is answered in the encoding that a person can read
+        media, body = _JSON, to_json(message)
+    headers = {"content-type": media, "content-length": str(len(body)), **extra}
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,135 @@
+"""The evaluator's own metrics, read from the core when somebody asks: for `/metrics` and for OTLP alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from kc_otel.contract.prometheus_names import label_name, prometheus_name
+from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.promotion.machine import share_of
+from kc_otel.judge.promotion.promotion_state import Standing
+from kc_otel.judge.verdict import Verdict
+from kc_otel.serve.core import Core
+from kc_otel.serve.otlp_out import Readings
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from prometheus_client import Metric
+
+__all__ = ["exposition", "read"]
+
+Series = list[tuple[Mapping[str, str], float]]
+
+_OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
+    "kc.verdict": lambda verdict: verdict.status.code,
+    "kc.bound.estimate": lambda verdict: verdict.estimate,
+    "kc.bound.lower": lambda verdict: verdict.lower,
+    "kc.bound.upper": lambda verdict: verdict.upper,
+    "kc.bound.limit": lambda verdict: verdict.limit,
+    "kc.bound.margin": lambda verdict: verdict.margin,
+    "kc.bound.samples": lambda verdict: verdict.samples,
+}
+
+
+def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> Readings:
+    """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
+    verdicts = [verdict for verdict, _, _ in core.history.cells()]
+    readings: dict[str, Series] = {
+        name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
+        for name, of in _OF_VERDICT.items()
+    }
+    readings["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
+    readings["kc.alert.firing"] = [
+        ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
+        for contract, clause, slice, severity in core.firing()
+    ]
+    readings["kc.action.active"] = [
+        ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.action": action}, 1.0)
+        for contract, clause, slice, action in core.acting()
+    ]
+    readings["kc.route"] = list(_routes(core))
+    readings |= _promotions(core)
+    readings["kc.evaluator.points"] = [
+        ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
+    ]
+    readings["kc.evaluator.requests"] = [
+        ({"kc.transport": transport, "kc.outcome": outcome}, count)
+        for (transport, outcome), count in sorted(requests.snapshot().items())
+    ]
+    readings["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
+    readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
+    readings["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
+    readings["kc.outbox.attempts"] = [
+        ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)
+        for (endpoint, outcome), count in sorted(attempts.items())
+    ]
+    return readings
+
+
+def exposition(readings: Readings) -> bytes:
+    """The Prometheus text format."""
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
+    from prometheus_client.registry import Collector  # noqa: PLC0415
+
+    class _Readings(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return [_family(name, series) for name, series in readings.items()]
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Readings())
+    return generate_latest(registry)
+
+
+def _family(name: str, series: Series) -> Metric:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - only for /metrics
+
+    metric = METRICS[name]
+    kind = CounterMetricFamily if metric.instrument is Instrument.COUNTER else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = kind(
+        prometheus_name(metric).removesuffix("_total"),
+        metric.meaning,
+        labels=[label_name(attribute) for attribute in metric.attributes],
+    )
+    for attributes, value in series:
+        family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
+    return family
+
+
+def _cell(verdict: Verdict) -> Mapping[str, str]:
+    cell = verdict.cell
+    return {
+        "kc.contract": cell.contract,
+        "kc.clause": cell.clause,
+        "kc.slice": cell.slice,
+        "kc.kernel.train": cell.kernel_train,
+        "kc.kernel.inference": cell.kernel_inference,
+    }
+
+
+def _promotions(core: Core) -> dict[str, Series]:
+    """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
+    readings: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
+    for one in core.promotions.all():
+        if one.standing is Standing.REPLACED:
+            continue
+        where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
+        share = share_of(one)
+        back = one.standing is Standing.ROLLED_BACK
+        readings["kc.promotion.stage"].append((where, -1 if back else one.place.rank[0]))
+        readings["kc.promotion.share"].append((where, 1.0 if share is None else share))
+        readings["kc.promotion.windows"].append((where, one.tally.passed))
+    return readings
+
+
+def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
+    for name, contract in core.contracts.items():
+        avoided = {route.slice for route in core.decisions.routes if route.contract == name}
+        for slice in (ALL, *contract.slices):
+            kernel = TRAIN_KERNEL if {slice, ALL} & avoided else INFERENCE_KERNEL
+            yield {"kc.contract": name, "kc.slice": slice, "kc.route.kernel": kernel}, 1.0

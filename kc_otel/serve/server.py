@@ -1,0 +1,221 @@
+"""The evaluator process: listen, tick, deliver, and stop cleanly. One event loop, one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+import uvicorn
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.otlp.errors import BindError
+from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.offline.replay.traffic_reading import RecordingError
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.core import Core
+from kc_otel.serve.otlp_out import Readings, Speaker
+from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.standby import active
+from kc_otel.serve.store.evaluator_store import StoreError
+from kc_otel.serve.store.state_file import StateError, StatePlace
+from kc_otel.serve.store.traffic_file import RecordingFile
+from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.endpoints import Endpoint, EndpointError, Rotation, endpoints_from_env
+
+__all__ = ["ServiceError", "run"]
+
+_log: Final = logging.getLogger(__name__)
+_GRACE: Final = 3.0
+
+
+class ServiceError(Exception):
+    """The evaluator cannot start; the message says what to do."""
+
+
+def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ServiceError: If it cannot start.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        dry_run = _dry_run(contracts, config)
+        acting = [contract for contract in contracts if contract.name not in dry_run]
+        endpoints = _endpoints(acting, config, os.environ)
+        asyncio.run(_serve(contracts, config, endpoints, dry_run))
+    except (BindError, EndpointError, RecordingError, StateError, StoreError) as error:
+        raise ServiceError(str(error)) from None
+
+
+def _dry_run(contracts: Sequence[Contract], config: ServeConfig) -> frozenset[str]:
+    names = [contract.name for contract in contracts]
+    for name in config.dry_run_contracts:
+        if name not in names:
+            raise ServiceError(f"--dry-run-contract: no contract {name!r} is served; there are {', '.join(names)}")
+    return frozenset(names if config.dry_run else config.dry_run_contracts)
+
+
+def _endpoint_names(contracts: Sequence[Contract]) -> set[str]:
+    return {
+        str(action.target)
+        for contract in contracts
+        for step in contract.escalation
+        for action in step.do
+        if action.kind == "webhook"
+    }
+
+
+def _endpoints(
+    contracts: Sequence[Contract], config: ServeConfig, environ: Mapping[str, str]
+) -> Mapping[str, Endpoint]:
+    try:
+        return endpoints_from_env(_endpoint_names(contracts), environ)
+    except EndpointError as error:
+        if config.webhooks:
+            msg = f"{error}; or start with --no-webhooks, and they wait in the outbox"
+            raise EndpointError(msg) from None
+        _log.warning("webhooks wait in the outbox: %s", error)
+        return {}
+
+
+async def _serve(
+    contracts: Sequence[Contract], config: ServeConfig, endpoints: Mapping[str, Endpoint], dry_run: frozenset[str]
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    connection = await active(config.state, stop, standby=config.standby)
+    if connection is None:
+        return
+    file = StatePlace(config.state)
+    api_socket = _bind(config.host, config.api_port, "the API")
+    api_port = api_socket.getsockname()[1]
+    url = config.external_url or f"http://{config.host}:{api_port}"
+    core = Core(contracts, connection, external_url=url, now=time.time(), dry_run=dry_run)
+    dispatcher = Dispatcher(core.outbox, endpoints)
+    acting = [contract for contract in contracts if contract.name not in dry_run]
+    rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
+    requests, decided = RequestCounts(), Changes()
+
+    def readings() -> Readings:
+        return read(core, requests, dispatcher.attempts)
+
+    speaker = Speaker(readings())
+    core.announce = speaker.transition
+
+    def ticked() -> None:
+        if (renewed := rotation.renewed(time.monotonic())) is not None:
+            dispatcher.configure(renewed)
+        dispatcher.wake()
+        if speaker.speaks:
+            speaker.publish(readings())
+
+    limits = Limits(max_bytes=config.max_request_bytes)
+    http_socket = _bind(config.host, config.http_port, "OTLP/HTTP")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(connection.close)
+        stack.callback(speaker.shutdown)
+        if config.record is not None:
+            core.recording = RecordingFile(config.record, config.record_limit)
+            stack.callback(core.recording.close)
+        grpc = await start_grpc(core, config.host, config.grpc_port, limits, requests)
+        stack.push_async_callback(grpc.stop, _GRACE)
+        await stack.enter_async_context(_http(http_app(core, limits, requests), http_socket))
+        api = make_api(core, readings, decided, version("kc-otel"))
+        await stack.enter_async_context(_http(api, api_socket))
+        tasks = [
+            asyncio.create_task(_tick_forever(core, config.tick, decided, ticked, file)),
+            asyncio.create_task(dispatcher.run()),
+        ]
+        stack.push_async_callback(_cancel, tasks)
+        stack.push_async_callback(decided.close)
+        dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
+        names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts)
+        _log.info(
+            "judging %s%s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d, API http://%s:%d",
+            names, dry, config.host, grpc.port, config.host, http_socket.getsockname()[1], config.host, api_port,
+        )  # fmt: skip
+        gc.freeze()  # what start-up made stays for good; the collector need not look at it again
+        stopping = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done - {stopping}:
+            task.result()
+        _log.info("stopping")
+
+
+class _Server(uvicorn.Server):
+    """One of several servers in a process whose signals somebody else handles."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signal handlers alone."""
+        yield
+
+
+async def _tick_forever(
+    core: Core, seconds: float, decided: Changes, ticked: Callable[[], None], file: StatePlace
+) -> None:
+    loop = asyncio.get_running_loop()
+    following = loop.time()
+    while True:
+        file.check()  # a file that is no longer there ends the process: somebody else may be acting
+        before, began = core.decisions.version, loop.time()
+        try:
+            core.tick(time.time())
+        except StateError as error:  # a full disk: what was received stays in memory, and is tried again
+            _log.error("%s", error)
+        ticked()
+        if core.decisions.version != before:
+            await decided.notify()
+        # However long a tick takes, as much time is left to those who send and ask.
+        following = max(following + seconds, 2 * loop.time() - began)
+        await asyncio.sleep(following - loop.time())
+
+
+@contextlib.asynccontextmanager
+async def _http(app: Any, sock: socket.socket) -> AsyncIterator[None]:
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(_GRACE)))
+    serving = asyncio.create_task(server.serve([sock]))
+    while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers a flag and no event
+        await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _bind(host: str, port: int, what: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        msg = f"cannot listen for {what} on {host}:{port} ({error.strerror}); stop the other process, or choose a port"
+        raise BindError(msg) from None
+    return sock

@@ -1,0 +1,263 @@
+"""The evaluator's memory in SQLite: what changed since the last save is written, and all of it is read at the start.
+
+What a crash loses between two saves, a sender of cumulative histograms sends again: its next value differs from the
+saved one by all that is missing. The store never begins or commits a transaction; who owns the connection does.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
+
+from kc_otel.contract.slices import ALL, OTHER
+from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.facts import Example, KernelInfo
+from kc_otel.judge.points import INVALID
+from kc_otel.serve.store.stream_codec import (
+    CodecError,
+    decode_histogram,
+    decode_stream,
+    encode_histogram,
+    encode_stream,
+)
+
+__all__ = ["SCHEMA_VERSION", "EvaluatorStore", "StoreError"]
+
+SCHEMA_VERSION: Final = 1
+
+_TABLES: Final = {
+    "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "evaluator_streams": "contract TEXT, stream BLOB, data BLOB NOT NULL, PRIMARY KEY (contract, stream)",
+    "evaluator_series": """id INTEGER PRIMARY KEY, contract TEXT NOT NULL, metric TEXT NOT NULL, slice TEXT NOT NULL,
+        kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
+        UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
+    "evaluator_panes": """series INTEGER, ring INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (series, ring, pane)""",
+    "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
+}
+_REMEDY: Final = (
+    "move the state file away and start again: senders of cumulative histograms fill the windows anew within one export"
+)
+
+
+class StoreError(RuntimeError):
+    """The state cannot be read or written; the message says what to do."""
+
+
+class EvaluatorStore:
+    """Saves and restores evaluators.
+
+    Args:
+        connection: Connection to the state file. Its owner wraps `save` in a transaction.
+
+    Raises:
+        StoreError: If the file is not a database, is damaged, or was written by another schema version.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ids: dict[tuple[str, SeriesKey], int] = {}
+        self._heads: dict[tuple[str, int], int] = {}
+        self._facts: dict[str, str] = {}
+        with _explained():
+            for table, columns in _TABLES.items():
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+            connection.execute(
+                "INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),)
+            )
+            (version,) = connection.execute("SELECT value FROM evaluator_meta WHERE key = 'schema_version'").fetchone()
+        if version != str(SCHEMA_VERSION):
+            msg = (
+                f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; "
+                f"use the program that wrote it, or {_REMEDY}"
+            )
+            raise StoreError(msg)
+
+    def save(self, evaluator: Evaluator) -> None:
+        """Write what changed since the last save that lasted; `committed` or `rolled_back` follows.
+
+        Raises:
+            StoreError: If the database refuses.
+        """
+        with _explained():
+            for name, state in evaluator.states.items():
+                self._save_streams(name, state)
+                self._save_panes(name, state)
+                self._forget_panes(name, state)
+                self._save_facts(name, evaluator)
+
+    def committed(self, evaluator: Evaluator) -> None:
+        """What was saved has lasted, and need not be written again."""
+        for state in evaluator.states.values():
+            state.changed_streams.clear()
+            state.changed_panes.clear()
+
+    def rolled_back(self) -> None:
+        """What was saved has not lasted: the next save writes it again, together with what changes until then."""
+        rows = self._connection.execute(
+            "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
+        )
+        self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
+        self._heads.clear()
+        self._facts.clear()
+
+    def restore(self, evaluator: Evaluator) -> None:
+        """Read everything into an evaluator that has not taken anything yet.
+
+        Contracts, slices and metrics that are no longer there are left out, and deleted.
+
+        Raises:
+            StoreError: If the database is damaged.
+        """
+        with _explained():
+            self._restore_streams(evaluator)
+            self._restore_series(evaluator)
+            self._restore_facts(evaluator)
+
+    def _save_streams(self, name: str, state: ContractState) -> None:
+        changed = state.changed_streams
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO evaluator_streams VALUES (?, ?, ?)",
+            [(name, key, encode_stream(state.streams[key])) for key in changed if key in state.streams],
+        )
+        self._connection.executemany(
+            "DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?",
+            [(name, key) for key in changed if key not in state.streams],
+        )
+
+    def _save_panes(self, name: str, state: ContractState) -> None:
+        rows, gone = [], []
+        for key, ring, pane in state.changed_panes:
+            series = state.series.get(key)
+            if series is None:
+                continue
+            content = series.rings[ring].pane(pane)
+            if content is None:
+                gone.append((self._id(name, key), ring, pane))
+            else:
+                rows.append((self._id(name, key), ring, pane, series.rings[ring].width, encode_histogram(content)))
+        self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", gone)
+        self._connection.executemany(
+            "UPDATE evaluator_series SET newest = ? WHERE id = ?",
+            [
+                (state.series[key].newest, self._id(name, key))
+                for key in {key for key, _, _ in state.changed_panes}
+                if key in state.series
+            ],
+        )
+
+    def _forget_panes(self, name: str, state: ContractState) -> None:
+        for key in [key for key in self._ids if key[0] == name and key[1] not in state.series]:
+            id = self._ids.pop(key)
+            self._connection.execute("DELETE FROM evaluator_panes WHERE series = ?", (id,))
+            self._connection.execute("DELETE FROM evaluator_series WHERE id = ?", (id,))
+        for number in (SHORT, LONG):
+            ring = state.template[number]
+            oldest = ring.oldest(state.clock)
+            if self._heads.get((name, number)) != oldest:  # once per pane, not once per save
+                self._heads[name, number] = oldest
+                self._connection.execute(
+                    "DELETE FROM evaluator_panes WHERE ring = ? AND pane < ? AND series IN "
+                    "(SELECT id FROM evaluator_series WHERE contract = ?)",
+                    (number, oldest, name),
+                )
+
+    def _save_facts(self, name: str, evaluator: Evaluator) -> None:
+        state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+        data = json.dumps(
+            {
+                "heard": [[*pair, heard.last, heard.gaps] for pair, heard in state.heard.items()],
+                "newest": [
+                    [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
+                ],
+                "kernels": [asdict(info) for info in kernels.known.values()],
+                "examples": [asdict(example) for example in examples.kept],
+            }
+        )
+        if self._facts.get(name) != data:
+            self._facts[name] = data
+            self._connection.execute("INSERT OR REPLACE INTO evaluator_facts VALUES (?, ?)", (name, data))
+
+    def _restore_streams(self, evaluator: Evaluator) -> None:
+        names = set()
+        for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
+            names.add(name)
+            if name in evaluator.states:
+                evaluator.states[name].streams[key] = decode_stream(data)
+        for name in names - evaluator.states.keys():
+            self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
+            self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
+
+    def _restore_series(self, evaluator: Evaluator) -> None:
+        found: dict[int, tuple[str, SeriesKey]] = {}
+        orphans = []
+        for id, name, *key, newest in self._connection.execute("SELECT * FROM evaluator_series"):
+            series = SeriesKey(*key)
+            state = evaluator.states.get(name)
+            known = state is not None and (
+                series.metric == INVALID or series.slice in (ALL, OTHER, *state.contract.slices)
+            )
+            if state is None or not known:
+                orphans.append((id,))
+                continue
+            found[id] = (name, series)
+            self._ids[name, series] = id
+            state.restored(series, newest)
+        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ?", orphans)
+        self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
+        rows = self._connection.execute("SELECT series, ring, pane, width, data FROM evaluator_panes").fetchall()
+        for id, number, pane, width, data in rows:
+            if id in found:
+                name, key = found[id]
+                ring = evaluator.states[name].series[key].rings[number]
+                # A window whose length was changed has panes of another width: each goes where its middle lies.
+                index = pane if width == ring.width else ring.index((pane + 0.5) * width)
+                ring.put(index, decode_histogram(data))
+                if width != ring.width:
+                    evaluator.states[name].changed_panes.add((key, number, index))
+                    self._connection.execute(
+                        "DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", (id, number, pane)
+                    )
+
+    def _restore_facts(self, evaluator: Evaluator) -> None:
+        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
+            if name not in evaluator.states:
+                continue
+            state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+            content = json.loads(data)
+            state.heard = {(train, inference): Heard(last, gaps) for train, inference, last, gaps in content["heard"]}
+            for metric, train, inference, time in content["newest"]:
+                state.newest.setdefault(metric, {})[train, inference] = time
+            for fields in content["kernels"]:
+                info = KernelInfo(**fields)
+                kernels.known[info.role, info.version] = info
+            for fields in content["examples"]:
+                links = tuple((trace, span) for trace, span in fields.pop("links"))
+                examples.kept.append(Example(**fields, links=links))
+
+    def _id(self, name: str, key: SeriesKey) -> int:
+        id = self._ids.get((name, key))
+        if id is None:
+            cursor = self._connection.execute(
+                "INSERT INTO evaluator_series (contract, metric, slice, kernel_train, kernel_inference, newest) "
+                "VALUES (?, ?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET newest = newest RETURNING id",
+                (name, *key),
+            )
+            id = self._ids[name, key] = int(cursor.fetchone()[0])
+        return id
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"the evaluator's state cannot be used: {error}; {_REMEDY}") from error
+    except (CodecError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the evaluator's state is damaged: {error}; {_REMEDY}") from error

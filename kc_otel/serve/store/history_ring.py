@@ -1,0 +1,140 @@
+"""The past of every cell, thinned: a ring of steps in SQLite, so that its size is bounded and a restart keeps it.
+
+A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long window of an hour. A step is
+remembered by its worst evaluation, the last among equals, so that thinning hides no breach.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Final
+
+from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.serve.api.views import finite
+
+__all__ = ["KEPT", "HistoryRing", "Moment", "moment_of"]
+
+KEPT: Final = 480
+_STEPS_PER_WINDOW: Final = 20
+_SHORTEST: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An evaluation of a cell.
+
+    Attributes:
+        at: Unix time, seconds.
+        estimate: Point estimate; None without data.
+        lower: Lower confidence bound; None where there is none.
+        upper: Upper confidence bound; None where there is none.
+        limit: Limit then in force.
+        samples: Observations in the deciding window.
+        status: Code of the status.
+    """
+
+    at: float
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    limit: float
+    samples: int
+    status: int
+
+
+def moment_of(verdict: Verdict) -> Moment:
+    """A verdict's numbers."""
+    return Moment(
+        verdict.at,
+        finite(verdict.estimate),
+        finite(verdict.lower),
+        finite(verdict.upper),
+        verdict.limit,
+        verdict.samples,
+        verdict.status.code,
+    )
+
+
+class HistoryRing:
+    """Steps of every cell. The caller owns the transactions: `write` inside of one, `adopt` once it is committed.
+
+    Args:
+        connection: The state file.
+        windows: The long window in seconds, by the contract's name.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
+        self._connection = connection
+        self._steps = {name: max(window / _STEPS_PER_WINDOW, _SHORTEST) for name, window in windows.items()}
+        self._open: dict[Cell, Moment] = {}
+        self._slot: dict[str, int] = {}
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
+        )
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
+            "upper REAL, bound REAL, samples INTEGER, status INTEGER, PRIMARY KEY (line, slot)) WITHOUT ROWID"
+        )
+
+    def step(self, contract: str) -> float:
+        """Seconds between two kept evaluations."""
+        return self._steps.get(contract, _SHORTEST)
+
+    def write(self, verdicts: Sequence[Verdict]) -> None:
+        """Write the steps that an evaluation completes."""
+        for contract, now in {verdict.cell.contract: verdict.at for verdict in verdicts}.items():
+            if self._is_over(contract, now):
+                self._flush(contract, now)
+
+    def adopt(self, moments: Mapping[Cell, Moment]) -> None:
+        """What was written has been committed; the evaluation becomes part of the running step."""
+        times = {cell.contract: moment.at for cell, moment in moments.items()}
+        over = {contract for contract, now in times.items() if self._is_over(contract, now)}
+        if over:
+            self._open = {cell: moment for cell, moment in self._open.items() if cell.contract not in over}
+        self._slot |= {contract: self._index(contract, now) for contract, now in times.items()}
+        for cell, moment in moments.items():
+            worst = self._open.get(cell)
+            if worst is None or moment.status >= worst.status:
+                self._open[cell] = moment
+
+    def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[Moment]]:
+        """What is kept of a clause on a slice, for every pair of kernels, oldest first."""
+        found: dict[Cell, list[Moment]] = {}
+        prefix = json.dumps([contract, clause, slice])[:-1] + ", "
+        rows = self._connection.execute(
+            "SELECT cell, at, estimate, lower, upper, bound, samples, status FROM cell_line "
+            "JOIN cell_point ON line = id WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
+            (len(prefix), prefix),
+        )
+        for cell, *moment in rows:
+            found.setdefault(Cell(*json.loads(cell)), []).append(Moment(*moment))
+        for cell, worst in self._open.items():
+            if (cell.contract, cell.clause, cell.slice) == (contract, clause, slice):
+                found.setdefault(cell, []).append(worst)
+        return found
+
+    def _is_over(self, contract: str, now: float) -> bool:
+        return self._slot.get(contract, self._index(contract, now)) != self._index(contract, now)
+
+    def _index(self, contract: str, at: float) -> int:
+        return int(at // self.step(contract))
+
+    def _flush(self, contract: str, now: float) -> None:
+        own = [(json.dumps(astuple(cell)), moment) for cell, moment in self._open.items() if cell.contract == contract]
+        self._connection.executemany(
+            "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
+            "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",
+            [(name, moment.at) for name, moment in own],
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
+            [(self._index(contract, moment.at) % KEPT, *astuple(moment), name) for name, moment in own],
+        )
+        longest = KEPT * max(self._steps.values(), default=_SHORTEST)
+        gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
+        self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)
+        self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)

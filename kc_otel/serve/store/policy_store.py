@@ -1,0 +1,172 @@
+"""Policy state and the log of events, in SQLite.
+
+Nothing here commits: the evaluator wraps a tick in one transaction, so that a state, the events it caused and the
+webhooks it enqueued are kept together or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
+from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.plain import action_to_plain, verdict_to_plain
+from kc_otel.judge.escalation.webhook_body import summary
+
+__all__ = ["Event", "PolicyStore"]
+
+_WOULD: Final = {What.FIRING: "would-fire", What.RESOLVED: "would-resolve"}
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS policy_state (
+        contract TEXT PRIMARY KEY,
+        at REAL NOT NULL,
+        state TEXT NOT NULL
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS events (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        contract TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        data TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
+    "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
+)
+_NEWEST: Final = (
+    "SELECT id, at, contract, kind, data FROM events WHERE (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
+)
+_NEWEST_RARE: Final = (
+    "SELECT id, at, contract, kind, data FROM events INDEXED BY events_rare"
+    " WHERE kind <> 'verdict' AND (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        id: Counts up; gaps are possible, and old events are dropped.
+        at: Unix time, seconds.
+        contract: metadata.name.
+        kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
+            dry; other boxes record kinds of their own, such as `resumed`.
+        data: JSON object with the details.
+    """
+
+    id: int
+    at: float
+    contract: str
+    kind: str
+    data: dict[str, Any]
+
+
+class PolicyStore:
+    """Policy states by contract, and the log of events.
+
+    Args:
+        connection: The evaluator's connection; it owns the transactions.
+        max_events: Events kept; the oldest are dropped beyond.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
+        self._connection = connection
+        self._max_events = max_events
+        for statement in _TABLES:
+            connection.execute(statement)
+
+    def load(self, contract: str) -> PolicyState:
+        """The contract's last saved state; an empty one for a contract that has none."""
+        row = self._connection.execute("SELECT state FROM policy_state WHERE contract = ?", (contract,)).fetchone()
+        return PolicyState(contract) if row is None else PolicyState.from_json(json.loads(row[0]))
+
+    def contracts(self) -> tuple[str, ...]:
+        """Names of contracts with a saved state; one that is no longer served should be retired and forgotten."""
+        return tuple(
+            name for (name,) in self._connection.execute("SELECT contract FROM policy_state ORDER BY contract")
+        )
+
+    def save(self, state: PolicyState, now: float) -> None:
+        """Keep the state; `now` is unix time, seconds."""
+        self._connection.execute(
+            "INSERT INTO policy_state (contract, at, state) VALUES (?, ?, ?)"
+            " ON CONFLICT (contract) DO UPDATE SET at = excluded.at, state = excluded.state",
+            (state.contract, now, json.dumps(state.to_json(), separators=(",", ":"), allow_nan=False)),
+        )
+
+    def forget(self, contract: str) -> None:
+        """Drop the state of a contract that is no longer served; its events stay."""
+        self._connection.execute("DELETE FROM policy_state WHERE contract = ?", (contract,))
+
+    def record(
+        self, transitions: Sequence[Transition], *, dry_run: Collection[str] = (), people: People | None = None
+    ) -> tuple[int, ...]:
+        """Log what fired and resolved; returns the ids of the events.
+
+        Args:
+            transitions: In order.
+            dry_run: Names of the contracts that run dry: what they would have done is logged as `would-fire` and
+                `would-resolve`.
+            people: Silences in force; those that mute a transition are logged with it.
+        """
+        ids = []
+        for one in transitions:
+            data, kind = _details(one), one.what.value
+            if one.contract in dry_run:
+                kind = _WOULD[one.what]
+                doing = f"; it would {', '.join(map(str, one.actions))}" if one.what is What.FIRING else ""
+                data |= {"dry_run": True, "message": f"dry run: {data['message']}{doing}"}
+            elif people is not None and (muting := people.silencing(one.cell, one.at)):
+                data["silenced"] = [silence.id for silence in muting]
+            ids.append(self.record_event(one.contract, kind, data, one.at))
+        return tuple(ids)
+
+    def record_event(self, contract: str, kind: str, data: Mapping[str, Any], at: float) -> int:
+        """Log anything else that belongs to a contract's history; returns the id of the event."""
+        cursor = self._connection.execute(
+            "INSERT INTO events (at, contract, kind, data) VALUES (?, ?, ?, ?)",
+            (at, contract, kind, json.dumps(dict(data), separators=(",", ":"), allow_nan=False)),
+        )
+        event_id = cursor.lastrowid
+        assert event_id is not None  # an INSERT has just run on this cursor
+        self._connection.execute("DELETE FROM events WHERE id <= ?", (event_id - self._max_events,))
+        return event_id
+
+    def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
+        """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
+        rows = self._connection.execute(
+            "SELECT id, at, contract, kind, data FROM events"
+            " WHERE id > ?1 AND (?2 IS NULL OR contract = ?2) ORDER BY id LIMIT ?3",
+            (after_id, contract, limit),
+        )
+        return tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
+
+    def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
+        """The last events, oldest first; of one contract, or of all when None; with or without changes of verdicts.
+
+        Verdicts near a limit change often: what was done about them would be far behind.
+        """
+        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, (contract, limit))
+        found = tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
+        return found[::-1]
+
+
+def _details(transition: Transition) -> dict[str, Any]:
+    cell = transition.cell
+    return {
+        "message": summary(transition),
+        "clause": cell.clause,
+        "slice": cell.slice,
+        "kernel_train": cell.kernel_train,
+        "kernel_inference": cell.kernel_inference,
+        "on": transition.on,
+        "severity": transition.severity,
+        "started_at": transition.started_at,
+        "actions": [action_to_plain(action) for action in transition.actions],
+        "fingerprint": transition.fingerprint,
+        "verdict": verdict_to_plain(transition.verdict),
+    }

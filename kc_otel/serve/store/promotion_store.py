@@ -1,0 +1,105 @@
+"""Promotions and the evidence of their steps, in SQLite. Nothing here commits."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kc_otel.judge.promotion.promotion_state import Promotion
+
+__all__ = ["PromotionStore", "Record"]
+
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS promotions (
+        contract TEXT,
+        version TEXT,
+        started REAL NOT NULL,
+        state TEXT NOT NULL,
+        PRIMARY KEY (contract, version)
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS promotion_evidence (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        contract TEXT NOT NULL,
+        version TEXT NOT NULL,
+        what TEXT NOT NULL,
+        record TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS promotion_evidence_of ON promotion_evidence (contract, id)",
+)
+_KEPT: Final = 1000
+"""Pieces of evidence of a contract that are kept; the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A piece of evidence.
+
+    Attributes:
+        id: Counts up.
+        at: Unix time of the step, seconds.
+        what: The step in words.
+        record: What `kc-otel verify` checks.
+    """
+
+    id: int
+    at: float
+    what: str
+    record: dict[str, Any]
+
+
+class PromotionStore:
+    """Keeps promotions over restarts.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        for statement in _TABLES:
+            connection.execute(statement)
+
+    def load(self) -> list[Promotion]:
+        """Every promotion that was saved."""
+        rows = self._connection.execute("SELECT state FROM promotions ORDER BY contract, version")
+        return [Promotion.from_json(json.loads(state)) for (state,) in rows]
+
+    def save(self, promotion: Promotion) -> None:
+        """Keep a promotion in place of what it was."""
+        state = json.dumps(promotion.to_json(), separators=(",", ":"), allow_nan=False)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO promotions (contract, version, started, state) VALUES (?, ?, ?, ?)",
+            (promotion.contract, promotion.version, promotion.started, state),
+        )
+
+    def forget(self, promotion: Promotion) -> None:
+        """Drop a promotion; its evidence stays."""
+        self._connection.execute(
+            "DELETE FROM promotions WHERE contract = ? AND version = ?", (promotion.contract, promotion.version)
+        )
+
+    def keep(self, contract: str, version: str, what: str, record: Mapping[str, Any], now: float) -> int:
+        """Keep a piece of evidence; returns its id."""
+        cursor = self._connection.execute(
+            "INSERT INTO promotion_evidence (at, contract, version, what, record) VALUES (?, ?, ?, ?, ?)",
+            (now, contract, version, what, json.dumps(record, sort_keys=True, allow_nan=False)),
+        )
+        self._connection.execute(
+            "DELETE FROM promotion_evidence WHERE contract = ? AND id NOT IN "
+            "(SELECT id FROM promotion_evidence WHERE contract = ? ORDER BY id DESC LIMIT ?)",
+            (contract, contract, _KEPT),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def evidence(self, contract: str, version: str) -> list[Record]:
+        """What was kept of a version's steps, oldest first."""
+        rows = self._connection.execute(
+            "SELECT id, at, what, record FROM promotion_evidence WHERE contract = ? AND version = ? ORDER BY id",
+            (contract, version),
+        )
+        return [Record(id, at, what, json.loads(record)) for id, at, what, record in rows]

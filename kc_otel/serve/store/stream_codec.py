@@ -1,0 +1,133 @@
+"""Histograms and streams as bytes, for the store: little-endian, counts in the narrowest integers that hold them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.streams import Last, Stream
+from kc_otel.stats import Buckets, ExponentialHistogram
+
+__all__ = ["CodecError", "decode_histogram", "decode_stream", "encode_histogram", "encode_stream"]
+
+_EXPONENTIAL: Final = struct.Struct("<BbB4dq q")
+_EXPLICIT: Final = struct.Struct("<BB3dI")
+_RUN: Final = struct.Struct("<cqI")
+_STREAM: Final = struct.Struct("<dqBH")
+_LAST: Final = struct.Struct("<qqI")
+_WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
+    b"1": np.dtype("<u1"),
+    b"2": np.dtype("<u2"),
+    b"4": np.dtype("<u4"),
+    b"8": np.dtype("<i8"),
+}
+
+
+class CodecError(ValueError):
+    """Bytes that no encoder here has written."""
+
+
+def encode_histogram(histogram: Histogram) -> bytes:
+    """A histogram as bytes."""
+    if isinstance(histogram, ExplicitHistogram):
+        head = _EXPLICIT.pack(
+            1, histogram.maximum_observed, histogram.sum, histogram.minimum, histogram.maximum, len(histogram.edges)
+        )
+        return head + np.array(histogram.edges, dtype="<f8").tobytes() + _encode_run(0, histogram.counts)
+    head = _EXPONENTIAL.pack(
+        0,
+        histogram.scale,
+        histogram.maximum_observed,
+        histogram.sum,
+        histogram.minimum,
+        histogram.maximum,
+        histogram.zero_threshold,
+        histogram.count,
+        histogram.zero_count,
+    )
+    sides = (_encode_run(side.offset, side.counts) for side in (histogram.positive, histogram.negative))
+    return head + b"".join(sides)
+
+
+def decode_histogram(data: bytes) -> Histogram:
+    """A histogram from its bytes.
+
+    Raises:
+        CodecError: If they are not those of a histogram.
+    """
+    try:
+        return _explicit(data) if data[0] else _exponential(data)
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise CodecError(f"not a histogram: {error}") from None
+
+
+def encode_stream(stream: Stream) -> bytes:
+    """A stream as bytes."""
+    parts = [_STREAM.pack(stream.heard, stream.forgotten, len(stream.writers), len(stream.times))]
+    parts.append(np.array(stream.times, dtype="<i8").tobytes())
+    for last in stream.writers:
+        content = encode_histogram(last.histogram)
+        parts += [_LAST.pack(last.start, last.time, len(content)), content]
+    return b"".join(parts)
+
+
+def decode_stream(data: bytes) -> Stream:
+    """A stream from its bytes.
+
+    Raises:
+        CodecError: If they are not those of a stream.
+    """
+    try:
+        heard, forgotten, writers, times = _STREAM.unpack_from(data)
+        at = _STREAM.size + 8 * times
+        stream = Stream(heard, [], np.frombuffer(data, "<i8", times, _STREAM.size).tolist(), forgotten)
+        for _ in range(writers):
+            start, time, size = _LAST.unpack_from(data, at)
+            at += _LAST.size + size
+            stream.writers.append(Last(start, time, decode_histogram(data[at - size : at])))
+    except (struct.error, ValueError) as error:
+        raise CodecError(f"not a stream: {error}") from None
+    return stream
+
+
+def _exponential(data: bytes) -> ExponentialHistogram:
+    _, scale, observed, total, minimum, maximum, threshold, count, zero = _EXPONENTIAL.unpack_from(data)
+    positive, at = _decode_run(data, _EXPONENTIAL.size)
+    negative, _ = _decode_run(data, at)
+    return ExponentialHistogram(
+        scale=scale,
+        count=count,
+        sum=total,
+        zero_count=zero,
+        positive=positive,
+        negative=negative,
+        minimum=minimum,
+        maximum=maximum,
+        zero_threshold=threshold,
+        maximum_observed=bool(observed),
+    )
+
+
+def _explicit(data: bytes) -> ExplicitHistogram:
+    _, observed, total, minimum, maximum, size = _EXPLICIT.unpack_from(data)
+    edges = tuple(np.frombuffer(data, "<f8", size, _EXPLICIT.size).tolist())
+    run, _ = _decode_run(data, _EXPLICIT.size + 8 * size)
+    return ExplicitHistogram(edges, run.counts, total, minimum, maximum, bool(observed))
+
+
+def _encode_run(offset: int, counts: NDArray[np.int64]) -> bytes:
+    largest = int(counts.max()) if counts.size else 0
+    width = b"1" if largest < 2**8 else b"2" if largest < 2**16 else b"4" if largest < 2**32 else b"8"
+    return _RUN.pack(width, offset, counts.size) + counts.astype(_WIDTHS[width]).tobytes()
+
+
+def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
+    width, offset, size = _RUN.unpack_from(data, at)
+    dtype = _WIDTHS[width]
+    start = at + _RUN.size
+    counts = np.frombuffer(data, dtype, size, start).astype(np.int64)
+    return Buckets(offset, counts), start + size * dtype.itemsize

@@ -1,0 +1,1 @@
+"""Webhooks out: a durable outbox, endpoints, formats, delivery."""

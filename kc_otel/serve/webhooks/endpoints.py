@@ -1,0 +1,235 @@
+"""Where webhooks go: endpoints with their formats and credentials, from the environment.
+
+`webhook: pager` in a contract reads these variables, each with the prefix `KC_OTEL_WEBHOOK_PAGER_`:
+
+| variable                            | meaning                                                              |
+| ----------------------------------- | -------------------------------------------------------------------- |
+| `URL`                               | where to POST                                                        |
+| `FORMAT`                            | kernel-contract (default), alertmanager, grafana, pagerduty or slack |
+| `SECRET`, or `SECRET_FILE`          | kernel-contract: `whsec_...`, several while one is rotated;          |
+|                                     | pagerduty: the routing key; grafana: the HMAC secret                 |
+| `AUTHORIZATION`, or `..._FILE`      | value of the `Authorization` header, where the receiver wants one    |
+| `ALLOW_PRIVATE`                     | `1` when the address may be loopback or of a private network         |
+
+Files are read again when they change, so that a secret is rotated without a restart. URLs often carry tokens, so
+neither they nor the secrets show in a repr.
+
+Credentials in files that change while the evaluator runs: a secret is rotated without a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from kc_otel.client.signing import Secret, SecretError
+from kc_otel.serve.webhooks.formats import Format
+
+__all__ = ["Endpoint", "EndpointError", "Rotation", "credential_files", "endpoints_from_env"]
+
+
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"", "0", "false", "no", "off"})
+
+
+class EndpointError(ValueError):
+    """Endpoints are not configured; the message names every variable that is missing or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A receiver of webhooks.
+
+    Attributes:
+        name: Name in the contract's `webhook:`.
+        url: Where to POST, http or https.
+        secrets: Each one signs; only for the format kernel-contract.
+        format: What the receiver reads.
+        key: Routing key of pagerduty; HMAC secret of grafana, where it has one.
+        authorization: Value of the `Authorization` header; empty for none.
+        allow_private: Whether the address may be loopback, link-local or of a private network.
+
+    Raises:
+        EndpointError: If the URL is not one, or a credential that the format needs is missing.
+    """
+
+    name: str
+    url: str = field(repr=False)
+    secrets: tuple[Secret, ...] = field(default=(), repr=False)
+    format: Format = Format.KERNEL_CONTRACT
+    key: str = field(default="", repr=False)
+    authorization: str = field(default="", repr=False)
+    allow_private: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid or any(character.isspace() for character in self.url):
+            raise EndpointError(f"endpoint {self.name!r}: the URL is not one; write https://host/path")
+        if self.format is Format.KERNEL_CONTRACT and not self.secrets:
+            raise EndpointError(f"endpoint {self.name!r}: there is no secret to sign with")
+        if self.format is Format.PAGERDUTY and not self.key:
+            raise EndpointError(f"endpoint {self.name!r}: there is no routing key")
+        if not (self.authorization.isascii() and self.authorization.isprintable()):
+            raise EndpointError(f"endpoint {self.name!r}: the Authorization header has characters that no header has")
+
+
+def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, Endpoint]:
+    """The named endpoints, as the environment describes them.
+
+    Args:
+        names: Names in contracts' `webhook:` actions.
+        environ: Usually `os.environ`.
+
+    Returns:
+        Endpoints by name.
+
+    Raises:
+        EndpointError: If anything is missing or wrong, everything that is, in one message.
+    """
+    endpoints: dict[str, Endpoint] = {}
+    taken: dict[str, str] = {}
+    problems: list[str] = []
+    for name in sorted(set(names)):
+        prefix = _prefix(name)
+        if taken.setdefault(prefix, name) != name:
+            problems.append(f"{name!r} and {taken[prefix]!r} read the same {prefix}_URL; rename one of them")
+            continue
+        try:
+            endpoints[name] = _endpoint(name, prefix, environ)
+        except (ValueError, OSError) as error:
+            problems.append(f"{name!r}: {error}")
+    if problems:
+        raise EndpointError("webhook endpoints are not configured: " + "; ".join(problems))
+    return endpoints
+
+
+def credential_files(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files that the named endpoints' credentials are read from."""
+    variables = (f"{_prefix(name)}_{what}_FILE" for name in sorted(set(names)) for what in ("SECRET", "AUTHORIZATION"))
+    return tuple(Path(path) for variable in variables if (path := environ.get(variable)))
+
+
+def _prefix(name: str) -> str:
+    return f"KC_OTEL_WEBHOOK_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+
+
+def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> Endpoint:
+    format = _format(prefix, environ)
+    url = _url(prefix, environ, format)
+    secret = _credential(f"{prefix}_SECRET", environ)
+    if not secret and format in {Format.KERNEL_CONTRACT, Format.PAGERDUTY}:
+        what = " to its routing key" if format is Format.PAGERDUTY else ""
+        raise EndpointError(f"set {prefix}_SECRET or {prefix}_SECRET_FILE{what}")
+    if secret and format in {Format.ALERTMANAGER, Format.SLACK}:
+        raise EndpointError(f"{prefix}_SECRET: {format} signs nothing; leave it out, or use {prefix}_AUTHORIZATION")
+    signs = format is Format.KERNEL_CONTRACT
+    return Endpoint(
+        name,
+        url,
+        _secrets(prefix, secret, environ) if signs else (),
+        format=format,
+        key="" if signs else secret,
+        authorization=_credential(f"{prefix}_AUTHORIZATION", environ),
+        allow_private=_flag(f"{prefix}_ALLOW_PRIVATE", environ),
+    )
+
+
+def _format(prefix: str, environ: Mapping[str, str]) -> Format:
+    text = environ.get(f"{prefix}_FORMAT", "").strip().lower() or Format.KERNEL_CONTRACT
+    try:
+        return Format(text)
+    except ValueError:
+        raise EndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
+
+
+def _url(prefix: str, environ: Mapping[str, str], format: Format) -> str:
+    url = environ.get(f"{prefix}_URL", "").strip()
+    if not url:
+        wanted = f"set {prefix}_URL"
+        given = environ.get(f"{prefix}_SECRET") or environ.get(f"{prefix}_SECRET_FILE")
+        if format is Format.KERNEL_CONTRACT and not given:
+            wanted += f" and {prefix}_SECRET or {prefix}_SECRET_FILE"
+        raise EndpointError(wanted)
+    return url
+
+
+def _credential(variable: str, environ: Mapping[str, str]) -> str:
+    text, path = environ.get(variable, ""), environ.get(f"{variable}_FILE", "")
+    if text and path:
+        raise EndpointError(f"set only one of {variable} or {variable}_FILE")
+    return (Path(path).read_text(encoding="utf-8") if path else text).strip()
+
+
+def _secrets(prefix: str, text: str, environ: Mapping[str, str]) -> tuple[Secret, ...]:
+    try:
+        return tuple(Secret.parse(one) for one in re.split(r"[\s,]+", text) if one)
+    except SecretError as error:
+        suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
+        raise EndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
+
+
+def _flag(variable: str, environ: Mapping[str, str]) -> bool:
+    text = environ.get(variable, "").strip().lower()
+    if text not in _YES | _NO:
+        raise EndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
+    return text in _YES
+
+
+_log: Final = logging.getLogger(__name__)
+_EVERY: Final = 5.0
+
+
+class Rotation:
+    """Looks at the endpoints' credential files every few seconds.
+
+    Args:
+        names: Names of the endpoints.
+        environ: Where they are configured.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, names: Iterable[str], environ: Mapping[str, str], now: float) -> None:
+        self._names = tuple(names)
+        self._environ = environ
+        self._looked = now
+        self._seen = self._stamps()
+
+    def renewed(self, now: float) -> dict[str, Endpoint] | None:
+        """The endpoints as they are configured now, where a file has changed since the last look; None otherwise.
+
+        While the new content is wrong, what was there before stays in force.
+        """
+        if now - self._looked < _EVERY:
+            return None
+        self._looked = now
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return None
+        self._seen = stamps
+        try:
+            endpoints = endpoints_from_env(self._names, self._environ)
+        except EndpointError as error:
+            _log.warning("the old webhook credentials stay in force: %s", error)
+            return None
+        _log.info("webhook credentials were read again")
+        return endpoints
+
+    def _stamps(self) -> dict[Path, tuple[int, int, int] | None]:
+        return {path: _stamp(path) for path in credential_files(self._names, self._environ)}
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

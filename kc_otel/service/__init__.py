@@ -1,1 +1,0 @@
-"""The evaluator process: every box wired together, its API and its state."""

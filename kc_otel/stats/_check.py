@@ -1,0 +1,86 @@
+"""Checks of arguments: each names the argument, shows its value and says what would be right."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.stats.binned import Binned
+
+__all__ = ["Real", "horizon_of", "level", "real", "required", "usable"]
+
+Real = TypeVar("Real", float, NDArray[np.float64])
+"""A number or an array of numbers: what goes in comes out."""
+
+
+def real(
+    name: str, value: Real, *, low: float = 0.0, high: float = math.inf, infinite: bool = False, what: str = ""
+) -> Real:
+    """The value as float64, once every element is known to lie in [low, high].
+
+    Raises:
+        ValueError: If it is empty, NaN, outside [low, high], or infinite where that means nothing.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    if array.size == 0:
+        msg = f"{name}: is empty; pass at least one number"
+        raise ValueError(msg)
+    wrong = ~((array >= low) & (array <= high))
+    if not infinite:
+        wrong |= np.isinf(array)
+    if wrong.any():
+        msg = f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} in [{low:g}, {high:g}]"
+        raise ValueError(msg)
+    return cast("Real", array if array.ndim else float(array))
+
+
+def level(name: str, value: float) -> float:
+    """An error probability.
+
+    Raises:
+        ValueError: If it does not lie strictly between 0 and 1.
+    """
+    if not 0.0 < value < 1.0:
+        msg = f"{name}: {value!r} is not strictly between 0 and 1; write an error probability such as 0.01"
+        raise ValueError(msg)
+    return float(value)
+
+
+def horizon_of(value: int) -> int:
+    """A number of steps.
+
+    Raises:
+        ValueError: If it is not a whole number of at least 1.
+    """
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        msg = f"horizon: {value!r} is not a number of steps; write a whole number of at least 1"
+        raise ValueError(msg)
+    return int(value)
+
+
+def required(**given: object) -> None:
+    """Refuses a call that gave none of several alternatives.
+
+    Raises:
+        ValueError: If every one of them is None.
+    """
+    if all(value is None for value in given.values()):
+        msg = f"{', '.join(given)}: all are None; give at least one"
+        raise ValueError(msg)
+
+
+def usable(sample: Binned) -> Binned:
+    """A sample whose bins have numbers for edges, lower ones first.
+
+    Raises:
+        ValueError: If an edge is NaN or a bin's lower edge is above its upper one.
+    """
+    fine = sample.lower <= sample.upper
+    if not fine.all():
+        at = int(np.flatnonzero(~fine)[0])
+        msg = f"sample: bin {at} is [{sample.lower[at]!r}, {sample.upper[at]!r}]; edges are numbers, lower before upper"
+        raise ValueError(msg)
+    return sample

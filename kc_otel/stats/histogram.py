@@ -1,0 +1,278 @@
+"""Base-2 exponential histograms as mergeable values.
+
+Buckets are those of the OpenTelemetry data model: at scale s, bucket i of the positive range holds the values in
+(2^(i/2^s), 2^((i+1)/2^s)], the negative range mirrors it, and the zero bucket holds what is closer to zero than
+anybody cares to resolve. Counts and sums are exact; a value inside a bucket is known only to its edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.stats.binned import Binned, clipped
+
+__all__ = ["MAX_BUCKETS", "Binned", "Buckets", "ExponentialHistogram"]
+
+MAX_BUCKETS: Final = 4096
+"""Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buckets:
+    """Counts of consecutive buckets, the first of them with index `offset`."""
+
+    offset: int
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls) -> Buckets:
+        """No buckets."""
+        return cls(0, np.zeros(0, dtype=np.int64))
+
+    @property
+    def end(self) -> int:
+        """Index after the last bucket."""
+        return self.offset + self.counts.size
+
+    def trimmed(self) -> Buckets:
+        """The same without empty buckets at the ends."""
+        used = np.flatnonzero(self.counts)
+        if not used.size:
+            return Buckets.empty()
+        first, last = int(used[0]), int(used[-1])
+        return Buckets(self.offset + first, self.counts[first : last + 1])
+
+    def downscaled(self, by: int) -> Buckets:
+        """The same at a scale that is `by` lower: 2^by neighbouring buckets become one."""
+        if by == 0 or not self.counts.size:
+            return self
+        first = self.offset >> by
+        size = ((self.end - 1) >> by) - first + 1
+        starts = ((np.arange(size, dtype=np.int64) + first) << by) - self.offset
+        starts[0] = 0
+        return Buckets(first, np.add.reduceat(self.counts, starts))
+
+    def plus(self, other: Buckets, sign: int = 1) -> Buckets:
+        """Bucket-wise sum, or difference with sign=-1, at the same scale."""
+        if not other.counts.size:
+            return self
+        first, end = other.offset, other.end
+        if self.counts.size:
+            first, end = min(self.offset, first), max(self.end, end)
+        counts = np.zeros(end - first, dtype=np.int64)
+        counts[self.offset - first : self.end - first] = self.counts
+        counts[other.offset - first : other.end - first] += sign * other.counts
+        return Buckets(first, counts)
+
+    @classmethod
+    def union(cls, parts: Sequence[Buckets]) -> Buckets:
+        """Bucket-wise sum of any number of them, at the same scale."""
+        parts = [part for part in parts if part.counts.size]
+        if len(parts) < 2:
+            return parts[0] if parts else cls.empty()
+        first = min(part.offset for part in parts)
+        counts = np.zeros(max(part.end for part in parts) - first, dtype=np.int64)
+        for part in parts:
+            counts[part.offset - first : part.end - first] += part.counts
+        return cls(first, counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExponentialHistogram:
+    """A base-2 exponential histogram.
+
+    Attributes:
+        scale: Resolution: each bucket's edges differ by the factor 2^(2^-scale).
+        count: Number of observations.
+        sum: Exact sum of the observations; nan when unknown.
+        zero_count: Observations in the zero bucket, |x| <= zero_threshold.
+        positive: Buckets of the positive observations.
+        negative: Buckets of the negative observations, by absolute value.
+        minimum: No observation is smaller; nan when unknown or empty.
+        maximum: No observation is larger; nan when unknown or empty.
+        zero_threshold: Half width of the zero bucket.
+        maximum_observed: Whether `maximum` is itself an observation, as in a histogram that somebody sent, and not only
+            a bound on them, as in the difference of two.
+    """
+
+    scale: int
+    count: int
+    sum: float
+    zero_count: int
+    positive: Buckets
+    negative: Buckets
+    minimum: float = math.nan
+    maximum: float = math.nan
+    zero_threshold: float = 0.0
+    maximum_observed: bool = True
+
+    @classmethod
+    def empty(cls, scale: int) -> ExponentialHistogram:
+        """A histogram of nothing."""
+        return cls(scale, 0, 0.0, 0, Buckets.empty(), Buckets.empty())
+
+    @classmethod
+    def union(cls, parts: Iterable[ExponentialHistogram]) -> ExponentialHistogram:
+        """Histogram of all samples together, at the coarsest of their scales, or coarser to stay in MAX_BUCKETS.
+
+        Faster than merging one by one. Of empty histograms only, it is an empty one at scale 0.
+        """
+        parts = [part for part in parts if part.count]
+        if len(parts) < 2:
+            return parts[0] if parts else cls.empty(0)
+        parts = _aligned(parts)
+        extremes = [part._extremes() for part in parts]  # noqa: SLF001 - its own kind
+        maximum = max(most for _, most, _ in extremes)
+        return cls(
+            scale=parts[0].scale,
+            count=sum(part.count for part in parts),
+            sum=float(np.sum([part.sum for part in parts])),
+            zero_count=sum(part.zero_count for part in parts),
+            positive=Buckets.union([part.positive for part in parts]),
+            negative=Buckets.union([part.negative for part in parts]),
+            minimum=min(least for least, _, _ in extremes),
+            maximum=maximum,
+            zero_threshold=parts[0].zero_threshold,
+            maximum_observed=any(observed and most == maximum for _, most, observed in extremes),
+        )
+
+    def merged(self, other: ExponentialHistogram) -> ExponentialHistogram:
+        """Histogram of both samples together, as `union`; merging with an empty one changes nothing."""
+        if not other.count:
+            return self
+        return ExponentialHistogram.union((self, other))
+
+    def downscaled(self, scale: int) -> ExponentialHistogram:
+        """The same at a lower or equal scale.
+
+        Raises:
+            ValueError: If `scale` is higher than this histogram's.
+        """
+        by = self.scale - scale
+        if by < 0:
+            msg = f"scale: {scale} is finer than this histogram's {self.scale}"
+            raise ValueError(msg)
+        if by == 0:
+            return self
+        return replace(self, scale=scale, positive=self.positive.downscaled(by), negative=self.negative.downscaled(by))
+
+    def since(self, earlier: ExponentialHistogram) -> ExponentialHistogram | None:
+        """What was observed after `earlier`, both being cumulative from the same start; None if that cannot be.
+
+        A cumulative histogram says nothing of the interval's own extremes, so they are bounded by the edges of the
+        outermost buckets of the difference, and are the cumulative extremes where those moved.
+        """
+        if not earlier.count:
+            return self
+        a, b = _aligned([self, earlier])
+        positive, negative = a.positive.plus(b.positive, -1).trimmed(), a.negative.plus(b.negative, -1).trimmed()
+        zero_count, count = a.zero_count - b.zero_count, a.count - b.count
+        if count < 0 or zero_count < 0 or (positive.counts < 0).any() or (negative.counts < 0).any():
+            return None
+        if not count:
+            return ExponentialHistogram.empty(a.scale)
+        moved_down, moved_up = a.minimum < b.minimum, a.maximum > b.maximum
+        delta = ExponentialHistogram(
+            scale=a.scale,
+            count=count,
+            sum=a.sum - b.sum,
+            zero_count=zero_count,
+            positive=positive,
+            negative=negative,
+            zero_threshold=a.zero_threshold,
+        )
+        low, high, _ = delta._extremes()
+        return replace(
+            delta,
+            minimum=a.minimum if moved_down else float(np.fmax(low, a.minimum)),
+            maximum=a.maximum if moved_up else float(np.fmin(high, a.maximum)),
+            maximum_observed=moved_up and a.maximum_observed,
+        )
+
+    def binned(self) -> Binned:
+        """The view that bounds are computed from: bins in ascending order, clipped to the extremes."""
+        parts = []
+        # What is not in the zero bucket lies beyond its threshold, also where a bucket's own edge does not.
+        if self.negative.counts.size:
+            edges = -np.maximum(_edges(self.negative.offset, self.negative.end, self.scale), self.zero_threshold)[::-1]
+            parts.append((edges[:-1], edges[1:], self.negative.counts[::-1]))
+        if self.zero_count:
+            zero = np.array([-self.zero_threshold, self.zero_threshold])
+            parts.append((zero[:1], zero[1:], np.array([self.zero_count], dtype=np.int64)))
+        if self.positive.counts.size:
+            edges = np.maximum(_edges(self.positive.offset, self.positive.end, self.scale), self.zero_threshold)
+            parts.append((edges[:-1], edges[1:], self.positive.counts))
+        if len(parts) == 1:
+            lower, upper, count = parts[0]
+        elif parts:
+            lower, upper, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        else:
+            lower, upper, count = np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
+        return clipped(lower, upper, count, self.sum, self.minimum, self.maximum, self.maximum_observed)
+
+    def _extremes(self) -> tuple[float, float, bool]:
+        """Minimum, maximum, whether that was observed; from the outermost buckets where they are unknown."""
+        if not (math.isnan(self.minimum) or math.isnan(self.maximum)):
+            return self.minimum, self.maximum, self.maximum_observed
+        bins = self.binned()
+        if not bins.count.size:
+            return -math.inf, math.inf, False
+        known = not math.isnan(self.maximum)
+        return float(bins.lower[0]), float(bins.upper[-1]), known and self.maximum_observed
+
+    def _with_zero_threshold(self, threshold: float) -> ExponentialHistogram:
+        """The same with a wider zero bucket, that takes the buckets it reaches into; it grows to their outer edges."""
+        if threshold <= self.zero_threshold:
+            return self
+        taken, kept = 0, []
+        for side in (self.positive, self.negative):
+            inside = int(np.searchsorted(_edges(side.offset, side.end, self.scale)[:-1], threshold))
+            used = np.flatnonzero(side.counts[:inside])
+            if used.size:
+                outer = float(_edges(side.offset, side.end, self.scale)[used[-1] + 1])
+                if outer > threshold:
+                    return self._with_zero_threshold(outer)
+            taken += int(side.counts[:inside].sum())
+            kept.append(Buckets(side.offset + inside, side.counts[inside:]))
+        return replace(
+            self,
+            zero_count=self.zero_count + taken,
+            positive=kept[0],
+            negative=kept[1],
+            zero_threshold=threshold,
+        )
+
+
+def _aligned(parts: list[ExponentialHistogram]) -> list[ExponentialHistogram]:
+    """The same with one zero bucket, and at one scale at which their union has no more than MAX_BUCKETS a side."""
+    threshold = max(part.zero_threshold for part in parts)
+    while any(part.zero_threshold < threshold for part in parts):
+        parts = [part._with_zero_threshold(threshold) for part in parts]  # noqa: SLF001 - its own kind
+        threshold = max(part.zero_threshold for part in parts)
+    scale = min(part.scale for part in parts)
+    parts = [part.downscaled(scale) for part in parts]
+    by = max(_excess([part.positive for part in parts]), _excess([part.negative for part in parts]))
+    return [part.downscaled(scale - by) for part in parts]
+
+
+def _excess(parts: list[Buckets]) -> int:
+    """By how much the scale has to go down for the union to have no more than MAX_BUCKETS."""
+    first = min((part.offset for part in parts if part.counts.size), default=0)
+    last = max((part.end - 1 for part in parts if part.counts.size), default=0)
+    by = 0
+    while (last >> by) - (first >> by) >= MAX_BUCKETS:
+        by += 1
+    return by
+
+
+def _edges(first: int, end: int, scale: int) -> NDArray[np.float64]:
+    """Edges of buckets first..end-1, [end - first + 1]; inf where a double ends."""
+    with np.errstate(over="ignore"):
+        edges: NDArray[np.float64] = np.exp2(np.arange(first, end + 1) * 2.0**-scale)
+    return edges

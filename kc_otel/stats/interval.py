@@ -1,0 +1,86 @@
+"""What a confidence interval says, and what can be done with one.
+
+Every interval of this package has two sides with an error probability each: `lower` lies above the true value with
+probability at most `alpha_lower`, `upper` below it with probability at most `alpha_upper`, for independent observations
+and any distribution. From a `Binned` sample they are conservative: a bin counts with its lower edge in a lower bound,
+with its upper edge in an upper bound, so the probabilities hold whatever the values inside the bins were.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kc_otel.stats._check import usable
+from kc_otel.stats.binned import Binned
+
+__all__ = ["Interval", "affine", "maximum_interval", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A statistic of a sample and what it says about the distribution behind it.
+
+    Attributes:
+        estimate: Value of the statistic on the sample; nan without observations.
+        lower: Lower confidence bound; -inf when none is claimed.
+        upper: Upper confidence bound; inf when none is claimed.
+        samples: Observations that it rests on.
+        method: Name of the interval, such as `empirical Bernstein`.
+        note: What a reader has to know beyond the numbers; empty when nothing.
+    """
+
+    estimate: float
+    lower: float
+    upper: float
+    samples: int
+    method: str
+    note: str = ""
+
+
+def nothing(method: str) -> Interval:
+    """The interval of an empty sample: it claims nothing, so that it neither passes nor fails any limit."""
+    return Interval(math.nan, -math.inf, math.inf, 0, method, "no observations")
+
+
+def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
+    """Interval of `scale * statistic + offset`; a negative scale swaps the sides.
+
+    Each side keeps its error probability, which for a negative scale means that the new lower side has that of the
+    old upper side.
+
+    Raises:
+        ValueError: If the scale is zero or either number is not finite.
+    """
+    if not math.isfinite(scale) or scale == 0.0:
+        msg = f"scale: {scale!r} is not a finite number other than 0"
+        raise ValueError(msg)
+    if not math.isfinite(offset):
+        msg = f"offset: {offset!r} is not a finite number"
+        raise ValueError(msg)
+    ends = (interval.lower * scale + offset, interval.upper * scale + offset)
+    return replace(
+        interval,
+        estimate=interval.estimate * scale + offset,
+        lower=ends[0] if scale > 0 else ends[1],
+        upper=ends[1] if scale > 0 else ends[0],
+    )
+
+
+def maximum_interval(sample: Binned) -> Interval:
+    """The largest observation. It speaks of the sample only: nothing bounds what was not observed.
+
+    Where the sample does not say which value was the largest, the sides are the edges of the bin that holds it.
+
+    Args:
+        sample: The observations.
+    """
+    method = "observed maximum"
+    if not sample.total:
+        return nothing(method)
+    usable(sample)
+    note = "largest observation; larger ones may exist that were not observed"
+    upper = float(sample.upper[-1])
+    if sample.maximum_observed and not math.isnan(sample.maximum):
+        return Interval(sample.maximum, sample.maximum, sample.maximum, sample.total, method, note)
+    return Interval(upper, float(sample.lower[-1]), upper, sample.total, method, note)

@@ -1,0 +1,121 @@
+"""Wealth of one who bets that a mean is larger than it is said to be: e-values and betting intervals are made of it.
+
+For observations x in [0, 1], a hypothetical mean m and a bet c > 0, the product of (1 + c x_i) / (1 + c m) is the
+wealth of one who starts with 1 and puts lambda = c / (1 + c m) of it on each observation: 1 + lambda (x_i - m). If m is
+the mean of every observation given the earlier ones, no bet gains on average, so the wealth is a martingale, and its
+average over any bets chosen beforehand is one, too. By Ville's inequality it ever reaches 1/alpha with probability at
+most alpha.
+
+Written this way the observations and m come apart: the sum of log(1 + c_j x_i), one number per bet, is all that a
+sample is needed for. It depends on no order, never falls when an observation grows, and is concave in each of them,
+which is why bins can bound it. For the opposite side, mirror the sample: x -> 1 - x.
+
+Source: Waudby-Smith and Ramdas 2024, Estimating means of bounded random variables by betting, JRSS-B 86(1), Theorem 3
+and section 4.3 (mixtures over bets); Ville 1939. The mixture here is a finite one, over powers of sqrt(2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.stats.placement import Placement
+from kc_otel.stats.ranged import Sides
+
+__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "growth", "log_wealth", "lower_bound"]
+
+Bets = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
+
+_PER_OCTAVE: Final = 2
+"""Bets per factor of 2: with four the bounds would be narrower by less than a part in a hundred."""
+_DECAY: Final = 0.125
+"""How the weight of bets above 1 falls, c^-_DECAY: they pay where the mean is tiny, which is often but not always."""
+_SMALLEST: Final = 4.0
+"""Smallest bet for n observations, in 1/sqrt(n): about the best one for a coin, which has the largest variance."""
+_LARGEST: Final = 16.0
+"""Largest bet for few observations; for more than that it is n, which one observation of 1 among n zeros pays."""
+_EVER: Final = (-16, 20)
+"""Powers of 2 that the bets for any number of observations span."""
+_TOLERANCE: Final = 1e-9
+"""Nats by which the wealth at a bound may exceed 1/alpha: the bound is that much too cautious, never too bold."""
+_STEPS: Final = 50
+"""Newton steps; three or four are usual."""
+
+
+def bets_for(n: int) -> Bets:
+    """The bets for a sample whose size is known beforehand. They do not depend on alpha: bounds are monotone in it."""
+    return _geometric(
+        math.floor(_PER_OCTAVE * math.log2(_SMALLEST / math.sqrt(n))),
+        math.ceil(_PER_OCTAVE * math.log2(max(float(n), _LARGEST))),
+    )
+
+
+def bets_ever(_n: int = 0) -> Bets:
+    """The bets for a sample that may be looked at, at any size; the size that it has now is ignored."""
+    return _geometric(_PER_OCTAVE * _EVER[0], _PER_OCTAVE * _EVER[1])
+
+
+@lru_cache(maxsize=1024)
+def _geometric(first: int, last: int) -> Bets:
+    bets = np.exp2(np.arange(first, last + 1) / _PER_OCTAVE)
+    weights = np.maximum(bets, 1.0) ** -_DECAY
+    return bets, np.log(weights / weights.sum())
+
+
+def growth(bets: NDArray[np.float64], values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
+    # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
+    return np.asarray(np.log(1.0 + np.multiply.outer(bets, values)) @ weights)
+
+
+def log_wealth(bets: Bets, grown: NDArray[np.float64], n: float, mean: float) -> float:
+    """Logarithm of the mixture's wealth against `mean`, in [0, 1], after n observations with the sums `grown` [J]."""
+    return _wealth(grown + bets[1], bets[0], n, mean)[0]
+
+
+def lower_bound(bets: Bets, grown: NDArray[np.float64], n: float, alpha: float) -> float:
+    """The mean in [0, 1] at which the mixture's wealth is 1/alpha; all smaller ones are refuted. 0 when none is.
+
+    Newton's method from below on a convex, falling function never passes the root, so that every step is a valid bound.
+    """
+    scores = grown + bets[1] + math.log(alpha)
+    # Alone, each bet has its root in closed form. The mixture refutes at least what the luckiest of them refutes.
+    mean = min(max(float((np.expm1(scores / n) / bets[0]).max()), 0.0), 1.0)
+    for _ in range(_STEPS):
+        excess, slope = _wealth(scores, bets[0], n, mean)
+        if excess <= _TOLERANCE:
+            break
+        mean = min(mean - excess / slope, 1.0)
+    return mean
+
+
+def betting_sides(bets_of: Callable[[int], Bets]) -> Sides:
+    """Both sides of an interval from a mixture of the bets for n observations; the upper one bets on 1 - x."""
+
+    def lower(known: Placement, low: float, high: float, alpha: float) -> float:
+        bets, (values, weights) = bets_of(known.n), known.worst(known.least)
+        grown = growth(bets[0], (values - low) / (high - low), weights)
+        return low + (high - low) * lower_bound(bets, grown, known.n, alpha)
+
+    def upper(known: Placement, low: float, high: float, alpha: float) -> float:
+        bets, (values, weights) = bets_of(known.n), known.worst(known.most)
+        grown = growth(bets[0], (high - values) / (high - low), weights)
+        return high - (high - low) * lower_bound(bets, grown, known.n, alpha)
+
+    return Sides(lower, upper)
+
+
+def _wealth(scores: NDArray[np.float64], bets: NDArray[np.float64], n: float, mean: float) -> tuple[float, float]:
+    """Logarithm of sum_j exp(score_j - n log(1 + c_j m)), and its derivative in m."""
+    stakes = 1.0 + bets * mean
+    each = scores - n * np.log(stakes)
+    top = float(each.max())
+    share = np.exp(each - top)
+    total = float(share.sum())
+    return top + math.log(total), -n * float((bets / stakes) @ share) / total

@@ -1,0 +1,130 @@
+"""Many cells, many tests: what may fail so that false FAILs stay rare among all of them.
+
+Holm's procedure bounds the chance of any false FAIL, from p-values or confidence bounds at a fixed sample size. e-BH
+bounds the expected share of false ones among those that fail, from e-values, which may be looked at whenever one likes.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kc_otel.stats._check import level, real
+
+__all__ = ["EBH", "Holm", "e_bh", "holm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holm:
+    """What Holm's procedure decided.
+
+    Attributes:
+        level: Level at which every cell was judged: a cell failed exactly if it fails at this level, so its lower bound
+            at this level is the one to show.
+        failed: Whether each cell failed, in the order given.
+    """
+
+    level: float
+    failed: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EBH:
+    """What the e-BH procedure decided.
+
+    Attributes:
+        threshold: An e-value of at least this was enough; inf when none is rejected.
+        rejected: Whether each hypothesis is rejected, in the order given.
+    """
+
+    threshold: float
+    rejected: tuple[bool, ...]
+
+
+def e_bh(e_values: ArrayLike, alpha: float) -> EBH:
+    """e-BH: rejects as many hypotheses as keep the expected share of false rejections at most alpha.
+
+    With K e-values, the largest k for which the k-th largest is at least `K / (alpha k)` is taken, and all e-values of
+    at least `K / (alpha k)` are rejected. The false discovery rate is at most alpha K_0 / K, K_0 the number of true
+    hypotheses, however the e-values depend on each other: slices that overlap, or share their sequences, may be judged
+    together, and with `e_value`, which holds at any sample size, at any time.
+
+    Source: Wang and Ramdas 2022, False discovery rate control with e-values, JRSS-B 84(3), Theorem 5.1.
+
+    >>> e_bh([100.0, 1.0, 60.0, 0.2], alpha=0.05)
+    EBH(threshold=40.0, rejected=(True, False, True, False))
+
+    Args:
+        e_values: One per hypothesis [K], each at least 0; inf is allowed.
+        alpha: False discovery rate.
+
+    Raises:
+        ValueError: If alpha is not in (0, 1), or an e-value is negative or NaN, or there is none.
+    """
+    level("alpha", alpha)
+    e = np.atleast_1d(np.asarray(e_values, dtype=np.float64))
+    if e.ndim != 1:
+        msg = f"e_values: has shape {e.shape}; pass one number per hypothesis [K]"
+        raise ValueError(msg)
+    real("e_values", e, infinite=True, what="an e-value")
+    needed = e.size / (alpha * np.arange(1, e.size + 1))
+    enough = np.flatnonzero(-np.sort(-e) >= needed)
+    threshold = float(needed[enough[-1]]) if enough.size else math.inf
+    return EBH(threshold, tuple((e >= threshold).tolist()) if enough.size else (False,) * e.size)
+
+
+def holm(cells: Sequence[float | Callable[[float], bool]], alpha: float) -> Holm:
+    """Holm's step-down procedure over a family of m cells: the chance of any false FAIL is at most alpha.
+
+    All cells are tested at alpha/m; with k of them failed, the rest are tested again at alpha/(m - k), until nothing
+    more fails. No assumption on how cells depend on each other is needed. The cells that fail are those with
+    p <= alpha/(m - K), K their number, which is why one level (`Holm.level`) describes all of them.
+
+    A healthy family costs one call per cell: what does not fail at alpha itself can never fail. A failing cell costs
+    two, and one in between at most log2(m) more.
+
+    Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
+
+    Args:
+        cells: For each cell its p-value, or a function that says whether it fails at a level; for a lower confidence
+            bound, `lambda a: lower_bound_at(a) > limit`. A function has to be monotone: what fails at a level fails at
+            every larger one.
+        alpha: Family-wise error probability.
+
+    Raises:
+        ValueError: If alpha is not in (0, 1) or a p-value is not in [0, 1].
+    """
+    level("alpha", alpha)
+    m = len(cells)
+    tests = [_test(index, cell) for index, cell in enumerate(cells)]
+    # A cell's step is the smallest k at whose level alpha/(m - k) it fails; m where it never does.
+    steps = [_step(test, alpha, m) for test in tests]
+    failures = 0
+    for step in sorted(steps):
+        if step > failures:
+            break
+        failures += 1
+    last = min(failures, m - 1)
+    return Holm(level=alpha / (m - last) if m else alpha, failed=tuple(step <= last for step in steps))
+
+
+def _test(index: int, cell: float | Callable[[float], bool]) -> Callable[[float], bool]:
+    if callable(cell):
+        return cell
+    if not 0.0 <= cell <= 1.0:
+        msg = f"cells[{index}]: {cell!r} is not a p-value in [0, 1]"
+        raise ValueError(msg)
+    return lambda a: cell <= a
+
+
+def _step(fails: Callable[[float], bool], alpha: float, m: int) -> int:
+    if not fails(alpha):
+        return m
+    if m == 1 or fails(alpha / m):
+        return 0
+    return bisect_left(range(m - 1), True, lo=1, key=lambda k: fails(alpha / (m - k)))

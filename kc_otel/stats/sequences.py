@@ -1,0 +1,313 @@
+"""From tokens to a sequence of T of them: total variation and ratio of whole sequences y_1..y_T.
+
+TV_t is the total variation of step t's next-token distributions given the prefix, tau_t a bound on it that holds for
+every prefix, W the product of the token ratios w_t.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kc_otel.stats._check import horizon_of, real, required
+from kc_otel.stats.bound import Bound, smallest
+from kc_otel.stats.divergences import tv_from_chi2, tv_from_kl
+from kc_otel.stats.tokens import (
+    chi2_from_half_range,
+    chi2_from_log_ratio_range,
+    chi2_from_ratio_range,
+    kl_from_half_range,
+    kl_from_log_ratio_range,
+    kl_from_ratio_range,
+    token_tv,
+)
+
+__all__ = [
+    "chi2_sequence_worst_case",
+    "ess_share_sequence_worst_case",
+    "kl_sequence",
+    "ratio_deviation_sequence",
+    "sequence_coupling",
+    "sequence_tv",
+    "tv_sequence_on_policy",
+    "tv_sequence_uniform",
+    "tv_sequence_worst_case",
+]
+
+
+def tv_sequence_worst_case(token_tv: ArrayLike) -> float:
+    """`TV_seq <= 1 - prod_t (1 - tau_t) <= sum_t tau_t`, tau_t a bound on step t's total variation at every prefix.
+
+    Attained when at each step P puts tau_t on a token that Q never samples.
+
+    Source: the maximal coupling of each step keeps the two sequences equal with probability at least 1 - tau_t.
+
+    Args:
+        token_tv: tau [T], each in [0, 1].
+
+    Raises:
+        ValueError: If an element is not in [0, 1] or there is none.
+    """
+    tau = real("token_tv", np.atleast_1d(np.asarray(token_tv, dtype=np.float64)), high=1.0, what="a total variation")
+    with np.errstate(divide="ignore"):
+        return -math.expm1(float(np.log1p(-tau).sum()))
+
+
+def tv_sequence_uniform(token_tv: float, horizon: int) -> float:
+    """`TV_seq <= 1 - (1 - tau)^T`: the worst case with one bound for every step.
+
+    Args:
+        token_tv: tau, in [0, 1].
+        horizon: T.
+
+    Raises:
+        ValueError: If tau is not in [0, 1] or T is not a whole number of at least 1.
+    """
+    tau = real("token_tv", float(token_tv), high=1.0, what="a total variation")
+    steps = horizon_of(horizon)
+    return 1.0 if tau == 1.0 else -math.expm1(steps * math.log1p(-tau))
+
+
+def tv_sequence_on_policy(expected_token_tv: ArrayLike) -> float:
+    """`TV_seq <= min(1, E_Q[sum_t TV_t(y_<t)])`: an average over the inference kernel's rollouts, no worst case.
+
+    Source: replace one step at a time and add up (performance-difference lemma; Kakade and Langford 2002).
+
+    Args:
+        expected_token_tv: E_Q[TV_t(y_<t)] for each step [T], each in [0, 1]; a step that a sequence no longer reaches
+            counts as 0.
+
+    Raises:
+        ValueError: If an element is not in [0, 1] or there is none.
+    """
+    given = np.atleast_1d(np.asarray(expected_token_tv, dtype=np.float64))
+    return min(1.0, float(real("expected_token_tv", given, high=1.0, what="a total variation").sum()))
+
+
+def sequence_coupling(log_ratio: ArrayLike) -> NDArray[np.float64]:
+    """`1 - prod_t min(1, w_t)` for each sequence; its mean over Q bounds TV_seq: `TV_seq <= E_Q[1 - prod min(1, w_t)]`.
+
+    Each value lies in [0, 1], so that `mean_interval` applies. The direct estimate E_Q[(1 - W)_+] is never larger; this
+    one tells in which sequences the kernels part at all, and bounds the divergence of every prefix too.
+
+    Source: prod_t min(1, w_t) <= min(1, W), and TV_seq = 1 - E_Q[min(1, W)].
+
+    Args:
+        log_ratio: l_t = log P(y_t) - log Q(y_t) of tokens sampled from Q [..., T], nats; 0 where there is no token.
+
+    Returns:
+        Values [...].
+
+    Raises:
+        ValueError: If an element is NaN or inf, or there is none.
+    """
+    given = np.atleast_1d(np.asarray(log_ratio, dtype=np.float64))
+    if not given.size or np.isnan(given).any() or np.isposinf(given).any():
+        bad = given[np.isnan(given) | np.isposinf(given)]
+        msg = f"log_ratio: {float(bad[0])!r} is not a log ratio" if bad.size else "log_ratio: is empty"
+        raise ValueError(msg)
+    return np.asarray(-np.expm1(np.minimum(given, 0.0).sum(axis=-1)))
+
+
+def kl_sequence(expected_token_kl: ArrayLike) -> float:
+    """`KL_seq = E[sum_t KL_t(y_<t)]`, nats: KL adds up over steps.
+
+    For KL(Q||P) the expectation is over Q's rollouts, for KL(P||Q) over P's. With a bound on every KL_t it is a bound.
+
+    Source: chain rule of relative entropy (Cover and Thomas 2006, Theorem 2.5.3).
+
+    Args:
+        expected_token_kl: Expected KL of each step [T], nats.
+
+    Raises:
+        ValueError: If an element is negative or NaN, or there is none.
+    """
+    given = np.atleast_1d(np.asarray(expected_token_kl, dtype=np.float64))
+    return float(real("expected_token_kl", given, infinite=True).sum())
+
+
+def chi2_sequence_worst_case(token_chi2: ArrayLike) -> float:
+    """`1 + chi2_seq <= prod_t (1 + chi2_t)`, chi2_t a bound on step t's chi-square at every prefix; P << Q.
+
+    chi2_seq = E_Q[W^2] - 1. Second moments multiply where KL adds up: the variance of sequence weights grows
+    exponentially in T. Attained when no step depends on the ones before it. An average of chi2_t over rollouts is not
+    enough, because W^2 weighs the prefixes on which the ratio is large.
+
+    Source: E_Q[W_t^2 | y_<t] = W_{t-1}^2 (1 + chi2(y_<t)); one step at a time, from the last.
+
+    Args:
+        token_chi2: chi2_t [T].
+
+    Raises:
+        ValueError: If an element is negative or NaN, or there is none.
+    """
+    given = np.atleast_1d(np.asarray(token_chi2, dtype=np.float64))
+    return _expm1(float(np.log1p(real("token_chi2", given, infinite=True)).sum()))
+
+
+def ess_share_sequence_worst_case(token_ess_share: ArrayLike) -> float:
+    """`ESS_seq / n >= prod_t ESS_t / n`: with weights W the share of samples that count shrinks geometrically; P << Q.
+
+    Source: `chi2_sequence_worst_case` with ESS / n = 1 / (1 + chi2).
+
+    Args:
+        token_ess_share: Bound from below on step t's ESS / n at every prefix [T], each in [0, 1].
+
+    Raises:
+        ValueError: If an element is not in [0, 1] or there is none.
+    """
+    given = np.atleast_1d(np.asarray(token_ess_share, dtype=np.float64))
+    return float(np.prod(real("token_ess_share", given, high=1.0, what="a share")))
+
+
+def ratio_deviation_sequence(
+    horizon: int, *, log_ratio: float | None = None, ratio_deviation: float | None = None
+) -> Bound:
+    """The smallest bound on `|W - 1|`: `exp(T lam) - 1` from |l_t| <= lam, `(1 + eta)^T - 1` from |w_t - 1| <= eta.
+
+    Source: W = exp(sum l_t) lies in [exp(-T lam), exp(T lam)]; in the second form in [(1 - eta)^T, (1 + eta)^T]. The
+    upper end is farther from 1 in both. Attained when every step has the largest ratio.
+
+    Args:
+        horizon: T.
+        log_ratio: lam, nats.
+        ratio_deviation: eta.
+
+    Raises:
+        ValueError: If nothing is given, or a number is out of its range.
+    """
+    required(log_ratio=log_ratio, ratio_deviation=ratio_deviation)
+    steps = horizon_of(horizon)
+    known = []
+    if log_ratio is not None:
+        known.append(Bound(_expm1(steps * real("log_ratio", float(log_ratio))), "log-ratio range"))
+    if ratio_deviation is not None:
+        eta = real("ratio_deviation", float(ratio_deviation))
+        known.append(Bound(_expm1(steps * math.log1p(eta)), "ratio range"))
+    return smallest(*known)
+
+
+def sequence_tv(
+    horizon: int,
+    *,
+    half_range: float | None = None,
+    log_ratio: float | None = None,
+    ratio_range: tuple[float, float] | None = None,
+    token_tv_worst: float | None = None,
+    token_tv_mean: float | None = None,
+    token_kl_mean: float | None = None,
+    token_chi2_worst: float | None = None,
+    coupling_mean: float | None = None,
+    sequence_chi2: float | None = None,
+) -> Bound:
+    """The smallest bound on TV_seq that follows from what is known of the tokens, and its name.
+
+    The worst case over steps grows like T; KL adds up and goes through a square root, so that it grows like sqrt(T) and
+    wins on long sequences. Chi-square multiplies; it wins where ratios reach far down and hardly up.
+
+    >>> sequence_tv(4096, half_range=0.002).name
+    'KL over steps, Pinsker, half range'
+
+    Args:
+        horizon: T.
+        half_range: Bound on the half range of the logit difference at every prefix.
+        log_ratio: Bound on |log P(y) - log Q(y)| over all tokens and prefixes, P << Q.
+        ratio_range: (a, b) with 1 - a <= w <= 1 + b over all tokens and prefixes, P << Q.
+        token_tv_worst: Bound on a step's total variation at every prefix.
+        token_tv_mean: Mean total variation of a step over Q's rollouts: (1/T) E_Q[sum_t TV_t].
+        token_kl_mean: Mean KL(Q||P) of a step over Q's rollouts (or KL(P||Q) over P's), nats: (1/T) E[sum_t KL_t].
+        token_chi2_worst: Bound on a step's chi-square at every prefix, P << Q.
+        coupling_mean: E_Q[1 - prod_t min(1, w_t)], the mean of `sequence_coupling`.
+        sequence_chi2: E_Q[W^2] - 1, P << Q.
+
+    Raises:
+        ValueError: If nothing is given, or a number is out of its range.
+    """
+    required(
+        half_range=half_range,
+        log_ratio=log_ratio,
+        ratio_range=ratio_range,
+        token_tv_worst=token_tv_worst,
+        token_tv_mean=token_tv_mean,
+        token_kl_mean=token_kl_mean,
+        token_chi2_worst=token_chi2_worst,
+        coupling_mean=coupling_mean,
+        sequence_chi2=sequence_chi2,
+    )
+    steps = horizon_of(horizon)
+    known = []
+    if half_range is not None or log_ratio is not None or ratio_range is not None:
+        token = token_tv(half_range=half_range, log_ratio=log_ratio, ratio_range=ratio_range)
+        known.append(Bound(tv_sequence_uniform(token.value, steps), f"worst case over steps, {token.name}"))
+    if token_tv_worst is not None:
+        known.append(Bound(tv_sequence_uniform(token_tv_worst, steps), "worst case over steps"))
+    if token_tv_mean is not None:
+        mean = real("token_tv_mean", float(token_tv_mean), high=1.0, what="a total variation")
+        known.append(Bound(min(1.0, steps * mean), "on policy"))
+    if coupling_mean is not None:
+        parted = real("coupling_mean", float(coupling_mean), high=1.0, what="a probability")
+        known.append(Bound(parted, "coupling"))
+    known.extend(_through_kl(steps, _step_kls(half_range, log_ratio, ratio_range, token_kl_mean)))
+    known.extend(_through_chi2(steps, _step_chi2s(half_range, log_ratio, ratio_range, token_chi2_worst)))
+    if sequence_chi2 is not None:
+        known.append(Bound(float(tv_from_chi2(float(sequence_chi2))), "chi-square"))
+    return smallest(*known)
+
+
+def _step_kls(
+    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, mean: float | None
+) -> list[Bound]:
+    """Bounds on the KL of a step, each one way round."""
+    known = []
+    if half_range is not None:
+        known.append(Bound(float(kl_from_half_range(half_range)), "half range"))
+    if log_ratio is not None:
+        known.append(Bound(float(kl_from_log_ratio_range(log_ratio)), "log-ratio range"))
+    if ratio_range is not None:
+        both_ways = (float(kl_from_ratio_range(*ratio_range, reverse=way)) for way in (False, True))
+        known.append(Bound(min(both_ways), "ratio range"))
+    if mean is not None:
+        known.append(Bound(real("token_kl_mean", float(mean), infinite=True), "mean KL"))
+    return known
+
+
+def _step_chi2s(
+    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, worst: float | None
+) -> list[Bound]:
+    """Bounds on the chi-square of a step at every prefix."""
+    known = []
+    if half_range is not None:
+        known.append(Bound(float(chi2_from_half_range(half_range)), "half range"))
+    if log_ratio is not None:
+        known.append(Bound(float(chi2_from_log_ratio_range(log_ratio)), "log-ratio range"))
+    if ratio_range is not None:
+        known.append(Bound(float(chi2_from_ratio_range(*ratio_range)), "ratio range"))
+    if worst is not None:
+        known.append(Bound(real("token_chi2_worst", float(worst), infinite=True), "worst chi-square"))
+    return known
+
+
+def _through_kl(steps: int, known: list[Bound]) -> list[Bound]:
+    if not known:
+        return []
+    kl = smallest(*known)
+    tv = tv_from_kl(steps * kl.value)
+    return [Bound(tv.value, f"KL over steps, {tv.name}, {kl.name}")]
+
+
+def _through_chi2(steps: int, known: list[Bound]) -> list[Bound]:
+    """Second moments multiply; and KL(P||Q) <= log(1 + chi2) at every prefix adds up, which is smaller far out."""
+    if not known:
+        return []
+    chi2 = smallest(*known)
+    exponent = steps * math.log1p(chi2.value)
+    return [
+        Bound(float(tv_from_chi2(_expm1(exponent))), f"chi-square over steps, {chi2.name}"),
+        *_through_kl(steps, [Bound(math.log1p(chi2.value), chi2.name)]),
+    ]
+
+
+def _expm1(exponent: float) -> float:
+    return math.expm1(exponent) if exponent < 709.0 else math.inf
