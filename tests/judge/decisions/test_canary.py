@@ -69,7 +69,7 @@ def test_shares_of_two_versions_are_independent():
 def test_another_process_decides_alike():
     """The hash does not depend on the process, as Python's own does."""
     program = (
-        "from tests.routing.test_canary import *\n"
+        "from tests.judge.decisions.test_canary import *\n"
         "router = Router.from_table(table_of(canary(0.5)))\n"
         "print(''.join(chosen(router, f'user-{n}')[0] for n in range(200)))"
     )

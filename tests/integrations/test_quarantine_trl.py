@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kc_otel.integrations.trl import ResyncWeights, instrument
-from tests.instrument.test_trl_watch import PROMPTS, TASKS, Trainer, reward
+from tests.integrations.test_trl_watch import PROMPTS, TASKS, Trainer, reward
 
 CLAUSES = [{"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.1}]
 

@@ -53,7 +53,7 @@ def request_of_metrics() -> ExportMetricsServiceRequest:
 @pytest.fixture
 def examples() -> Path:
     """Folder of opentelemetry-proto's example payloads; beside the checkout, or where KC_OTEL_SHARED_DATA says."""
-    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+    beside = Path(__file__).resolve().parents[3].parent / "shared" / "data"
     folder = Path(os.environ.get("KC_OTEL_SHARED_DATA", beside)) / "otlp-examples"
     if not folder.is_dir():
         pytest.skip(f"no example payloads of opentelemetry-proto at {folder}")

@@ -1,0 +1,12 @@
+from tests.record.recorder.conftest import (
+    _clean_environment,
+    contract,
+    held,
+    logprobs,
+    memory,
+    recorders,
+    tracing,
+    wait_until,
+)
+
+__all__ = ["_clean_environment", "contract", "held", "logprobs", "memory", "recorders", "tracing", "wait_until"]

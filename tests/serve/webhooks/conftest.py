@@ -1,0 +1,3 @@
+from tests.judge.escalation.conftest import connection, make_contract, make_verdict, receiver
+
+__all__ = ["connection", "make_contract", "make_verdict", "receiver"]
