@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kc_otel.integrations.operators import Comparison, cases_over
+from kc_otel.integrations.operators import OperatorPair, cases_over
 
 Shape = tuple[int, ...]
 WIDTH = 1024
@@ -82,7 +82,7 @@ def int8_linear(given: Tensor) -> Tensor:
     return (product.float() * scale * SCALE.T).to(given.dtype)
 
 
-def comparisons() -> list[Comparison]:
+def comparisons() -> list[OperatorPair]:
     """Everything that is compared."""
     bf16, tokens = [torch.bfloat16], (4096, WIDTH)
     short = cases_over(queries_keys_values, [(2, 8, 256, 64)], bf16, attributes={"tokens": 256})
@@ -91,8 +91,8 @@ def comparisons() -> list[Comparison]:
     hard = cases_over(activations_with_outliers, [tokens], bf16, attributes={"outliers": True})
     single = cases_over(activations, [tokens], [torch.float32])
     return [
-        Comparison("attention", math_attention, flash_attention, [*short, *long], batch_sizes=(2,)),
-        Comparison("rms-norm", rms_norm, rms_norm_in_own_dtype, [*plain, *hard], batch_sizes=(8, 64)),
-        Comparison("int8-linear", linear, int8_linear, [*plain, *hard]),
-        Comparison("linear-f32", linear, linear, single, batch_sizes=(8, 64)),
+        OperatorPair("attention", math_attention, flash_attention, [*short, *long], batch_sizes=(2,)),
+        OperatorPair("rms-norm", rms_norm, rms_norm_in_own_dtype, [*plain, *hard], batch_sizes=(8, 64)),
+        OperatorPair("int8-linear", linear, int8_linear, [*plain, *hard]),
+        OperatorPair("linear-f32", linear, linear, single, batch_sizes=(8, 64)),
     ]

@@ -38,7 +38,7 @@ from examples.trl_grpo.sampler import TOKENS, sampler
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
 from kc_otel.integrations.transformers import StopWhenHalted
-from kc_otel.integrations.trl import ResyncWeights, Watch, instrument
+from kc_otel.integrations.trl import InstrumentedTrainer, ResyncWeights, instrument
 from kc_otel.record.quarantine import Quarantine
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
@@ -159,7 +159,9 @@ def grpo(checkpoint: Path, folder: Path, rollout: Any, steps: int) -> Any:
     return trainer
 
 
-def telling(terminal: Terminal, watch: Watch, evaluator: Evaluator, router: Router, resync: ResyncWeights) -> Any:
+def telling(
+    terminal: Terminal, watch: InstrumentedTrainer, evaluator: Evaluator, router: Router, resync: ResyncWeights
+) -> Any:
     """Prints what was done and the verdicts after each step. Only here does anything wait for the evaluator."""
     from transformers import TrainerCallback  # noqa: PLC0415
 

@@ -20,10 +20,10 @@ from kc_otel.cli._gate_recorded import Asked, gate_files
 from kc_otel.judge.promotion.stages import Outcome
 from kc_otel.recordings import save_recording
 from kc_otel.recordings.endpoints import (
-    Client,
     Collected,
-    Endpoint,
-    EndpointError,
+    CompletionClient,
+    CompletionEndpoint,
+    CompletionEndpointError,
     Prompt,
     RefusedError,
     collect,
@@ -79,7 +79,7 @@ def _recorded(live: Live, asked: Asked) -> Path:
         _check_writable(where)
     try:
         collected = asyncio.run(_collected(live, prompts, *endpoints))
-    except EndpointError as error:
+    except CompletionEndpointError as error:
         raise ValueError(str(error)) from None
     if collected.recording is None:
         _missing(collected, None, live, asked)
@@ -94,11 +94,13 @@ def _recorded(live: Live, asked: Asked) -> Path:
     return where
 
 
-async def _collected(live: Live, prompts: tuple[Prompt, ...], inference: Endpoint, train: Endpoint) -> Collected:
+async def _collected(
+    live: Live, prompts: tuple[Prompt, ...], inference: CompletionEndpoint, train: CompletionEndpoint
+) -> Collected:
     limits = httpx.Limits(max_connections=2 * live.concurrency)
     async with httpx.AsyncClient(limits=limits) as http:
-        sampler = Client(inference, http, timeout=live.timeout)
-        scorer = Client(train, http, timeout=live.timeout)
+        sampler = CompletionClient(inference, http, timeout=live.timeout)
+        scorer = CompletionClient(train, http, timeout=live.timeout)
         sampled, trained = await sampler.model(live.inference_model), await scorer.model(live.train_model)
         if (inference.root, sampled) == (train.root, trained):
             raise RefusedError(
@@ -116,9 +118,9 @@ async def _collected(live: Live, prompts: tuple[Prompt, ...], inference: Endpoin
         )
 
 
-def _endpoint(side: str, url: str) -> Endpoint:
+def _endpoint(side: str, url: str) -> CompletionEndpoint:
     key = os.environ.get(f"KC_OTEL_{side.upper()}_API_KEY", "").strip()
-    return Endpoint("train" if side == "train" else "inference", url, key)
+    return CompletionEndpoint("train" if side == "train" else "inference", url, key)
 
 
 def _where(live: Live, asked: Asked) -> Path | None:

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def operators(
     comparisons: Annotated[
         str,
-        typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.Comparison."),
+        typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.OperatorPair."),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,

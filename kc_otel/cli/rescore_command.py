@@ -17,7 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
-    from kc_otel.recordings.rescore import Totals
+    from kc_otel.recordings.rescore import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
 
 __all__ = ["register"]
@@ -157,7 +157,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _summarise(totals: Totals, left: int, seconds: float) -> None:
+def _summarise(totals: RescoreTotals, left: int, seconds: float) -> None:
     rate = totals.prefilled / seconds if seconds > 0 else 0.0
     typer.echo(
         f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared, "

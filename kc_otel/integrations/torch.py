@@ -21,7 +21,7 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.work import Attributes
 
-__all__ = ["Watch", "next_token_logprobs", "observe", "shadow"]
+__all__ = ["AttachedHook", "next_token_logprobs", "observe", "shadow"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -31,7 +31,7 @@ AttributesOf = Attributes | Callable[[tuple[Any, ...], Mapping[str, Any]], Attri
 """Attributes of the sequences, or what makes them from a forward's arguments."""
 
 
-class Watch:
+class AttachedHook:
     """An attached hook; `remove` it, or use it as a context manager."""
 
     def __init__(self, module: torch.nn.Module, hook: _Hook) -> None:
@@ -58,7 +58,7 @@ def observe(
     *,
     side: Literal["train", "inference"],
     attributes: AttributesOf = None,
-) -> Watch:
+) -> AttachedHook:
     """Record the log-probabilities that a causal language model gives its own input, teacher-forced.
 
     The other kernel records the same sequences, here or through `Recorder.sampled` and `Recorder.scored` with
@@ -75,7 +75,7 @@ def observe(
     """
     if side not in ("train", "inference"):
         raise ValueError(f"side: {side!r} is not a kernel; write train or inference")
-    hand_over = recorder.scored if side == "train" else recorder.sampled
+    add_side = recorder.scored if side == "train" else recorder.sampled
 
     def record(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         ids, mask = _inputs(args, kwargs)
@@ -87,7 +87,7 @@ def observe(
         tokens = counted[:, 1:] & counted[:, :-1]
         if isinstance(labels := kwargs.get("labels"), torch.Tensor):
             tokens = tokens & (labels[:, 1:] != _IGNORED_LABEL)
-        hand_over(
+        add_side(
             token_ids=ids[:, 1:],
             logprobs=next_token_logprobs(logits, ids),
             mask=tokens,
@@ -95,7 +95,7 @@ def observe(
             attributes=attributes(args, kwargs) if callable(attributes) else attributes,
         )
 
-    return Watch(module, _Hook(recorder, record))
+    return AttachedHook(module, _Hook(recorder, record))
 
 
 def shadow(
@@ -106,7 +106,7 @@ def shadow(
     side: Literal["train", "inference"] = "inference",
     sampling: float | Callable[[], float] | None = None,
     attributes: AttributesOf = None,
-) -> Watch:
+) -> AttachedHook:
     """Run a reference kernel on what a model is called with, and compare whole next-token distributions.
 
     The reference runs inside the model's call, without autograd and outside of autocast, so that call takes longer; at
@@ -143,7 +143,7 @@ def shadow(
             presampled=True,
         )
 
-    return Watch(module, _Hook(recorder, record))
+    return AttachedHook(module, _Hook(recorder, record))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -17,7 +17,7 @@ import numpy as np
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.integrations.operators import CaseReport, Comparison
+from kc_otel.integrations.operators import CaseReport, OperatorPair
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.judge.verdicts import Evidence, Window, decide
 from kc_otel.stats import Binned
@@ -38,7 +38,7 @@ COLUMNS: Final = {
 """Heading of a column, in two lines -> key in a case's summary."""
 
 
-def comparisons_in(target: str) -> list[Comparison]:
+def comparisons_in(target: str) -> list[OperatorPair]:
     """The comparisons that `FILE.py:NAME` says: a list of them, or a function that returns it.
 
     Raises:
@@ -55,13 +55,13 @@ def comparisons_in(target: str) -> list[Comparison]:
     sys.path.insert(0, str(Path(path).resolve().parent))  # its imports are those of a program beside it
     spec.loader.exec_module(module)
     if not hasattr(module, name):
-        raise ValueError(f"{path}: has no {name!r}; write the name of a list of Comparison, or of a function for one")
+        raise ValueError(f"{path}: has no {name!r}; write the name of a list of OperatorPair, or of a function for one")
     found = getattr(module, name)
     found = list(found() if callable(found) else found)
-    wrong = next((each for each in found if not isinstance(each, Comparison)), None)
+    wrong = next((each for each in found if not isinstance(each, OperatorPair)), None)
     if wrong is not None or not found:
         got = "nothing" if not found else type(wrong).__name__
-        raise ValueError(f"{target}: holds {got}, not kc_otel.integrations.operators.Comparison")
+        raise ValueError(f"{target}: holds {got}, not kc_otel.integrations.operators.OperatorPair")
     return found
 
 

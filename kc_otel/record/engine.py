@@ -16,8 +16,8 @@ from opentelemetry.sdk.resources import Resource
 
 from kc_otel.record import capture
 from kc_otel.record.measurer import Measurer
-from kc_otel.record.telemetry.counters import Counted, Counters
-from kc_otel.record.telemetry.export import ExportLoop, Source
+from kc_otel.record.telemetry.counters import Counters, RecorderCounts
+from kc_otel.record.telemetry.export import ExportLoop, MetricSource
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import Work
 from kc_otel.record.worker import WorkQueue
@@ -40,7 +40,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class RecorderStats(Counted):
+class RecorderStats(RecorderCounts):
     """What a recorder did in this process and what it could not do, with what waits at this moment.
 
     Attributes:
@@ -159,7 +159,7 @@ class Engine:
                 self._queue.done(size)
 
 
-def _loop(source: Source, export: Export) -> ExportLoop:
+def _loop(source: MetricSource, export: Export) -> ExportLoop:
     return ExportLoop(
         source,
         exporters=export.exporters,

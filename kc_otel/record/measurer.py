@@ -24,7 +24,7 @@ from kc_otel.record.slice_table import SliceTable
 from kc_otel.record.telemetry.accumulate import Batch, WorstToken
 from kc_otel.record.telemetry.compare_span import compare_span
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.pair_streams import Example, KernelPair, PairStreams, drift_metrics, kernel_info
+from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, TokenExemplar, drift_metrics, kernel_info
 from kc_otel.record.telemetry.sdk_points import gauge
 from kc_otel.record.work import Weights, Work
 
@@ -225,7 +225,7 @@ class Measurer:
         )
         if worst is not None and span.is_valid and span.trace_flags.sampled:
             with self._lock:
-                self._streams_of(work.pair).explain(Example(worst, span, end, weights))
+                self._streams_of(work.pair).explain(TokenExemplar(worst, span, end, weights))
 
     def _pair_up(self, work: Work, now: float) -> None:
         rows = capture.laid_out(dict(work.arrays), like="logprobs")

@@ -22,7 +22,7 @@ from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.measure.checks import Reason, check
+from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 
 __all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
@@ -121,11 +121,11 @@ def quarantine(
         )
     member = list(_membership(contract, attributes, slices, len(train)))
     codes = check(train, inference, mask=given)
-    valid = _like(train, codes == Reason.VALID)
+    valid = _like(train, codes == InvalidReason.VALID)
     counts = given & valid[:, None]
     drift = _where(counts, log_ratio(train, inference), 0.0)
     reasons = [
-        Reason(code).name.lower() if code != Reason.VALID and names else ""
+        InvalidReason(code).name.lower() if code != InvalidReason.VALID and names else ""
         for code, names in zip(codes.tolist(), member, strict=True)
     ]
     worst = np.zeros(len(reasons))
@@ -134,7 +134,7 @@ def quarantine(
         for row, names in enumerate(member):
             limit = _limit(clause, names, limits or {})
             times = own[row] / limit if limit > 0.0 else inf
-            if codes[row] == Reason.VALID and own[row] > limit and times > worst[row]:
+            if codes[row] == InvalidReason.VALID and own[row] > limit and times > worst[row]:
                 worst[row], reasons[row] = times, clause.id
     keep = _like(train, np.array([not reason for reason in reasons], dtype=bool))
     return Quarantine(

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.checks import Reason, check_block, difference
+from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.reasons import remedy
 from kc_otel.recordings.columns import FLOATS, LOGITS
 from kc_otel.recordings.recording import Recording, RecordingError
-from kc_otel.recordings.rows import Problems, Ragged, Table
+from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 __all__ = ["assembled"]
 
@@ -20,15 +20,15 @@ _TOLERANCE: Final = 1e-3
 """As in `measure.checks`: how far above 0 a log-probability may be."""
 
 _REMEDY: Final = {
-    Reason.IMPOSSIBLE_TOKEN: "the inference kernel gives probability 0 to a token that it sampled; record the "
+    InvalidReason.IMPOSSIBLE_TOKEN: "the inference kernel gives probability 0 to a token that it sampled; record the "
     "log-probabilities of the distribution that was sampled from",
-    Reason.ZERO_FILLED: "one side is 0 throughout, as an unwritten buffer is; record it, or leave the row out",
-    Reason.ONE_TOKEN_SHIFT: "one side is a token ahead of the other; align both to the tokens they score",
+    InvalidReason.ZERO_FILLED: "one side is 0 throughout, as an unwritten buffer is; record it, or leave the row out",
+    InvalidReason.ONE_TOKEN_SHIFT: "one side is a token ahead of the other; align both to the tokens they score",
 }
 """Where a recording's reader needs other words than a program's log."""
 
 
-def assembled(table: Table) -> Recording:
+def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds.
 
     Raises:
@@ -72,7 +72,7 @@ def assembled(table: Table) -> Recording:
     )
 
 
-def _same_lengths(table: Table, ragged: dict[str, Ragged], problems: Problems) -> dict[str, NDArray[Any]]:
+def _same_lengths(table: RaggedTable, ragged: dict[str, Ragged], problems: Problems) -> dict[str, NDArray[Any]]:
     """Every role's numbers, one per token; a row's single advantage is repeated over its tokens."""
     lengths = ragged["train"].lengths
     found = {}
@@ -100,7 +100,7 @@ def _same_lengths(table: Table, ragged: dict[str, Ragged], problems: Problems) -
     return found
 
 
-def _mask(table: Table, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64]]:
+def _mask(table: RaggedTable, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64]]:
     """Which tokens count, None for all, and how many of each row."""
     if "mask" not in table.ragged:
         return None, lengths
@@ -108,7 +108,7 @@ def _mask(table: Table, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_] |
     return kept, np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
 
 
-def _from_logits(table: Table, ragged: dict[str, Ragged], problems: Problems) -> dict[str, Ragged]:
+def _from_logits(table: RaggedTable, ragged: dict[str, Ragged], problems: Problems) -> dict[str, Ragged]:
     """The sampled tokens' log-probabilities, where a file has logits and tokens in their place."""
     tokens = ragged["token_ids"].values.astype(np.intp)
     found = {}
@@ -130,7 +130,7 @@ def _from_logits(table: Table, ragged: dict[str, Ragged], problems: Problems) ->
 
 
 def _check(
-    table: Table,
+    table: RaggedTable,
     given: dict[str, NDArray[Any]],
     lengths: NDArray[np.int64],
     numbers: NDArray[np.intp],
@@ -140,7 +140,7 @@ def _check(
     starts = np.cumsum(lengths) - lengths
     row_of = np.repeat(np.arange(lengths.size), lengths)
 
-    def tell(role: str, wrong: NDArray[np.bool_], what: str) -> None:
+    def note(role: str, wrong: NDArray[np.bool_], what: str) -> None:
         """One sentence per row, about its first token that is wrong."""
         rows, first = np.unique(row_of[wrong], return_index=True)
         places = np.flatnonzero(wrong)[first]
@@ -152,11 +152,11 @@ def _check(
             problems.add(f"{name}: other rows", times=rows.size - problems.cap)
 
     for role in (each for each in FLOATS if each in given):
-        tell(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
+        note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
         if role == "advantages":
-            tell(role, np.isinf(given[role]), "an advantage is a finite number")
+            note(role, np.isinf(given[role]), "an advantage is a finite number")
         else:
-            tell(role, given[role] > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?")
+            note(role, given[role] > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?")
     if problems.all():
         return
     block = Block(
@@ -166,10 +166,10 @@ def _check(
     wrong = np.flatnonzero(codes)
     sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
     for row in wrong[: problems.cap]:
-        problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(Reason(codes[row]))}")
+        problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(InvalidReason(codes[row]))}")
     if wrong.size > problems.cap:
         problems.add(f"{sides}: other rows", times=wrong.size - problems.cap)
 
 
-def _words(reason: Reason) -> str:
+def _words(reason: InvalidReason) -> str:
     return _REMEDY.get(reason) or remedy(reason.name.lower())

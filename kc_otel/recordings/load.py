@@ -11,13 +11,13 @@ from kc_otel.recordings.read_jsonl import read_jsonl
 from kc_otel.recordings.read_npz import read_npz
 from kc_otel.recordings.read_parquet import read_parquet
 from kc_otel.recordings.recording import Recording, RecordingError
-from kc_otel.recordings.rows import Table
+from kc_otel.recordings.rows import RaggedTable
 
 __all__ = ["Format", "format_of", "load_recording"]
 
 Format = Literal["npz", "jsonl", "parquet"]
 
-_READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], Table]]] = {
+_READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTable]]] = {
     "npz": read_npz,
     "jsonl": read_jsonl,
     "parquet": read_parquet,

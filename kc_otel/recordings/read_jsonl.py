@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.rows import Problems, Ragged, Table
+from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 __all__ = ["read_jsonl", "scalars_of"]
 
 
-def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> Table:
+def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     """The objects of a .jsonl file, line by line: only their numbers are kept in memory.
 
     Raises:
@@ -53,7 +53,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> Table:
     if problems.all():
         raise RecordingError(*problems.all())
     ragged = {role: Ragged.of_rows(parts) for role, parts in rows.items()}
-    return Table(source, ragged, names, tuple(attributes), lambda row: f"line {lines[row]}")
+    return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"line {lines[row]}")
 
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.rows import Problems, Ragged, Table
+from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 __all__ = ["read_npz"]
 
 
-def read_npz(path: Path, columns: Mapping[str, str] | None) -> Table:
+def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     """The arrays of a .npz file; nothing in it is unpickled.
 
     Raises:
@@ -53,7 +53,7 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> Table:
         raise RecordingError(*problems.all())
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
         ragged["mask"] = _within(chosen, ragged, np.asarray(chosen["lengths"], dtype=np.int64))
-    return Table(source, ragged, names, attributes, lambda row: f"row {row}")
+    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}")
 
 
 def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
@@ -75,13 +75,13 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
         if given is not None and (
             given.shape != (sequences,) or not _whole(given) or given.min(initial=0) < 0 or given.max(initial=0) > width
         ):
-            problems.add(f"{names['lengths']}: {_said(given)} are not {sequences} whole numbers from 0 to {width}")
+            problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
         return np.full(sequences, width, dtype=np.int64)
     if given is None:
         return np.array([leading.shape[0]], dtype=np.int64)
     if given.ndim != 1 or not _whole(given) or given.min(initial=0) < 0 or int(given.sum()) != leading.shape[0]:
         problems.add(
-            f"{names['lengths']}: {_said(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}; "
+            f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
             f"write one whole number per sequence"
         )
         return np.array([leading.shape[0]], dtype=np.int64)
@@ -134,7 +134,7 @@ def _attributes(others: Mapping[str, NDArray[Any]], rows: int, problems: Problem
     if written is None:
         return tuple(found)
     if written.shape != (rows,) or written.dtype.kind != "U":
-        problems.add(f"{ATTRIBUTES}: {_said(written)} are not {rows} JSON objects, one per row")
+        problems.add(f"{ATTRIBUTES}: {_shown(written)} are not {rows} JSON objects, one per row")
         return tuple(found)
     for row, (into, text) in enumerate(zip(found, written.tolist(), strict=True)):
         try:
@@ -148,5 +148,5 @@ def _whole(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "iu"
 
 
-def _said(array: NDArray[Any]) -> str:
+def _shown(array: NDArray[Any]) -> str:
     return f"{array.dtype} {np.array2string(array, threshold=6)} of shape {array.shape}"

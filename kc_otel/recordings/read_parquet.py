@@ -13,7 +13,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.read_jsonl import scalars_of
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.rows import Problems, Ragged, Table
+from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 __all__ = ["arrow", "read_parquet"]
 
@@ -34,7 +34,7 @@ def arrow(path: Path) -> Any:
     return pyarrow
 
 
-def read_parquet(path: Path, columns: Mapping[str, str] | None) -> Table:
+def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     """The columns of a .parquet file.
 
     Raises:
@@ -58,7 +58,7 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> Table:
     if problems.all():
         raise RecordingError(*problems.all())
     attributes = _attributes(file, names, pa)
-    return Table(source, ragged, names, attributes, lambda row: f"row {row}")
+    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}")
 
 
 def _ragged(role: str, name: str, column: Any, pa: Any, problems: Problems) -> Ragged | None:

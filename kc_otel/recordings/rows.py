@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Problems", "Ragged", "Table"]
+__all__ = ["Problems", "Ragged", "RaggedTable"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Ragged:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class RaggedTable:
     """A file's content.
 
     Attributes:
@@ -62,7 +62,7 @@ class Problems:
     _more: int = 0
 
     def add(self, sentence: str, *, times: int = 1) -> None:
-        """Note a problem; `times` counts others of its kind that are not told apart."""
+        """Note a problem; `times` counts others of its kind that are not listed."""
         if len(self._kept) < self.cap:
             self._kept.append(f"{self.source}: {sentence}")
             self._more += times - 1

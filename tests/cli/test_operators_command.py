@@ -11,7 +11,7 @@ from kc_otel.cli import operators_command as operators
 SPEC = """
 import numpy as np
 
-from kc_otel.integrations.operators import Comparison, cases_over
+from kc_otel.integrations.operators import OperatorPair, cases_over
 
 
 def make(shape, dtype, seed):
@@ -26,8 +26,8 @@ def comparisons():
     easy = cases_over(make, [(800, 8)], ["float32"])
     hard = cases_over(make, [(800, 8)], ["float16"], attributes={"task": "code"})
     return [
-        Comparison("good", lambda x: x, lambda x: x, [*easy, *hard], batch_sizes=(4,)),
-        Comparison("bad", lambda x: x, bad, [*easy, *hard]),
+        OperatorPair("good", lambda x: x, lambda x: x, [*easy, *hard], batch_sizes=(4,)),
+        OperatorPair("bad", lambda x: x, bad, [*easy, *hard]),
     ]
 
 
@@ -141,7 +141,7 @@ def test_json_has_everything(run):
         ("spec.py", "write FILE.py:NAME"),
         ("absent.py:x", "absent.py: is no Python file"),
         ("spec.py:missing", "has no 'missing'"),
-        ("spec.py:EMPTY", "holds nothing, not kc_otel.integrations.operators.Comparison"),
+        ("spec.py:EMPTY", "holds nothing, not kc_otel.integrations.operators.OperatorPair"),
         ("spec.py:WRONG", "holds int, not"),
         ("c.yaml:x", "c.yaml: is no Python file"),
     ],

@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.checks import Reason, check, counted
+from kc_otel.record.measure.checks import InvalidReason, check, counted
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.rescore.comparable import refusal
@@ -321,4 +321,4 @@ def test_every_name_is_in_the_table():
     """What the checks can find has words for the person who reads it at night."""
     from kc_otel.record.measure.reasons import REASONS
 
-    assert {each.name.lower() for each in Reason} - {"valid"} <= set(REASONS)
+    assert {each.name.lower() for each in InvalidReason} - {"valid"} <= set(REASONS)

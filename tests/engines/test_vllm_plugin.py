@@ -30,7 +30,7 @@ print("answered", len(outputs))
 def clean(monkeypatch):
     for name in [name for name in os.environ if name.startswith("KC_OTEL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("KC_OTEL_VLLM_ERROR_SAID", "")
+    monkeypatch.setenv("KC_OTEL_VLLM_ERROR_LOGGED", "")
     instrumentor = KernelContractInstrumentor()
     yield instrumentor
     if instrumentor.is_instrumented_by_opentelemetry:

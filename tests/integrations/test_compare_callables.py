@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from kc_otel.integrations.operators import Case, Comparison, cases_over, compare_callables
+from kc_otel.integrations.operators import Case, OperatorPair, cases_over, compare_callables
 from kc_otel.record.measure.operator_drift import compare_outputs
 
 
@@ -180,6 +180,6 @@ def test_errors_say_which_case():
     with pytest.raises(ValueError, match="returned str, not an array"):
         compare_callables(str, str, cases_over(normal, [(2, 2)], [torch.float32]), operator="a")
     with pytest.raises(ValueError, match="'a b' cannot name an operator"):
-        Comparison("a b", str, str, [Case("x", list)])
+        OperatorPair("a b", str, str, [Case("x", list)])
     with pytest.raises(ValueError, match="cases: there is none for a"):
-        Comparison("a", str, str, [])
+        OperatorPair("a", str, str, [])

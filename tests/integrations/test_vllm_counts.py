@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry import ATTRIBUTES, METRICS
-from kc_otel.integrations.vllm.delivery import Recorded
+from kc_otel.integrations.vllm.delivery import CaptureStats
 from kc_otel.integrations.vllm.instrumentor import RECORDED, Counts, outcomes
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
@@ -74,5 +74,5 @@ def test_what_a_spool_refuses_counts_as_dropped(tmp_path):
     assert spool.flush()
     spool.close()
     spool.put(good)
-    handover = SimpleNamespace(sink=spool, stats=lambda: Recorded(recorded=3, dropped={"aborted": 4}))
-    assert outcomes(handover) == {RECORDED: 1, "unwritable": 1, "closed": 1, "aborted": 4}
+    delivery = SimpleNamespace(sink=spool, stats=lambda: CaptureStats(recorded=3, dropped={"aborted": 4}))
+    assert outcomes(delivery) == {RECORDED: 1, "unwritable": 1, "closed": 1, "aborted": 4}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from kc_otel.integrations.vllm.completion import Completion, processing_of, request_of, weights_of
-from kc_otel.integrations.vllm.delivery import Handover, RecorderSink
+from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
+    AttributeSource,
     RequestHeaders,
-    Source,
     attributes_of,
     sources_of,
     sources_of_contract,
@@ -122,8 +122,10 @@ def test_weight_versions(versions, weights):
 def test_sources_are_read_from_text():
     """An attribute without a place is looked for in the body and then in baggage; others where they say."""
     assert sources_of(" task, tenant = header:X-Tenant,lang=baggage:l ,") == (
-        Source("task", "any", "task"), Source("tenant", "header", "X-Tenant"), Source("lang", "baggage", "l"),
-    )  # fmt: skip
+        AttributeSource("task", "any", "task"),
+        AttributeSource("tenant", "header", "X-Tenant"),
+        AttributeSource("lang", "baggage", "l"),
+    )
 
 
 @pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
@@ -187,30 +189,30 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
     assert described(worker) == {"attention": "FLASHINFER+FLASH_ATTN", "hardware": "H100"}
 
 
-def test_a_handover_gives_to_its_sink_and_counts():
+def test_a_delivery_gives_to_its_sink_and_counts():
     """What is handed over reaches the sink on another thread, with the kernel that was still to be asked for."""
     sink, asked = Sink(), Future()
-    handover = Handover(sink, lambda _: {"task": "code"})
-    handover.submit(completion, 5, asked, "raw")
-    assert not handover.flush(0.05)
+    delivery = RequestDelivery(sink, lambda _: {"task": "code"})
+    delivery.submit(completion, 5, asked, "raw")
+    assert not delivery.flush(0.05)
     asked.set_result(Kernel("vllm", dtype="fp8"))
-    assert handover.flush()
+    assert delivery.flush()
     (request,) = sink.requests
     assert (request.kernel.dtype, request.attributes["task"]) == ("fp8", "code")
-    assert (handover.stats().recorded, handover.stats().tokens) == (1, 2)
-    assert handover.close()
+    assert (delivery.stats().recorded, delivery.stats().tokens) == (1, 2)
+    assert delivery.close()
 
 
 def test_a_full_queue_drops_and_counts(caplog):
     """When the sink is slower than the engine, the engine is not held up: completions are dropped, said once."""
-    handover = Handover(Sink(), lambda _: {}, queue_bytes=4096)
+    delivery = RequestDelivery(Sink(), lambda _: {}, queue_bytes=4096)
     stuck = Future()
     for _ in range(3):
-        handover.submit(completion, 5, stuck, "raw")
-    assert handover.stats().dropped == {"queue-full": 2}
+        delivery.submit(completion, 5, stuck, "raw")
+    assert delivery.stats().dropped == {"queue-full": 2}
     assert len(caplog.records) == 1
     stuck.set_result(Kernel("vllm"))
-    assert handover.close()
+    assert delivery.close()
 
 
 def test_what_fails_on_the_other_thread_is_counted():
@@ -219,14 +221,14 @@ def test_what_fails_on_the_other_thread_is_counted():
     def fail(_=None):
         raise RuntimeError("no")
 
-    broken = Handover(Sink(fails=True), lambda _: {})
+    broken = RequestDelivery(Sink(fails=True), lambda _: {})
     broken.submit(completion, 5, kernel(), "raw")
     broken.submit(fail, 5, kernel(), "raw")
     broken.submit(lambda: completion(logprobs=[]), 5, kernel(), "raw")
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()
-    halting = Handover(sink, fail)
+    halting = RequestDelivery(sink, fail)
     halting.submit(completion, 5, kernel(), "raw")
     assert halting.close()
     assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)

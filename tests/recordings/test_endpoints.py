@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from kc_otel.recordings.endpoints import (
-    Client,
-    Endpoint,
+    CompletionClient,
+    CompletionEndpoint,
     Prompt,
     PromptsError,
     RefusedError,
@@ -45,7 +45,7 @@ def ask(server, action, *, side="inference", key="", **options):
 
     async def run():
         async with httpx.AsyncClient() as http:
-            return await action(Client(Endpoint(side, server.address, key), http, **options))
+            return await action(CompletionClient(CompletionEndpoint(side, server.address, key), http, **options))
 
     return asyncio.run(run())
 
@@ -54,7 +54,7 @@ def gathered(inference, train, prompts, **options):
     async def run():
         async with httpx.AsyncClient() as http:
             clients = (
-                Client(Endpoint(side, server.address), http)
+                CompletionClient(CompletionEndpoint(side, server.address), http)
                 for side, server in (("inference", inference), ("train", train))
             )
             return await collect(prompts, *((client, "tiny") for client in clients), **options)
@@ -194,16 +194,16 @@ def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
 def test_an_address_that_is_none_is_refused(url):
     """It names the option that it came from."""
     with pytest.raises(ValueError, match=r"--train-url: .*is not a URL"):
-        Endpoint("train", url)
+        CompletionEndpoint("train", url)
 
 
 def test_an_endpoint_shows_neither_key_nor_password():
     """Not where it is printed, and not where a traceback would show it; with or without /v1 it is the same."""
-    endpoint = Endpoint("train", "https://me:secret@host:81/serve/v1/", "sk-secret")
+    endpoint = CompletionEndpoint("train", "https://me:secret@host:81/serve/v1/", "sk-secret")
     assert (str(endpoint), endpoint.root) == ("train endpoint https://host:81/serve", "https://me:secret@host:81/serve")
     assert "sk-secret" not in repr(endpoint)
     with pytest.raises(ValueError, match="KC_OTEL_TRAIN_API_KEY: holds characters") as caught:
-        Endpoint("train", "https://host", "sk-sécret")
+        CompletionEndpoint("train", "https://host", "sk-sécret")
     assert "cret" not in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kc_otel.integrations.operators.callables import CaseReport, compare_callables
-from kc_otel.integrations.operators.cases import Case, Comparison, cases_over
+from kc_otel.integrations.operators.cases import Case, OperatorPair, cases_over
 
 if TYPE_CHECKING:
     from kc_otel.integrations.operators.modules import OperatorWatch, watch_modules
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Case",
     "CaseReport",
-    "Comparison",
+    "OperatorPair",
     "OperatorWatch",
     "cases_over",
     "compare_callables",

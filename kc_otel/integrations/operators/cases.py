@@ -10,7 +10,7 @@ from typing import Any, Final
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Case", "Comparison", "cases_over"]
+__all__ = ["Case", "OperatorPair", "cases_over"]
 
 _NONE: Final[Mapping[str, Scalar]] = MappingProxyType({})
 
@@ -36,7 +36,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class OperatorPair:
     """One operator by two kernels, and what it is compared on: what `kc-otel operators` reads from a file.
 
     Attributes:

@@ -2,6 +2,6 @@
 
 from kc_otel.integrations.trl.attach import instrument
 from kc_otel.integrations.trl.resync import ResyncWeights
-from kc_otel.integrations.trl.watch import Watch
+from kc_otel.integrations.trl.watch import InstrumentedTrainer
 
-__all__ = ["ResyncWeights", "Watch", "instrument"]
+__all__ = ["InstrumentedTrainer", "ResyncWeights", "instrument"]

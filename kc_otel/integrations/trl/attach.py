@@ -9,7 +9,7 @@ from typing import Any
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import training_kernel
-from kc_otel.integrations.trl.watch import Watch
+from kc_otel.integrations.trl.watch import InstrumentedTrainer
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
@@ -27,7 +27,7 @@ def instrument(
     processing: Processing | None = None,
     weights: Callable[[], Weights] | None = None,
     quarantine: Callable[[], Collection[str]] | None = None,
-) -> Watch:
+) -> InstrumentedTrainer:
     """Compare the two kernels of a TRL GRPO trainer on everything that it trains on.
 
     >>> trainer = GRPOTrainer(...)                                                             # doctest: +SKIP
@@ -75,10 +75,12 @@ def instrument(
     if isinstance(contract, Recorder):
         if train is not None or inference is not None:
             raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
-        return Watch(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
+        return InstrumentedTrainer(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
     recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference)
     try:
-        return Watch(trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True)
+        return InstrumentedTrainer(
+            trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True
+        )
     except BaseException:
         recorder.shutdown()
         raise

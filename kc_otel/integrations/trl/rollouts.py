@@ -16,7 +16,7 @@ import numpy as np
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.work import Weights
 
-__all__ = ["OWN", "Round", "Rounds", "own_attributes"]
+__all__ = ["OWN", "RolloutBatch", "RolloutBatches", "own_attributes"]
 
 OWN: Final = frozenset({"prompt_tokens", "completion_tokens", "advantage", "mode"})
 """Attributes that every sequence has, whatever the dataset's columns."""
@@ -24,7 +24,7 @@ _SCALARS: Final = (str, int, float, bool)
 
 
 @dataclass(slots=True)
-class Round:
+class RolloutBatch:
     """One call for completions.
 
     Attributes:
@@ -32,7 +32,7 @@ class Round:
         weights: Weight version that sampled.
         prompts: Prompt tokens of each sequence, as bytes; None where they are not known.
         rows: By completion tokens as bytes: prompt tokens and columns of each sequence that has them.
-        rewarded: Whether the columns have come; what is generated after that is another round.
+        rewarded: Whether the columns have come; what is generated after that belongs to another batch.
     """
 
     step: int
@@ -57,14 +57,14 @@ class Round:
         return found[0] if found and all(columns == found[0] for columns in found) else None
 
 
-class Rounds:
-    """The newest round of training and the newest of evaluation, which do not mix."""
+class RolloutBatches:
+    """The newest batch of training and the newest of evaluation, which do not mix."""
 
     def __init__(self) -> None:
-        self._newest: dict[bool, Round] = {}
+        self._newest: dict[bool, RolloutBatch] = {}
 
-    def of(self, training: bool) -> Round | None:
-        """The round that batches come from now."""
+    def of(self, training: bool) -> RolloutBatch | None:
+        """The rollout that training batches come from now."""
         return self._newest.get(training)
 
     def generated(self, training: bool, step: int, weights: Weights, prompts: Sequence[Any] | None) -> None:
@@ -72,7 +72,7 @@ class Rounds:
         current = self._newest.get(training)
         if current is None or current.rewarded or current.step != step:
             keys = None if prompts is None else [_key(prompt) for prompt in prompts]
-            self._newest[training] = Round(step, weights, keys)
+            self._newest[training] = RolloutBatch(step, weights, keys)
 
     def rewarded(self, training: bool, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
         """The columns of each completion, in the order of generation."""

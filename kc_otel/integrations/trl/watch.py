@@ -2,7 +2,7 @@
 
 Only public names of the trainer are wrapped, on the one object: `compute_loss`, whose inputs hold what both kernels
 said; `rollout_func`, or `generate` and `sync_weights` of `vllm_generation`, to know which weights sampled; and one
-reward function, which is where TRL hands out the dataset's columns. `Watch.remove` puts back what was there.
+reward function, which is where TRL hands out the dataset's columns. Removing puts that back.
 
 Training side: `old_per_token_logps`, the training kernel at the weights that the rollout was scored with, so that
 policy updates do not count as mismatch. TRL leaves them out where every batch is trained on before the next optimizer
@@ -28,18 +28,18 @@ from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import processings
-from kc_otel.integrations.trl.rollouts import OWN, Round, Rounds, own_attributes
+from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
 from kc_otel.record.quarantine import Quarantine, judgeable, quarantine
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 
-__all__ = ["Watch", "wrap"]
+__all__ = ["InstrumentedTrainer", "wrap"]
 
 
 _log: Final = logging.getLogger("kc_otel")
 
 
-class Watch:
+class InstrumentedTrainer:
     """An instrumented trainer; `remove` it, or use it as a context manager.
 
     Attributes:
@@ -70,9 +70,9 @@ class Watch:
         self._owned = owned
         named = {name for spec in recorder.contract.slices.values() for name in spec.conditions}
         self._columns = frozenset(named - OWN - set(attributes))
-        self._rounds = Rounds()
+        self._batches = RolloutBatches()
         self._compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         # vLLM starts with the weights that training starts from; later on only a synchronisation tells.
         self._synced: Weights = 0 if trainer.use_vllm and trainer.state.global_step == 0 else None
         self._active = True
@@ -168,13 +168,15 @@ class Watch:
 
     def _generated(self, prompts: Sequence[Any] | None) -> None:
         weights = self._synced if self._weights is None else self._weights()
-        self._rounds.generated(self._training, self._trainer.state.global_step, weights, prompts)
+        self._batches.generated(self._training, self._trainer.state.global_step, weights, prompts)
 
     def _rewarded(self, given: Mapping[str, Any]) -> None:
         columns = {name: given[name] for name in self._columns if isinstance(given.get(name), list | tuple)}
         if missing := sorted(self._columns - columns.keys()):
-            self._say(f"slices use {', '.join(missing)}, which the dataset has no column for; nothing will be in them")
-        self._rounds.rewarded(self._training, given["completion_ids"], columns)
+            self._warn_once(
+                f"slices use {', '.join(missing)}, which the dataset has no column for; nothing will be in them"
+            )
+        self._batches.rewarded(self._training, given["completion_ids"], columns)
 
     def _listen(self, model: Any, inputs: Mapping[str, Any], scores: list[Any]) -> Any:
         """A hook that takes the current log-probabilities from the model's output, where TRL gives no older ones."""
@@ -203,7 +205,7 @@ class Watch:
             inputs["sampling_per_token_logps"],
             self.recorder.contract,
             mask=mask,
-            attributes=self._attributes_of(inputs, mask, self._rounds.of(True)),
+            attributes=self._attributes_of(inputs, mask, self._batches.of(True)),
             slices=slices,
         )
         self.quarantine = found
@@ -232,7 +234,7 @@ class Watch:
                 )
             train = scores[-1][:, -tokens.shape[1] :]
         mask = _counted(inputs)
-        current = self._rounds.of(self._training)
+        current = self._batches.of(self._training)
         self.recorder.compare(
             train,
             sampled,
@@ -244,12 +246,16 @@ class Watch:
             weights=None if current is None else (current.step, current.weights),
         )
 
-    def _attributes_of(self, inputs: Mapping[str, Any], mask: Any, current: Round | None) -> list[dict[str, Scalar]]:
+    def _attributes_of(
+        self, inputs: Mapping[str, Any], mask: Any, current: RolloutBatch | None
+    ) -> list[dict[str, Scalar]]:
         rows = own_attributes(inputs, mask, training=self._training)
         if self._columns and current is not None:
             found = current.columns_of(inputs)
             if any(each is None and row["completion_tokens"] for each, row in zip(found, rows, strict=True)):
-                self._say("columns of some sequences could not be told; they count in no slice that is made of columns")
+                self._warn_once(
+                    "columns of some sequences could not be told; they count in no slice that is made of columns"
+                )
             rows = [{**(columns or {}), **row} for columns, row in zip(found, rows, strict=True)]
         return [{**row, **self._attributes} for row in rows]
 
@@ -261,9 +267,9 @@ class Watch:
         tokens = inputs["completion_ids"]
         return self._compared.get(id(tokens)) is tokens
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             _log.warning("contract %s: %s", self.recorder.contract.name, text)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:

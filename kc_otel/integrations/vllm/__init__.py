@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kc_otel.integrations.vllm.completion import Completion
-    from kc_otel.integrations.vllm.delivery import RecorderSink, Sink
+    from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
     from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor
 
-__all__ = ["Completion", "KernelContractInstrumentor", "RecorderSink", "Sink"]
+__all__ = ["Completion", "KernelContractInstrumentor", "RecorderSink", "RequestSink"]
 
 _HOMES: Final = {
     "Completion": "completion",
     "KernelContractInstrumentor": "instrumentor",
     "RecorderSink": "delivery",
-    "Sink": "delivery",
+    "RequestSink": "delivery",
 }
 
 

@@ -23,7 +23,7 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.record.worker import WorkQueue
 from kc_otel.recordings.request import SampledRequest
 
-__all__ = ["Handover", "Recorded", "RecorderSink", "Sink"]
+__all__ = ["CaptureStats", "RecorderSink", "RequestDelivery", "RequestSink"]
 
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _WAIT_FOR_WORKERS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class CaptureStats:
     """What became of requests in this process.
 
     Attributes:
@@ -56,7 +56,7 @@ class Recorded:
     attributes_failed: int = 0
 
 
-class Handover:
+class RequestDelivery:
     """Takes finished completions without waiting, and gives them to the sink on a thread of its own.
 
     The thread is started with the first completion, in the process that has one.
@@ -67,13 +67,13 @@ class Handover:
         queue_bytes: Most bytes, by estimate, that wait.
     """
 
-    def __init__(self, sink: Sink, attributes: AttributeFunction, *, queue_bytes: int = 64 << 20) -> None:
+    def __init__(self, sink: RequestSink, attributes: AttributeFunction, *, queue_bytes: int = 64 << 20) -> None:
         self.sink: Final = sink
         self._attributes = attributes
         self._queue_bytes = queue_bytes
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._thread: threading.Thread | None = None
         self._start()
 
@@ -86,8 +86,8 @@ class Handover:
         """Count a completion that is not recorded; `why` is logged the first time."""
         with self._lock:
             self._dropped[reason] += 1
-            first = reason not in self._said
-            self._said.add(reason)
+            first = reason not in self._logged
+            self._logged.add(reason)
         if first:
             said = f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else why
             _log.warning("kc-otel: a sampled request is not recorded (%s): %s; further ones are counted", reason, said)
@@ -123,10 +123,10 @@ class Handover:
         self._queue.close()
         return done
 
-    def stats(self) -> Recorded:
+    def stats(self) -> CaptureStats:
         """The counts now."""
         with self._lock:
-            return Recorded(**self._counts, dropped=dict(self._dropped))
+            return CaptureStats(**self._counts, dropped=dict(self._dropped))
 
     def _start(self) -> None:
         """A queue of this process; threads and what they held do not survive a fork."""
@@ -168,13 +168,13 @@ class Handover:
             return dict(self._attributes(completion))
         except Exception as error:  # noqa: BLE001 - the user's function; the request still counts as traffic
             self.count("attributes_failed")
-            if "attributes" not in self._said:
-                self._said.add("attributes")
+            if "attributes" not in self._logged:
+                self._logged.add("attributes")
                 _log.warning("kc-otel: the attributes function failed (%s: %s)", type(error).__name__, error)
             return {}
 
 
-class Sink(Protocol):
+class RequestSink(Protocol):
     """Takes recorded requests; `kc_otel.recordings.spool.Spool` is one."""
 
     def put(self, request: SampledRequest) -> None:

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from opentelemetry import baggage, context, trace
 
 from kc_otel.integrations.vllm.completion import Completion
-from kc_otel.integrations.vllm.delivery import Handover
+from kc_otel.integrations.vllm.delivery import RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, kernel_of, logprobs_mode_of
-from kc_otel.integrations.vllm.logprob_capture import Step, Tap, attach, supported
+from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, supported
 from kc_otel.integrations.vllm.request_attributes import HEADERS
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
@@ -39,9 +39,9 @@ class _Engine:
         self.model: Final = str(config.model_config.served_model_name or "")
         self.logprobs_mode: Final = logprobs_mode_of(config)
         self.kernel: Final[Future[Kernel]] = Future()
-        self.step: Final = Step()
+        self.step: Final = StepCapture()
 
-    def settle(self, workers: list[Mapping[str, str]]) -> None:
+    def set_kernel(self, workers: list[Mapping[str, str]]) -> None:
         """The kernel version, now that the workers have said what they know."""
         from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
 
@@ -59,11 +59,11 @@ class Engines:
 
     Args:
         sampler: Decides by request id.
-        handover: Takes what is finished.
+        delivery: Takes what is finished.
     """
 
-    def __init__(self, sampler: Sampler, handover: Handover) -> None:
-        self.handover: Final = handover
+    def __init__(self, sampler: Sampler, delivery: RequestDelivery) -> None:
+        self.delivery: Final = delivery
         self._sampler = sampler
         self._engines: WeakKeyDictionary[Any, _Engine] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NOTHING)
@@ -73,16 +73,16 @@ class Engines:
         """Whether an engine has been seen before."""
         return engine.output_processor in self._engines
 
-    def meet(self, engine: Any) -> None:
+    def register(self, engine: Any) -> None:
         """Meet an engine that is driven by calls, and ask its workers; a call of some milliseconds, once."""
         state = self._engines[engine.output_processor] = _Engine(engine)
         try:
             workers = engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a failure of the remote call
             workers = _unanswered(error)
-        state.settle(workers)
+        state.set_kernel(workers)
 
-    def meet_async(self, engine: Any) -> None:
+    def register_async(self, engine: Any) -> None:
         """Meet an engine that runs in an event loop, and have its workers asked there."""
         state = self._engines[engine.output_processor] = _Engine(engine)
 
@@ -91,14 +91,14 @@ class Engines:
                 workers = await engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
             except Exception as error:  # noqa: BLE001
                 workers = _unanswered(error)
-            state.settle(workers)
+            state.set_kernel(workers)
 
         task = asyncio.get_running_loop().create_task(ask())
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
     @contextmanager
-    def arriving(self, trace_headers: Mapping[str, str] | None) -> Iterator[None]:
+    def request_context(self, trace_headers: Mapping[str, str] | None) -> Iterator[None]:
         """Remember where a request comes from while the engine registers its completions."""
         come = {"trace": trace_headers or {}, "headers": HEADERS.get(), "otel": context.get_current()}
         token = self._context.set(come)
@@ -114,17 +114,17 @@ class Engines:
         state = processor.request_states.get(request.request_id)
         if engine is None or state is None or state.logprobs_processor is None:
             return
-        if hasattr(state.logprobs_processor, "kc_otel_tap"):  # the next part of a request that streams its input
+        if hasattr(state.logprobs_processor, "kc_otel_capture"):  # the next part of a request that streams its input
             return
-        self.handover.count("seen")
+        self.delivery.count("seen")
         if not self._sampler.takes(state.external_req_id):
             return
-        self.handover.count("sampled")
+        self.delivery.count("sampled")
         if engine.logprobs_mode is None:
             mode = engine.config.model_config.logprobs_mode
-            self.handover.drop("unsupported", f"logprobs_mode {mode} reports logits; use processed_logprobs")
+            self.delivery.drop("unsupported", f"logprobs_mode {mode} reports logits; use processed_logprobs")
         elif not supported(request):
-            self.handover.drop("unsupported", "only whole prompts of text tokens can be scored again")
+            self.delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
         else:
             attach(request, state, self._context.get(), engine.step)
 
@@ -134,50 +134,50 @@ class Engines:
         if engine is None or not engine.step.touched:
             return
         if stopped:
-            for tap in engine.step.touched:
-                if tap.request_id in stopped:
-                    tap.finish("stop")
+            for capture in engine.step.touched:
+                if capture.request_id in stopped:
+                    capture.finish("stop")
         engine.step.touched.clear()
         while engine.step.finished:
-            self._hand_over(engine, engine.step.finished.pop())
+            self._deliver(engine, engine.step.finished.pop())
 
-    def forget(self) -> None:
-        """Collect nothing more. Requests under way keep their taps, which let everything pass."""
+    def detach(self) -> None:
+        """Collect nothing more. Requests under way keep their captures, which let everything pass."""
         for engine in self._engines.values():
             engine.step.closed = True
             engine.step.touched.clear()
         self._engines.clear()
 
-    def _hand_over(self, engine: _Engine, tap: Tap) -> None:
-        if tap.finish_reason in ("abort", "error"):
-            reason = "aborted" if tap.finish_reason == "abort" else "error"
-            self.handover.drop(reason, "the engine did not finish it")
+    def _deliver(self, engine: _Engine, capture: RequestCapture) -> None:
+        if capture.finish_reason in ("abort", "error"):
+            reason = "aborted" if capture.finish_reason == "abort" else "error"
+            self.delivery.drop(reason, "the engine did not finish it")
             return
         # Copies, because the caller has these lists in hand, too.
-        prompt_ids, token_ids = list(tap.prompt_ids), list(tap.detokenizer.output_token_ids)
-        versions = tuple(version for version, _ in tap.versions)
+        prompt_ids, token_ids = list(capture.prompt_ids), list(capture.detokenizer.output_token_ids)
+        versions = tuple(version for version, _ in capture.versions)
 
         def make() -> Completion:
-            headers = _headers(tap.context.get("headers", ()))
+            headers = _headers(capture.context.get("headers", ()))
             return Completion(
-                tap.request_id,
-                tap.external_id,
+                capture.request_id,
+                capture.external_id,
                 prompt_ids,
                 token_ids,
-                tap.logprobs,
-                tap.params,
-                finish_reason=tap.finish_reason,
+                capture.logprobs,
+                capture.params,
+                finish_reason=capture.finish_reason,
                 model=engine.model,
-                lora=tap.lora,
+                lora=capture.lora,
                 weight_versions=versions,
                 headers=headers,
-                baggage=_baggage(tap.context.get("otel"), headers),
-                traceparent=_traceparent(tap.context.get("otel"), tap.context.get("trace") or headers),
-                at=tap.at,
+                baggage=_baggage(capture.context.get("otel"), headers),
+                traceparent=_traceparent(capture.context.get("otel"), capture.context.get("trace") or headers),
+                at=capture.at,
             )
 
         tokens = len(prompt_ids) + 2 * len(token_ids)
-        self.handover.submit(make, tokens, engine.kernel, str(engine.logprobs_mode))
+        self.delivery.submit(make, tokens, engine.kernel, str(engine.logprobs_mode))
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:

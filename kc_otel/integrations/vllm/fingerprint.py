@@ -60,10 +60,10 @@ def kernel_of(
         dtype=model.dtype,
         quantization=model.quantization,
         kv_cache_dtype=cache.cache_dtype,
-        attention=_all_said(workers, "attention"),
+        attention=_joined(workers, "attention"),
         parallelism=",".join(splits),
         compile=_compilation(model, compilation),
-        hardware=_all_said(workers, "hardware"),
+        hardware=_joined(workers, "hardware"),
         extra=extra,
     )
 
@@ -81,7 +81,7 @@ def _compilation(model: Any, compilation: Any) -> str:
     return f"{getattr(mode, 'name', mode)},graphs={graphs}".lower()
 
 
-def _all_said(workers: Sequence[Mapping[str, str]], name: str) -> str:
+def _joined(workers: Sequence[Mapping[str, str]], name: str) -> str:
     return "+".join(sorted({worker[name] for worker in workers if worker.get(name)}))
 
 

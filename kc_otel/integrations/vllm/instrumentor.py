@@ -20,7 +20,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 )
 
 from kc_otel.contract.registry import METRICS
-from kc_otel.integrations.vllm.delivery import Handover, Recorded, RecorderSink
+from kc_otel.integrations.vllm.delivery import CaptureStats, RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
 from kc_otel.integrations.vllm.settings import settings_of
@@ -81,13 +81,13 @@ class Counts:
                 yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})
 
 
-def outcomes(handover: Handover) -> Counter[str]:
+def outcomes(delivery: RequestDelivery) -> Counter[str]:
     """Sampled requests by what became of them: with a spool, recorded are those that are in its file."""
-    stats = handover.stats()
+    stats = delivery.stats()
     found = Counter(stats.dropped)
     found[RECORDED] = stats.recorded
-    if isinstance(handover.sink, Spool):
-        spool = handover.sink.stats()
+    if isinstance(delivery.sink, Spool):
+        spool = delivery.sink.stats()
         found.update(spool.dropped)
         found[RECORDED] = spool.written
     return found
@@ -126,20 +126,20 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
     @property
     def recorder(self) -> Recorder | None:
         """The recorder that requests go to, where `train=` asked for one: call its `scored` with the other side."""
-        sink = None if self._engines is None else self._engines.handover.sink
+        sink = None if self._engines is None else self._engines.delivery.sink
         return sink.recorder if isinstance(sink, RecorderSink) else None
 
-    def stats(self) -> Recorded:
+    def stats(self) -> CaptureStats:
         """What became of the requests of this process."""
-        return Recorded() if self._engines is None else self._engines.handover.stats()
+        return CaptureStats() if self._engines is None else self._engines.delivery.stats()
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Give every finished request to the sink and flush that; whether it took at most `timeout` seconds each."""
         if self._engines is None:
             return True
-        handover = self._engines.handover
-        onwards = getattr(handover.sink, "flush", None)
-        return handover.flush(timeout) and (onwards is None or onwards(timeout) is not False)
+        delivery = self._engines.delivery
+        onwards = getattr(delivery.sink, "flush", None)
+        return delivery.flush(timeout) and (onwards is None or onwards(timeout) is not False)
 
     def _instrument(self, **kwargs: Any) -> None:
         """Start. Arguments are those of `settings_of`, which describes them; without a contract nothing happens.
@@ -155,9 +155,9 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         if settings is None:
             return
         self._close = settings.close
-        handover = Handover(settings.sink, settings.attributes)
-        self._engines = Engines(settings.sampler, handover)
-        _COUNTS.start(settings.contract.name, lambda: outcomes(handover), kwargs.get("meter_provider"))
+        delivery = RequestDelivery(settings.sink, settings.attributes)
+        self._engines = Engines(settings.sampler, delivery)
+        _COUNTS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
         self._patches = Patches(self._engines)
         self._patches.apply()
 
@@ -165,8 +165,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         """Stop, put vLLM back as it was, and give what was recorded to the sink."""
         if self._patches is not None and self._engines is not None:
             self._patches.revert()
-            self._engines.forget()
-            self._engines.handover.close()
+            self._engines.detach()
+            self._engines.delivery.close()
         if self._close is not None:
             self._close()
         _COUNTS.end()

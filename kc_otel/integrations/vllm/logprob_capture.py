@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Step", "Tap", "attach", "supported"]
+__all__ = ["RequestCapture", "StepCapture", "attach", "supported"]
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class StepCapture:
     """What came of one step of an engine.
 
     Attributes:
-        touched: Taps that got anything.
+        touched: Captures that got anything.
         finished: Those of them that are done.
         closed: Set when nobody looks here any more; requests under way go on without being collected.
     """
 
-    touched: list[Tap] = field(default_factory=list)
-    finished: list[Tap] = field(default_factory=list)
+    touched: list[RequestCapture] = field(default_factory=list)
+    finished: list[RequestCapture] = field(default_factory=list)
     closed: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Tap:
+class RequestCapture:
     """What is collected of one completion while it is sampled. It refers to lists that vLLM keeps anyway."""
 
     request_id: str
@@ -44,7 +44,7 @@ class Tap:
     params: Any
     versions: Any
     context: Mapping[str, Any]
-    step: Step
+    step: StepCapture
     lora: str = ""
     asked: bool = False
     finish_reason: str = ""
@@ -88,7 +88,7 @@ def supported(request: Any) -> bool:
     )
 
 
-def attach(request: Any, state: Any, context: Mapping[str, Any], step: Step) -> None:
+def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCapture) -> None:
     """Ask the core for log-probabilities of a request that the front end has just registered.
 
     Args:
@@ -106,7 +106,7 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: Step) -> 
     if type(processor) is not LogprobsProcessor:
         raise TypeError(f"{type(processor).__name__} takes the place of vLLM's LogprobsProcessor")
     params = request.sampling_params
-    processor.kc_otel_tap = tap = Tap(
+    processor.kc_otel_capture = capture = RequestCapture(
         request.request_id,
         state.external_req_id,
         state.prompt_token_ids,
@@ -118,8 +118,8 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: Step) -> 
         lora=state.lora_name or "",
         asked=params.num_logprobs is not None,
     )
-    processor.__class__ = _tapped()
-    if not tap.asked:
+    processor.__class__ = _capturing_processor()
+    if not capture.asked:
         # A copy: vLLM shares parameters between the completions of a request, and callers may reuse theirs. And last:
         # log-probabilities that nobody expects would be an error in vLLM.
         changed = copy.copy(params)
@@ -128,22 +128,22 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: Step) -> 
 
 
 @lru_cache(maxsize=1)
-def _tapped() -> type:
+def _capturing_processor() -> type:
     """The class of vLLM's processor of log-probabilities, with a look at what passes through."""
     from vllm.v1.engine.logprobs import LogprobsProcessor  # noqa: PLC0415
 
-    class Tapped(LogprobsProcessor):  # type: ignore[misc]  # vLLM is not typed here
-        """Takes out what only the tap asked for."""
+    class CapturingLogprobsProcessor(LogprobsProcessor):  # type: ignore[misc]  # vLLM is not typed here
+        """Takes out what only the capture asked for."""
 
         def update_from_output(self, output: Any) -> None:
-            tap = self.kc_otel_tap
+            capture = self.kc_otel_capture
             lists = output.new_logprobs
-            if lists is not None and not tap.asked:
+            if lists is not None and not capture.asked:
                 output.new_logprobs = None
             try:  # noqa: SIM105 - `suppress` costs more than what it would guard
-                tap.take(lists, output.finish_reason)
+                capture.take(lists, output.finish_reason)
             except Exception:  # noqa: BLE001, S110 - what is missing shows in the count of log-probabilities
                 pass
             super().update_from_output(output)
 
-    return Tapped
+    return CapturingLogprobsProcessor

@@ -27,13 +27,13 @@ from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, described
 from kc_otel.integrations.vllm.request_attributes import RequestHeaders
 
-__all__ = ["Patches", "teach_workers"]
+__all__ = ["Patches", "add_worker_method"]
 
 _log = logging.getLogger(__name__)
 _WORKER: Final = "vllm.v1.worker.worker_base"
 
 
-def teach_workers() -> None:
+def add_worker_method() -> None:
     """Let workers of this process answer what they are asked for a kernel's fingerprint, if there may be any."""
     module = sys.modules.get(_WORKER)
     if module is not None:
@@ -133,8 +133,8 @@ class Patches:
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return wrapped(engine, *args, **kwargs)
-                self._meet(engine, engines.meet)
-                with engines.arriving(trace_headers(args, kwargs)):
+                self._register(engine, engines.register)
+                with engines.request_context(trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
             return add_request
@@ -151,8 +151,8 @@ class Patches:
             async def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return await wrapped(engine, *args, **kwargs)
-                self._meet(engine, engines.meet_async)
-                with engines.arriving(trace_headers(args, kwargs)):
+                self._register(engine, engines.register_async)
+                with engines.request_context(trace_headers(args, kwargs)):
                     return await wrapped(engine, *args, **kwargs)
 
             return add_request
@@ -172,15 +172,15 @@ class Patches:
 
         self._wrap(module, "init_entrypoints_middleware", make)
 
-    def _meet(self, engine: Any, meet: Callable[[Any], None]) -> None:
+    def _register(self, engine: Any, register: Callable[[Any], None]) -> None:
         try:
             if not self._engines.known(engine):
-                meet(engine)
+                register(engine)
         except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._engines.handover.drop("failed", error)
+        self._engines.delivery.drop("failed", error)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._put(owner, name, make(owner.__dict__[name]))

@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 def load() -> None:
     """Instrument this process if the environment says so; what goes wrong is logged once, by the first process."""
     try:
-        from kc_otel.integrations.vllm.patches import teach_workers  # noqa: PLC0415 - nothing may be raised from here
+        from kc_otel.integrations.vllm.patches import add_worker_method  # noqa: PLC0415 - nothing may be raised from here
         from kc_otel.integrations.vllm.settings import configured  # noqa: PLC0415
 
         # Also for a program that instruments itself, whose workers are other processes.
-        teach_workers()
+        add_worker_method()
         if not configured(os.environ):
             return
         from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor  # noqa: PLC0415
@@ -30,10 +30,10 @@ def load() -> None:
         if not instrumentor.is_instrumented_by_opentelemetry:
             instrumentor.instrument(skip_dep_check=True)
     except Exception as error:  # noqa: BLE001 - whatever it is, vLLM has to start
-        if not os.environ.get(_SAID):
-            os.environ[_SAID] = "1"
+        if not os.environ.get(_ERROR_LOGGED):
+            os.environ[_ERROR_LOGGED] = "1"
             _log.error("kc-otel: vLLM is not instrumented: %s", error)
 
 
-_SAID = "KC_OTEL_VLLM_ERROR_SAID"
+_ERROR_LOGGED = "KC_OTEL_VLLM_ERROR_LOGGED"
 """Set for processes that this one starts, so that each of vLLM's does not say the same."""

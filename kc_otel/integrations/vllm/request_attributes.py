@@ -23,8 +23,8 @@ from kc_otel.integrations.vllm.completion import Completion
 __all__ = [
     "HEADERS",
     "AttributeFunction",
+    "AttributeSource",
     "RequestHeaders",
-    "Source",
     "attributes_of",
     "sources_of",
     "sources_of_contract",
@@ -39,7 +39,7 @@ _LONGEST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class AttributeSource:
     """Where one attribute comes from.
 
     Attributes:
@@ -65,7 +65,7 @@ class Source:
         return _number_or_text(completion.baggage.get(self.name)) if self.place != "xarg" else None
 
 
-def sources_of(text: str) -> tuple[Source, ...]:
+def sources_of(text: str) -> tuple[AttributeSource, ...]:
     """Sources from what an environment variable says: `task, tenant=header:x-tenant, lang=baggage:lang`.
 
     Raises:
@@ -76,21 +76,21 @@ def sources_of(text: str) -> tuple[Source, ...]:
         attribute, given, where = (piece.strip() for piece in part.partition("="))
         place, _, name = (piece.strip() for piece in where.partition(":"))
         if not given:
-            found.append(Source(attribute, "any", attribute))
+            found.append(AttributeSource(attribute, "any", attribute))
         elif attribute and name and place in _PLACES:
-            found.append(Source(attribute, place, name))  # type: ignore[arg-type]  # one of the literals, checked
+            found.append(AttributeSource(attribute, place, name))  # type: ignore[arg-type]  # one of the literals, checked
         else:
             raise ValueError(f"{part!r} is no source; write NAME, or NAME=PLACE:NAME with {', '.join(_PLACES)}")
     return tuple(found)
 
 
-def sources_of_contract(contract: Contract) -> tuple[Source, ...]:
+def sources_of_contract(contract: Contract) -> tuple[AttributeSource, ...]:
     """A source for every attribute that the contract's slices ask for."""
     names = {name for spec in contract.slices.values() for name in spec.where}
-    return tuple(Source(name, "any", name) for name in sorted(names))
+    return tuple(AttributeSource(name, "any", name) for name in sorted(names))
 
 
-def attributes_of(sources: Iterable[Source]) -> AttributeFunction:
+def attributes_of(sources: Iterable[AttributeSource]) -> AttributeFunction:
     """A function that reads the sources."""
     kept = tuple(sources)
 

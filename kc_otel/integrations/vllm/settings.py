@@ -26,7 +26,7 @@ from typing import Any
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.delivery import RecorderSink, Sink
+from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
 from kc_otel.integrations.vllm.request_attributes import (
     AttributeFunction,
     attributes_of,
@@ -53,7 +53,7 @@ class Settings:
     """
 
     contract: Contract
-    sink: Sink
+    sink: RequestSink
     sampler: Sampler
     attributes: AttributeFunction
     close: Callable[[], object] | None = None
@@ -75,7 +75,7 @@ def settings_of(
     *,
     contract: Contract | str | os.PathLike[str] | None = None,
     spool: str | os.PathLike[str] | None = None,
-    sink: Sink | None = None,
+    sink: RequestSink | None = None,
     attributes: AttributeFunction | Mapping[str, Scalar] | None = None,
     sampling: float | Callable[[], float] | None = None,
     train: Kernel | None = None,
@@ -110,7 +110,7 @@ def settings_of(
 
 def _sink(
     contract: Contract, spool: str | os.PathLike[str] | None, train: Kernel | None, environment: Mapping[str, str]
-) -> Sink:
+) -> RequestSink:
     if train is not None:
         return RecorderSink(Recorder(contract, train=train))
     if spool is None and (factory := environment.get("KC_OTEL_SINK")):
@@ -125,7 +125,7 @@ def _sink(
 def _sampling(
     contract: Contract,
     sampling: float | Callable[[], float] | None,
-    sink: Sink,
+    sink: RequestSink,
     environment: Mapping[str, str],
 ) -> float | Callable[[], float]:
     if sampling is not None:
@@ -155,7 +155,7 @@ def _attributes(
     return lambda completion: {**fixed, **read(completion)}
 
 
-def _made_by(factory: str) -> Sink:
+def _made_by(factory: str) -> RequestSink:
     module, _, name = factory.partition(":")
     if not module or not name:
         raise ValueError(f"KC_OTEL_SINK: {factory!r} names no function; write module:name")

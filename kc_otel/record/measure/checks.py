@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.arrays import as_host, is_tensor
 from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.processing import looks_processed, padded, patterns, temperature_like, truncation_like
-from kc_otel.record.measure.reasons import Reason
+from kc_otel.record.measure.reasons import InvalidReason
 from kc_otel.record.measure.sampled import saturated
 
 __all__ = [
-    "Reason",
+    "InvalidReason",
     "RowStats",
     "check",
     "check_block",
@@ -57,7 +57,7 @@ class RowStats:
         drift: Mean |l|.
         shifted: Mean |l| when one side is moved by a token, in the better of both directions; inf where the sequence
             is short or `drift` gives no cause to look.
-        found: A `Reason` that the row's pattern has, int8; None where nobody looked for patterns.
+        found: An `InvalidReason` that the row's pattern has, int8; None where nobody looked for patterns.
     """
 
     train_min: NDArray[np.float64]
@@ -94,19 +94,19 @@ def check(
             in the log-probabilities tells it from drift.
 
     Returns:
-        A `Reason` per sequence, int8 [sequences].
+        An `InvalidReason` per sequence, int8 [sequences].
 
     Raises:
         ValueError: If `train` is not two-dimensional or does not hold real numbers, or there is not one prompt for each
             sequence on both sides.
     """
     if not same_shape(train, inference, mask, train_token_ids, inference_token_ids):
-        return np.full(len(train), Reason.SHAPE_MISMATCH, dtype=np.int8)
+        return np.full(len(train), InvalidReason.SHAPE_MISMATCH, dtype=np.int8)
     batch = SampledBatch.of(train, inference, mask)
     codes = check_declared(batch.lengths.size, batch.mask, train_token_ids, inference_token_ids, processing)
     if prompt_ids is not None:
-        codes[(codes == Reason.VALID) & _differing(prompt_ids, codes.size)] = Reason.PROMPT_MISMATCH
-    for block in batch.blocks(np.flatnonzero(codes == Reason.VALID)):
+        codes[(codes == InvalidReason.VALID) & _differing(prompt_ids, codes.size)] = InvalidReason.PROMPT_MISMATCH
+    for block in batch.blocks(np.flatnonzero(codes == InvalidReason.VALID)):
         codes[block.rows] = check_block(block, difference(block))
     return codes
 
@@ -124,7 +124,7 @@ def counted(codes: NDArray[np.int8]) -> dict[str, int]:
     """Sequences per reason, by the name that the metric's attribute has; without those that are valid."""
     found, counts = np.unique(codes, return_counts=True)
     pairs = zip(found.tolist(), counts.tolist(), strict=True)
-    return {Reason(code).name.lower(): count for code, count in pairs if code != Reason.VALID}
+    return {InvalidReason(code).name.lower(): count for code, count in pairs if code != InvalidReason.VALID}
 
 
 def same_shape(*arrays: Any) -> bool:
@@ -148,9 +148,9 @@ def check_declared(
         differs = given[0] != given[1]
         for kept in given[2:]:
             differs &= kept != 0
-        codes[as_host(differs.any(1))] = Reason.TOKEN_MISMATCH
+        codes[as_host(differs.any(1))] = InvalidReason.TOKEN_MISMATCH
     if processing is not None and dict(processing[0]) != dict(processing[1]):
-        codes[:] = Reason.PROCESSING_MISMATCH
+        codes[:] = InvalidReason.PROCESSING_MISMATCH
     return codes
 
 
@@ -161,7 +161,7 @@ def difference(block: Block) -> NDArray[Any]:
 
 
 def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
-    """A `Reason` for each row of a block, whose `difference` is given: the checks that look at log-probabilities."""
+    """An `InvalidReason` for each row of a block, from its log-probabilities and their `difference`."""
     starts, lengths = block.starts, block.lengths
     with np.errstate(invalid="ignore"):
         drift = np.add.reduceat(np.abs(saturated(log_w)), starts, dtype=np.float64) / lengths
@@ -189,12 +189,12 @@ def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
 
 
 def check_patterns(block: Block) -> NDArray[np.int8]:
-    """A `Reason` for each row of a block of suspicious rows (`looks_processed`): faults that show over many tokens."""
+    """An `InvalidReason` for each row of a block of suspicious rows (`looks_processed`), from many tokens together."""
     pattern = patterns(block)
     codes = np.zeros(block.rows.size, dtype=np.int8)
-    codes[truncation_like(pattern)] = Reason.TRUNCATED_SAMPLING
-    codes[temperature_like(pattern)] = Reason.TEMPERATURE_MISMATCH
-    codes[padded(block)] = Reason.PADDING_COUNTED
+    codes[truncation_like(pattern)] = InvalidReason.TRUNCATED_SAMPLING
+    codes[temperature_like(pattern)] = InvalidReason.TEMPERATURE_MISMATCH
+    codes[padded(block)] = InvalidReason.PADDING_COUNTED
     return codes
 
 
@@ -204,17 +204,17 @@ def looks_shifted(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDAr
 
 
 def judged(stats: RowStats) -> NDArray[np.int8]:
-    """A `Reason` for each row, int8 [rows]."""
+    """An `InvalidReason` for each row, int8 [rows]."""
     drifted = stats.drift > _ZERO_DRIFT
     train_zero = (stats.train_min == 0) & (stats.train_max == 0)
     inference_zero = (stats.inference_min == 0) & (stats.inference_max == 0)
     highest = np.maximum(stats.train_max, stats.inference_max)
     findings = (
-        (Reason.NAN_LOGPROB, np.isnan(highest)),
-        (Reason.POSITIVE_LOGPROB, highest > _TOLERANCE),
-        (Reason.IMPOSSIBLE_TOKEN, stats.inference_min == -np.inf),
-        (Reason.ZERO_FILLED, (train_zero ^ inference_zero) & drifted),
-        (Reason.ONE_TOKEN_SHIFT, stats.shifted * _SHIFT_GAIN < stats.drift),
+        (InvalidReason.NAN_LOGPROB, np.isnan(highest)),
+        (InvalidReason.POSITIVE_LOGPROB, highest > _TOLERANCE),
+        (InvalidReason.IMPOSSIBLE_TOKEN, stats.inference_min == -np.inf),
+        (InvalidReason.ZERO_FILLED, (train_zero ^ inference_zero) & drifted),
+        (InvalidReason.ONE_TOKEN_SHIFT, stats.shifted * _SHIFT_GAIN < stats.drift),
     )
     codes = np.zeros(stats.drift.size, dtype=np.int8) if stats.found is None else stats.found.copy()
     for reason, found in reversed(findings):

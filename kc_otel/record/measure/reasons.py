@@ -11,10 +11,10 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["REASONS", "Explained", "Reason", "remedy"]
+__all__ = ["REASONS", "Explained", "InvalidReason", "remedy"]
 
 
-class Reason(IntEnum):
+class InvalidReason(IntEnum):
     """What the checks of `measure.checks` find; 0 when nothing. The metric's attribute is the name in lower case."""
 
     VALID = 0

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
 from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
-from kc_otel.record.measure.checks import Reason, check_declared, counted, difference, same_shape
+from kc_otel.record.measure.checks import InvalidReason, check_declared, counted, difference, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, saturated
 from kc_otel.record.telemetry.compare_span import Batch, WorstToken
 from kc_otel.record.telemetry.groups import Groups, in_groups
 from kc_otel.record.telemetry.log_ratio_cells import cells
-from kc_otel.record.telemetry.moments import Stream, TokenStreams
+from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
 from kc_otel.stats.histogram import ExponentialHistogram
 
@@ -64,7 +64,7 @@ class Accumulator:
         self.scale: Final = scale
         self._cells: Final = cells(scale)
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
-        self._streams: Final[dict[str, Stream]] = {}
+        self._streams: Final[dict[str, QuantityStream]] = {}
 
     def add_sampled(
         self,
@@ -100,7 +100,7 @@ class Accumulator:
         """
         train, inference = (each if is_tensor(each) else np.asarray(each) for each in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids):
-            return _nothing(train.shape[0], Reason.SHAPE_MISMATCH)
+            return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
             msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens]"
             raise ValueError(msg)
@@ -150,7 +150,7 @@ class Accumulator:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
         """
         if not same_shape(train, inference):
-            return _nothing(train.shape[0], Reason.SHAPE_MISMATCH)
+            return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         whole = len(train.shape) == 3
         if not whole:
             train, inference = train[:, None], inference[:, None]
@@ -159,9 +159,9 @@ class Accumulator:
         tokens = None if targets is None else as_host(targets).reshape(shape)
         groups = in_groups(self._membership(membership, shape[0]))
         codes = check_declared(shape[0], None, None, None, processing)
-        at = np.nonzero(kept & (codes == Reason.VALID)[:, None])
+        at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
         found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at], _tensors=_tensors)
-        codes[at[0][~found.valid]] = Reason.NAN_LOGITS
+        codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
         pair = np.zeros((2, *shape))
         if found.train_logprob is not None and found.inference_logprob is not None:
@@ -169,7 +169,7 @@ class Accumulator:
             reduced = reduce_host(SampledBatch.of(pair[0], pair[1], kept), codes, groups, self._cells, None)
             codes = reduced.codes
             self._record(reduced, groups, whole=whole)
-        valid = codes[at[0]] == Reason.VALID
+        valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
         membership = groups.members[groups.of[rows]]
         for column, quantity in enumerate(LOGITS):
@@ -282,9 +282,9 @@ class Accumulator:
             rows.size, tokens, mean, worst, self._named(groups.members[groups.of[rows]]), counted(reduced.codes)
         )
 
-    def _stream(self, quantity: str) -> Stream:
+    def _stream(self, quantity: str) -> QuantityStream:
         if quantity not in self._streams:
-            self._streams[quantity] = Stream(len(self.slices), self._cells.slots)
+            self._streams[quantity] = QuantityStream(len(self.slices), self._cells.slots)
         return self._streams[quantity]
 
     def _membership(self, membership: Any, rows: int) -> NDArray[np.bool_]:
@@ -302,5 +302,5 @@ class Accumulator:
         return tuple(self.slices[each] for each in np.flatnonzero(membership.any(0)))
 
 
-def _nothing(sequences: int, reason: Reason) -> Batch:
+def _nothing(sequences: int, reason: InvalidReason) -> Batch:
     return Batch(0, 0, math.nan, None, (), {reason.name.lower(): sequences} if sequences else {})

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import Metric
 from kc_otel.record.measure.reasons import remedy
 from kc_otel.record.telemetry.sdk_points import counter
 
-__all__ = ["Counted", "Counters"]
+__all__ = ["Counters", "RecorderCounts"]
 
 _log: Final = logging.getLogger("kc_otel")
 _OUTAGE: Final = ("export failed", "")
@@ -21,7 +21,7 @@ _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quara
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RecorderCounts:
     """Counts since the recorder started in this process.
 
     Attributes:
@@ -59,7 +59,7 @@ class Counters:
         self._dropped: Counter[str] = Counter()
         self._invalid: Counter[str] = Counter()
         self._rollouts: dict[str, tuple[int, int, float]] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def measured(self, sequences: int, tokens: int) -> None:
         """One batch was measured."""
@@ -75,21 +75,21 @@ class Counters:
         """A batch was measured, but its span could not be made."""
         with self._lock:
             self._plain["untraced"] += 1
-        self._say_once("span failed", "", why)
+        self._log_once("span failed", "", why)
 
     def dropped(self, reason: str, why: object, count: int = 1) -> None:
         """`count` batches (sequences, for pairs) were not measured; `why` is logged the first time."""
         if count:
             with self._lock:
                 self._dropped[reason] += count
-            self._say_once("dropped", reason, why)
+            self._log_once("dropped", reason, why)
 
     def invalid(self, reason: str, count: int, why: object | None = None) -> None:
         """`count` sequences failed an input check; the first time `why` is logged, else the reason's own words."""
         if count:
             with self._lock:
                 self._invalid[reason] += count
-            self._say_once("input invalid", reason, remedy(reason) if why is None else why)
+            self._log_once("input invalid", reason, remedy(reason) if why is None else why)
 
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
         """What became of sequences in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
@@ -103,18 +103,18 @@ class Counters:
         """Every endpoint accepted an export."""
         with self._lock:
             self._plain["exports"] += 1
-            self._said.discard(_OUTAGE)  # the next outage is news again
+            self._logged.discard(_OUTAGE)  # the next outage is news again
 
     def export_failed(self, why: object) -> None:
         """An endpoint did not accept an export."""
         with self._lock:
             self._plain["export_failures"] += 1
-        self._say_once(*_OUTAGE, why)
+        self._log_once(*_OUTAGE, why)
 
-    def values(self) -> Counted:
+    def values(self) -> RecorderCounts:
         """The counts now."""
         with self._lock:
-            return Counted(dropped=dict(self._dropped), invalid=dict(self._invalid), **self._plain)
+            return RecorderCounts(dropped=dict(self._dropped), invalid=dict(self._invalid), **self._plain)
 
     def metrics(self, start: int, now: int) -> list[Metric]:
         """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
@@ -139,10 +139,10 @@ class Counters:
             metrics.append(counter(name, points, start, now))
         return metrics
 
-    def _say_once(self, kind: str, reason: str, why: object) -> None:
+    def _log_once(self, kind: str, reason: str, why: object) -> None:
         with self._lock:
-            first = (kind, reason) not in self._said
-            self._said.add((kind, reason))
+            first = (kind, reason) not in self._logged
+            self._logged.add((kind, reason))
         if first:
             detail = f" ({reason})" if reason else ""
             exc = why if isinstance(why, BaseException) else None

@@ -28,13 +28,13 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SCOPE", "VERSION", "ExportLoop", "Source"]
+__all__ = ["SCOPE", "VERSION", "ExportLoop", "MetricSource"]
 
 VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     """What the loop exports. Both methods are called by one thread at a time."""
 
     def collect(self, now: int) -> Sequence[Metric]:
@@ -57,7 +57,7 @@ class ExportLoop:
 
     def __init__(
         self,
-        source: Source,
+        source: MetricSource,
         *,
         exporters: Callable[[], Sequence[MetricExporter]],
         resource: Resource,

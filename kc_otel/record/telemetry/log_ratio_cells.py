@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
 from kc_otel.record.telemetry.buckets import Partition, Slots, magnitudes, slots
 
-__all__ = ["Cells", "cells"]
+__all__ = ["LogRatioCells", "cells"]
 
 
-class Cells:
+class LogRatioCells:
     """The joint partition at one scale, and the bucket that each cell means for each quantity of a sampled token."""
 
     def __init__(self, scale: int) -> None:
@@ -50,9 +50,9 @@ class Cells:
 
 
 @cache
-def cells(scale: int) -> Cells:
+def cells(scale: int) -> LogRatioCells:
     """The joint partition of a scale."""
-    return Cells(scale)
+    return LogRatioCells(scale)
 
 
 def _differs(

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry.buckets import Slots
 from kc_otel.record.telemetry.groups import by_slice
-from kc_otel.record.telemetry.log_ratio_cells import Cells
+from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
 from kc_otel.record.telemetry.reduce_host import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
-__all__ = ["Moments", "Stream", "TokenStreams"]
+__all__ = ["Moments", "QuantityStream", "TokenStreams"]
 
 _GROW: Final = 64
 
@@ -49,7 +49,7 @@ class Moments:
 class TokenStreams:
     """All quantities that are functions of a token's log ratio, counted together."""
 
-    def __init__(self, slices: int, cells: Cells) -> None:
+    def __init__(self, slices: int, cells: LogRatioCells) -> None:
         self._cells = cells
         self._counts = np.zeros((slices, cells.size), dtype=np.int64)
         self._moments = Moments(slices, len(TOKEN))
@@ -70,7 +70,7 @@ class TokenStreams:
         }
 
 
-class Stream:
+class QuantityStream:
     """One quantity. Only the range of buckets that was ever used takes memory."""
 
     def __init__(self, slices: int, slots: Slots) -> None:

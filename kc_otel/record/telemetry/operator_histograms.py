@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.registry import OPERATORS
 from kc_otel.record.telemetry.buckets import slots
-from kc_otel.record.telemetry.moments import Stream
+from kc_otel.record.telemetry.moments import QuantityStream
 from kc_otel.stats.histogram import ExponentialHistogram
 
 __all__ = ["MOST_OPERATORS", "OperatorAccumulator"]
@@ -37,7 +37,7 @@ class OperatorAccumulator:
         self._named: Final = frozenset(named)
         self._more: Final = more
         self._slots: Final = slots(scale)
-        self._streams: Final[dict[tuple[str, str], Stream]] = {}
+        self._streams: Final[dict[tuple[str, str], QuantityStream]] = {}
         self._others: Final[set[str]] = set()
 
     def has_room(self, operator: str) -> bool:
@@ -68,7 +68,7 @@ class OperatorAccumulator:
         for quantity, observed in values.items():
             stream = self._streams.get((quantity, operator))
             if stream is None:
-                stream = self._streams[quantity, operator] = Stream(len(self.slices), self._slots)
+                stream = self._streams[quantity, operator] = QuantityStream(len(self.slices), self._slots)
             stream.add(np.clip(observed, -_LARGEST, _LARGEST), membership)
 
     def snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:

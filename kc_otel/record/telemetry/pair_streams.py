@@ -18,7 +18,7 @@ from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 
-__all__ = ["Example", "KernelPair", "PairStreams", "drift_metrics", "kernel_info"]
+__all__ = ["KernelPair", "PairStreams", "TokenExemplar", "drift_metrics", "kernel_info"]
 
 _SCALE: Final = 4
 
@@ -32,7 +32,7 @@ class KernelPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TokenExemplar:
     """A batch's worst token, and where to read about it.
 
     Attributes:
@@ -73,10 +73,10 @@ class PairStreams:
         self.batches = 0
         self._contract = contract
         self._start = start
-        self._worst: dict[str, Example] = {}
-        self._handed_out: tuple[Example, ...] = ()
+        self._worst: dict[str, TokenExemplar] = {}
+        self._handed_out: tuple[TokenExemplar, ...] = ()
 
-    def explain(self, example: Example) -> None:
+    def explain(self, example: TokenExemplar) -> None:
         """Keep an example for the slices where none since the last export was worse: one per slice and interval.
 
         Its value is in the histograms of its own sequence's slices and of no others.
@@ -139,7 +139,7 @@ def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int
     return gauge("kc.kernel.info", values, start, now)
 
 
-def _exemplars(quantity: str, example: Example) -> tuple[Exemplar, ...]:
+def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     if quantity == "abs_log_ratio":
         value = example.token.abs_log_ratio
     elif quantity == "tv_token" and example.token.log_ratio < 0:

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_host
-from kc_otel.record.measure.checks import Reason, RowStats, check_patterns, judged, looks_shifted
+from kc_otel.record.measure.checks import InvalidReason, RowStats, check_patterns, judged, looks_shifted
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.processing import looks_processed
 from kc_otel.record.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import Partition
 from kc_otel.record.telemetry.groups import Groups, count_groups
-from kc_otel.record.telemetry.log_ratio_cells import Cells
+from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
 from kc_otel.record.telemetry.reduce_host import AdvantageDrift, Reduced
 
 __all__ = ["reduce_device"]
@@ -54,7 +54,7 @@ def reduce_device(
     mask: Any,
     codes: NDArray[np.int8],
     groups: Groups,
-    cells: Cells,
+    cells: LogRatioCells,
     advantages: Any,
     *,
     count_sides: bool = False,
@@ -78,7 +78,7 @@ def reduce_device(
         lengths = np.full(train.shape[0], train.shape[1]) if mask is None else as_host(mask.sum(1))
         advantages = None if advantages is None else torch.as_tensor(advantages, device=device)
         codes = codes.copy()
-        order = groups.order[(codes[groups.order] == Reason.VALID) & (lengths[groups.order] > 0)]
+        order = groups.order[(codes[groups.order] == InvalidReason.VALID) & (lengths[groups.order] > 0)]
         step = max(1, _CHUNK // max(1, train.shape[1]))
         slices, drift_size = groups.members.shape[1], 2 * cells.slots.size
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
@@ -147,10 +147,10 @@ def _checked(
         part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
         patterns[suspicious] = check_patterns(_on_host(p[part], q[part], kept[part], lengths[index[suspicious]]))
     found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted, patterns))
-    found[(found == Reason.VALID) & (host[5] == 0)] = Reason.NAN_ADVANTAGE
+    found[(found == InvalidReason.VALID) & (host[5] == 0)] = InvalidReason.NAN_ADVANTAGE
     codes[index] = found
     if found.any():
-        valid = np.flatnonzero(found == Reason.VALID)
+        valid = np.flatnonzero(found == InvalidReason.VALID)
         part = torch.as_tensor(valid, device=train.device)
         advantage = None if advantage is None else advantage[part]
         return _Rows(index[valid], kept[part], log_w[part], advantage)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import HostRows
-from kc_otel.record.measure.checks import Reason, check_block, difference
+from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.groups import Groups, count_by_slice
-from kc_otel.record.telemetry.log_ratio_cells import Cells
+from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
 
 __all__ = ["ADVANTAGE", "Reduced", "reduce_host"]
 
@@ -26,7 +26,7 @@ class Reduced:
     """What is left of a batch of sampled log-probabilities.
 
     Attributes:
-        codes: A `Reason` per sequence, int8 [sequences].
+        codes: An `InvalidReason` per sequence, int8 [sequences].
         rows: Sequences that were measured, [n].
         tokens: Tokens of each, [n].
         totals: Sum over each one's tokens of every quantity of `TOKEN`, in its order, float64 [n, 6].
@@ -69,7 +69,7 @@ def reduce_host(
     batch: SampledBatch,
     codes: NDArray[np.int8],
     groups: Groups,
-    cells: Cells,
+    cells: LogRatioCells,
     advantages: HostRows | None,
     *,
     count_sides: bool = False,
@@ -85,7 +85,7 @@ def reduce_host(
         count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
     """
     codes = codes.copy()
-    order = groups.order[codes[groups.order] == Reason.VALID]
+    order = groups.order[codes[groups.order] == InvalidReason.VALID]
     room = int(batch.lengths[order].sum())
     counted = np.empty(room, dtype=np.uint16)
     drift_slots = np.empty(0 if advantages is None else room, dtype=np.uint16)
@@ -95,10 +95,10 @@ def reduce_host(
         found = check_block(block, log_w)
         if advantages is not None:
             finite = np.logical_and.reduceat(np.isfinite(batch.packed(advantages, block.rows)), block.starts)
-            found[(found == Reason.VALID) & ~finite] = Reason.NAN_ADVANTAGE
+            found[(found == InvalidReason.VALID) & ~finite] = InvalidReason.NAN_ADVANTAGE
         if found.any():
             codes[block.rows] = found
-            block = block.only(found == Reason.VALID)
+            block = block.only(found == InvalidReason.VALID)
             if not block.rows.size:
                 continue
             log_w = difference(block)
@@ -154,7 +154,7 @@ def _row_drifts(
     change: NDArray[np.float64],
     advantage: NDArray[Any],
     block: Block,
-    cells: Cells,
+    cells: LogRatioCells,
     slots: NDArray[np.uint16],
 ) -> NDArray[np.float64]:
     """Sums, minima and maxima [3, rows, 2] of (w-1) A for A > 0 and A < 0; fills in the tokens' slots."""
@@ -180,7 +180,7 @@ def _advantage_drift(
     stats: NDArray[np.float64],
     slots: NDArray[np.uint16],
     count: Callable[[NDArray[np.uint16], int], NDArray[np.int64]],
-    cells: Cells,
+    cells: LogRatioCells,
     tokens: NDArray[np.intp] | None,
 ) -> AdvantageDrift:
     size = cells.slots.size

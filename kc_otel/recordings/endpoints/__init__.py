@@ -2,19 +2,19 @@
 
 from kc_otel.recordings.endpoints.collect import Collected, Failure, collect
 from kc_otel.recordings.endpoints.endpoint_client import (
-    Client,
-    Endpoint,
-    EndpointError,
+    CompletionClient,
+    CompletionEndpoint,
+    CompletionEndpointError,
     RefusedError,
     RequestFailedError,
 )
 from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
 
 __all__ = [
-    "Client",
     "Collected",
-    "Endpoint",
-    "EndpointError",
+    "CompletionClient",
+    "CompletionEndpoint",
+    "CompletionEndpointError",
     "Failure",
     "Prompt",
     "PromptsError",

@@ -16,7 +16,7 @@ import numpy as np
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings import Recording
 from kc_otel.recordings.endpoints.answers import Sampled
-from kc_otel.recordings.endpoints.endpoint_client import Client, RequestFailedError
+from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, RequestFailedError
 from kc_otel.recordings.endpoints.prompts import Prompt
 
 __all__ = ["Collected", "Failure", "collect"]
@@ -67,8 +67,8 @@ class Collected:
 
 async def collect(
     prompts: Sequence[Prompt],
-    inference: tuple[Client, str],
-    train: tuple[Client, str],
+    inference: tuple[CompletionClient, str],
+    train: tuple[CompletionClient, str],
     *,
     samples: int = 1,
     max_tokens: int = 256,
@@ -120,7 +120,9 @@ async def collect(
     return Collected(_recording(rows) if rows else None, tuple(failures), len(prompts) * samples)
 
 
-async def _one(prompt: Prompt, inference: tuple[Client, str], train: tuple[Client, str], max_tokens: int) -> _Scored:
+async def _one(
+    prompt: Prompt, inference: tuple[CompletionClient, str], train: tuple[CompletionClient, str], max_tokens: int
+) -> _Scored:
     sampler, name = inference
     found = await sampler.sample(name, prompt, max_tokens)
     if not found.token_ids:

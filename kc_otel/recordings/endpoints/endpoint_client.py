@@ -1,6 +1,6 @@
 """Requests to an OpenAI-compatible endpoint: its key, its patience, and what its refusals mean.
 
-EndpointError
+CompletionEndpointError
 |-- RefusedError          every request would end like this: nobody there, no such model, no log-probabilities
 '-- RequestFailedError    this one did: too long a prompt, a timeout, still busy after several attempts
 """
@@ -18,7 +18,7 @@ import httpx
 from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
 
-__all__ = ["Client", "Endpoint", "EndpointError", "RefusedError", "RequestFailedError"]
+__all__ = ["CompletionClient", "CompletionEndpoint", "CompletionEndpointError", "RefusedError", "RequestFailedError"]
 
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _ATTEMPTS: Final = 5
@@ -28,20 +28,20 @@ _SHOWN: Final = 300
 """Characters of an endpoint's own words that a message repeats."""
 
 
-class EndpointError(Exception):
+class CompletionEndpointError(Exception):
     """An endpoint did not answer, or not with what a comparison takes; the message names it."""
 
 
-class RefusedError(EndpointError):
+class RefusedError(CompletionEndpointError):
     """Every request would end like this."""
 
 
-class RequestFailedError(EndpointError):
+class RequestFailedError(CompletionEndpointError):
     """One request did not succeed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class CompletionEndpoint:
     """Where a kernel answers.
 
     Attributes:
@@ -84,7 +84,7 @@ class Endpoint:
         return f"{self.side} endpoint {where}"
 
 
-class Client:
+class CompletionClient:
     """One endpoint, over a connection pool that both share.
 
     Args:
@@ -95,7 +95,12 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, http: httpx.AsyncClient, *, timeout: float = 120.0, attempts: int = _ATTEMPTS
+        self,
+        endpoint: CompletionEndpoint,
+        http: httpx.AsyncClient,
+        *,
+        timeout: float = 120.0,
+        attempts: int = _ATTEMPTS,
     ) -> None:
         self.endpoint = endpoint
         self._http = http
@@ -116,7 +121,7 @@ class Client:
             )
         except httpx.HTTPError as error:
             raise RefusedError(
-                f"{self.endpoint}: does not answer ({self._said(error)}); is it up, and is that its address?"
+                f"{self.endpoint}: does not answer ({self._described(error)}); is it up, and is that its address?"
             ) from None
         if response.status_code in {401, 403}:
             raise self._no_entry(response)
@@ -126,7 +131,7 @@ class Client:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
             return wanted
         if len(names) != 1:
-            unknown = f"does not say what it serves ({response.status_code}: {self._said(response)})"
+            unknown = f"does not say what it serves ({response.status_code}: {self._described(response)})"
             said = f"serves {', '.join(names)}" if names else unknown
             raise RefusedError(f"{self.endpoint}: {said}; name the model with {option}")
         return names[0]
@@ -168,13 +173,13 @@ class Client:
                 )
             except httpx.TimeoutException as error:
                 # Asked again, it would work on both.
-                raise RequestFailedError(f"{self.endpoint}: no answer in time ({self._said(error)})") from None
+                raise RequestFailedError(f"{self.endpoint}: no answer in time ({self._described(error)})") from None
             except httpx.HTTPError as error:
-                failed = f"does not answer ({self._said(error)})"
+                failed = f"does not answer ({self._described(error)})"
             else:
                 if response.status_code not in _BUSY:
                     return self._content(response, path)
-                failed = f"{response.status_code}: {self._said(response)}"
+                failed = f"{response.status_code}: {self._described(response)}"
                 wait = _asked_to_wait(response, wait)
             if attempt < self._attempts:
                 await asyncio.sleep(wait)
@@ -185,9 +190,9 @@ class Client:
         if code in {401, 403}:
             raise self._no_entry(response)
         if code in {404, 405} or response.is_redirect:
-            raise RefusedError(f"{self.endpoint}: {path}: {code}: {self._said(response)}")
+            raise RefusedError(f"{self.endpoint}: {path}: {code}: {self._described(response)}")
         if not response.is_success:
-            raise RequestFailedError(f"{self.endpoint}: {code}: {self._said(response)}")
+            raise RequestFailedError(f"{self.endpoint}: {code}: {self._described(response)}")
         if (content := _json(response)) is None:
             raise RefusedError(f"{self.endpoint}: {path}: answers with something else than JSON")
         return content
@@ -197,7 +202,7 @@ class Client:
         missing = f"it wants a key; put it into {self.endpoint.key_variable}"
         return RefusedError(f"{self.endpoint}: {response.status_code}: {known if self.endpoint.key else missing}")
 
-    def _said(self, what: httpx.Response | Exception) -> str:
+    def _described(self, what: httpx.Response | Exception) -> str:
         """Its own words, on one line, without the key should it repeat it."""
         if isinstance(what, Exception):
             text = f"{type(what).__name__}: {what}" if str(what) else type(what).__name__

@@ -25,14 +25,14 @@ from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals
 
-__all__ = ["Importer", "Totals"]
+__all__ = ["ImportTotals", "Importer"]
 
 _UNFLUSHED: Final = 2_000_000
 """Tokens handed over before the recorder is waited for: 64 MB of its queue."""
 
 
 @dataclass(slots=True)
-class Totals:
+class ImportTotals:
     """What was done so far.
 
     Attributes:
@@ -84,7 +84,7 @@ class Importer:
         if chunk_tokens < 1:
             msg = f"chunk_tokens: {chunk_tokens!r} leaves no room for a sequence; leave it out for the default"
             raise ValueError(msg)
-        self.totals: Final = Totals()
+        self.totals: Final = ImportTotals()
         self._recorder = recorder
         self._format = format
         self._columns = columns
@@ -101,7 +101,7 @@ class Importer:
         try:
             for chunk in self._chunks(self._read(path)):
                 size = sum(each.train.size for each in chunk)
-                self._hand_over(chunk)
+                self._compare(chunk)
                 sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
                 if unflushed >= _UNFLUSHED:
                     self._recorder.force_flush(self._patience)
@@ -141,7 +141,7 @@ class Importer:
                 waiting, tokens = {}, 0
         yield from waiting.values()
 
-    def _hand_over(self, chunk: Sequence[Imported]) -> None:
+    def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(each.train, each.inference)) for each in chunk)
         self._recorder.compare(

@@ -30,7 +30,7 @@ from kc_otel.recordings.rescore.comparable import effective, refusal
 from kc_otel.recordings.scoring import Scorer
 from kc_otel.recordings.spool import SpoolReader
 
-__all__ = ["RescoreError", "Rescorer", "TokenBudget", "Totals", "batches", "length"]
+__all__ = ["RescoreError", "RescoreTotals", "Rescorer", "TokenBudget", "batches", "length"]
 
 
 _log: Final = logging.getLogger("kc_otel")
@@ -43,7 +43,7 @@ class RescoreError(Exception):
 
 
 @dataclass(slots=True)
-class Totals:
+class RescoreTotals:
     """What was done so far.
 
     Attributes:
@@ -90,7 +90,7 @@ class Rescorer:
         take: int = 256,
         poll: float = 1.0,
     ) -> None:
-        self.totals: Final = Totals()
+        self.totals: Final = RescoreTotals()
         self._reader = reader
         self._recorder = recorder
         self._score = score
@@ -101,7 +101,7 @@ class Rescorer:
         self._take = take
         self._poll = poll
 
-    def run(self, stop: threading.Event, *, follow: bool = False) -> Totals:
+    def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
         """Score until the spool is empty, or with `follow` until `stop` is set.
 
         Raises:
@@ -149,7 +149,7 @@ class Rescorer:
             return list(requests), self._logprobs(requests)
         except Exception as error:
             if len(requests) == 1:
-                raise RescoreError(f"scoring request {requests[0].request_id} failed: {_said(error)}") from error
+                raise RescoreError(f"scoring request {requests[0].request_id} failed: {_described(error)}") from error
             failure = error
         found: list[tuple[SampledRequest, Any]] = []
         for request in requests:
@@ -158,9 +158,11 @@ class Rescorer:
             except Exception as error:  # noqa: BLE001
                 failure = error
         if not found:
-            raise RescoreError(f"scoring failed on each of {len(requests)} requests: {_said(failure)}") from failure
+            raise RescoreError(
+                f"scoring failed on each of {len(requests)} requests: {_described(failure)}"
+            ) from failure
         for _ in range(len(requests) - len(found)):
-            self._refuse("scoring_failed", f"the score function failed: {_said(failure)}")
+            self._refuse("scoring_failed", f"the score function failed: {_described(failure)}")
         return [request for request, _ in found], [logprobs for _, logprobs in found]
 
     def _logprobs(self, requests: Sequence[SampledRequest]) -> list[Any]:
@@ -224,7 +226,7 @@ def _link(traceparent: str) -> trace.SpanContext | None:
     return span if span.is_valid else None
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

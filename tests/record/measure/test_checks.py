@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.record.measure.checks import Reason, check, counted
+from kc_otel.record.measure.checks import InvalidReason, check, counted
 from kc_otel.record.measure.reasons import REASONS, remedy
 
 SHAPE = (6, 40)
@@ -20,7 +20,7 @@ def logprobs(noise: float = 0.01, seed: int = 0, shape: tuple[int, int] = SHAPE)
     return train.astype(np.float32), inference.astype(np.float32)
 
 
-def only(row: int, reason: Reason, rows: int = SHAPE[0]) -> list[int]:
+def only(row: int, reason: InvalidReason, rows: int = SHAPE[0]) -> list[int]:
     """Codes where one row has a reason."""
     return [int(reason) if each == row else 0 for each in range(rows)]
 
@@ -36,7 +36,7 @@ def test_a_nan_makes_its_sequence_invalid() -> None:
     for side in (0, 1):
         pair = logprobs()
         pair[side][2, 7] = np.nan
-        assert check(*pair).tolist() == only(2, Reason.NAN_LOGPROB)
+        assert check(*pair).tolist() == only(2, InvalidReason.NAN_LOGPROB)
 
 
 def test_a_masked_nan_does_not() -> None:
@@ -53,14 +53,14 @@ def test_positive_log_probabilities_are_not_log_probabilities() -> None:
     train, inference = logprobs()
     train[1, 3], inference[4, 5], train[5, 0] = 0.3, np.inf, 5e-4
     codes = check(train, inference)
-    assert codes.tolist() == [0, Reason.POSITIVE_LOGPROB, 0, 0, Reason.POSITIVE_LOGPROB, 0]
+    assert codes.tolist() == [0, InvalidReason.POSITIVE_LOGPROB, 0, 0, InvalidReason.POSITIVE_LOGPROB, 0]
 
 
 def test_a_sampled_token_cannot_be_impossible() -> None:
     """-inf from the kernel that sampled the token is a fault; from the other kernel it is drift."""
     train, inference = logprobs()
     train[0, 0], inference[3, 0] = -np.inf, -np.inf
-    assert check(train, inference).tolist() == only(3, Reason.IMPOSSIBLE_TOKEN)
+    assert check(train, inference).tolist() == only(3, InvalidReason.IMPOSSIBLE_TOKEN)
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -70,7 +70,7 @@ def test_a_buffer_nobody_wrote_to_is_noticed(side: int) -> None:
     mask = np.ones(SHAPE, dtype=bool)
     mask[2, 30:] = False
     pair[side][2, :30] = 0
-    assert check(*pair, mask=mask).tolist() == only(2, Reason.ZERO_FILLED)
+    assert check(*pair, mask=mask).tolist() == only(2, InvalidReason.ZERO_FILLED)
 
 
 def test_being_sure_is_not_a_fault() -> None:
@@ -91,7 +91,7 @@ def test_a_one_token_shift_is_noticed(by: int, noise: float) -> None:
     train[3] = np.roll(train[3], by)
     train[3, :5], train[3, 35:] = np.nan, np.nan
     train[3, 5 if by > 0 else 34] = -1.0
-    assert check(train, inference, mask=mask).tolist() == only(3, Reason.ONE_TOKEN_SHIFT)
+    assert check(train, inference, mask=mask).tolist() == only(3, InvalidReason.ONE_TOKEN_SHIFT)
 
 
 def test_neighbouring_rows_do_not_hide_a_shift() -> None:
@@ -100,7 +100,7 @@ def test_neighbouring_rows_do_not_hide_a_shift() -> None:
     train[3:5] = np.roll(train[3:5], 1, axis=1)
     train[4, 0], train[3, 0] = -60.0, -1.0
     train[4, 0], inference[3, -1] = -60.0, -1e-3
-    assert check(train, inference).tolist()[3] == Reason.ONE_TOKEN_SHIFT
+    assert check(train, inference).tolist()[3] == InvalidReason.ONE_TOKEN_SHIFT
 
 
 def test_short_sequences_are_not_called_shifted() -> None:
@@ -122,22 +122,22 @@ def test_different_tokens_are_not_compared(as_tensor: bool) -> None:
         arrays = [torch.from_numpy(each) for each in arrays]
     train, inference, mask, ids, other = arrays
     codes = check(train, inference, mask=mask, train_token_ids=ids, inference_token_ids=other)
-    assert codes.tolist() == only(1, Reason.TOKEN_MISMATCH)
+    assert codes.tolist() == only(1, InvalidReason.TOKEN_MISMATCH)
 
 
 def test_shapes_have_to_agree() -> None:
     """Any difference of shape makes the whole batch invalid rather than an exception."""
     train, inference = logprobs()
-    assert set(check(train, inference[:, 1:])) == {Reason.SHAPE_MISMATCH}
-    assert set(check(train, inference, mask=np.ones((6, 39)))) == {Reason.SHAPE_MISMATCH}
-    assert set(check(train, inference, train_token_ids=np.ones((6, 39)))) == {Reason.SHAPE_MISMATCH}
+    assert set(check(train, inference[:, 1:])) == {InvalidReason.SHAPE_MISMATCH}
+    assert set(check(train, inference, mask=np.ones((6, 39)))) == {InvalidReason.SHAPE_MISMATCH}
+    assert set(check(train, inference, train_token_ids=np.ones((6, 39)))) == {InvalidReason.SHAPE_MISMATCH}
 
 
 def test_processing_has_to_agree() -> None:
     """A declared difference of temperature makes the batch invalid, an equal declaration does not."""
     pair = logprobs()
     different = ({"temperature": 1.0}, {"temperature": 0.7})
-    assert set(check(*pair, processing=different)) == {Reason.PROCESSING_MISMATCH}
+    assert set(check(*pair, processing=different)) == {InvalidReason.PROCESSING_MISMATCH}
     assert not check(*pair, processing=({"temperature": 1.0}, {"temperature": 1})).any()
 
 
@@ -161,7 +161,7 @@ def test_half_precision_is_checked_like_any_other() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         train, inference = (torch.from_numpy(each).to(dtype) for each in logprobs())
         train[2, 2] = float("nan")
-        assert check(train, inference).tolist() == only(2, Reason.NAN_LOGPROB)
+        assert check(train, inference).tolist() == only(2, InvalidReason.NAN_LOGPROB)
 
 
 def test_text_is_refused() -> None:
@@ -192,7 +192,7 @@ def test_a_temperature_on_one_side_is_noticed(temperature: float, turned: bool) 
     train, inference = distributions(temperature)
     train = np.minimum(train + 0.01 * np.random.default_rng(1).standard_normal(train.shape), 0)
     codes = check(inference, train) if turned else check(train, inference)
-    assert set(codes) == {Reason.TEMPERATURE_MISMATCH}
+    assert set(codes) == {InvalidReason.TEMPERATURE_MISMATCH}
 
 
 @pytest.mark.parametrize("keep", [0.8, 0.9, 0.95])
@@ -201,7 +201,7 @@ def test_a_truncation_on_one_side_is_noticed(keep: float, turned: bool) -> None:
     """With top-p on one side alone every token is shifted the same way."""
     train, inference = distributions(keep=keep)
     codes = check(inference, train) if turned else check(train, inference)
-    assert set(codes) == {Reason.TRUNCATED_SAMPLING}
+    assert set(codes) == {InvalidReason.TRUNCATED_SAMPLING}
 
 
 def test_a_token_at_the_edge_of_the_nucleus_is_no_truncation() -> None:
@@ -215,7 +215,7 @@ def test_other_processing_is_looked_for_in_each_sequence_alone() -> None:
     """One request with a temperature among others without one is the only one left out."""
     train, inference = logprobs(0.05, shape=(6, 160))
     train[2], inference[2] = (side[0] for side in distributions(0.7, shape=(1, 160)))
-    assert check(train, inference).tolist() == only(2, Reason.TEMPERATURE_MISMATCH)
+    assert check(train, inference).tolist() == only(2, InvalidReason.TEMPERATURE_MISMATCH)
 
 
 def test_short_or_close_sequences_are_given_no_processing() -> None:
@@ -249,7 +249,9 @@ def test_no_drift_of_a_kernel_is_taken_for_a_setting(
     train, inference = (each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, logits + noise))
     token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
     codes = check(*(np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference)))
-    assert not np.isin(codes, [Reason.TEMPERATURE_MISMATCH, Reason.TRUNCATED_SAMPLING, Reason.PADDING_COUNTED]).any()
+    assert not np.isin(
+        codes, [InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING, InvalidReason.PADDING_COUNTED]
+    ).any()
 
 
 @pytest.mark.parametrize("filler", [0.0, -1.0, -100.0])
@@ -260,7 +262,7 @@ def test_padding_that_counts_is_noticed(filler: float, side: int) -> None:
     pair[side][2, 60:] = filler
     mask = np.ones((6, 80), dtype=bool)
     mask[2, 60:] = False
-    assert check(*pair).tolist() == only(2, Reason.PADDING_COUNTED)
+    assert check(*pair).tolist() == only(2, InvalidReason.PADDING_COUNTED)
     assert not check(*pair, mask=mask).any()
 
 
@@ -268,7 +270,7 @@ def test_padding_of_short_sequences_is_noticed_too() -> None:
     """A filler needs fewer tokens than a temperature does."""
     train, inference = logprobs(shape=(6, 18))
     inference[4, 10:] = 0.0
-    assert check(train, inference).tolist() == only(4, Reason.PADDING_COUNTED)
+    assert check(train, inference).tolist() == only(4, InvalidReason.PADDING_COUNTED)
 
 
 def test_an_end_that_both_kernels_are_sure_of_is_no_padding() -> None:
@@ -284,7 +286,7 @@ def test_prompts_have_to_agree() -> None:
     prompts = [np.arange(each + 1) for each in range(6)]
     again = [*prompts[:3], np.array([0, 1, 9, 3]), prompts[4], np.arange(5)]
     codes = check(train, inference, prompt_ids=(again, prompts))
-    assert codes.tolist() == [0, 0, 0, Reason.PROMPT_MISMATCH, 0, Reason.PROMPT_MISMATCH]
+    assert codes.tolist() == [0, 0, 0, InvalidReason.PROMPT_MISMATCH, 0, InvalidReason.PROMPT_MISMATCH]
     assert not check(train, inference, prompt_ids=(prompts, [each.tolist() for each in prompts])).any()
     with pytest.raises(ValueError, match="prompt_ids: 5 train prompts for 6 sequences"):
         check(train, inference, prompt_ids=(prompts[:5], prompts))
@@ -301,7 +303,7 @@ def test_a_kernel_that_says_the_same_of_every_token_has_no_temperature(noise: fl
 
 def test_every_reason_says_what_it_means_and_what_to_do() -> None:
     """The table that `kc-otel checks` prints has each of them, and a line for a log."""
-    assert {each.name.lower() for each in Reason} - {"valid"} <= set(REASONS)
+    assert {each.name.lower() for each in InvalidReason} - {"valid"} <= set(REASONS)
     assert all(each.meaning.endswith(".") and each.remedy.endswith(".") for each in REASONS.values())
     assert remedy("one_token_shift") == f"{REASONS['one_token_shift'].meaning} {REASONS['one_token_shift'].remedy}"
     assert "not measured" in remedy("something else")
