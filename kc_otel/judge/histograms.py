@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,10 @@ from numpy.typing import NDArray
 from kc_otel.stats import Binned, Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
-__all__ = ["ExplicitHistogram", "Histogram", "difference", "layout", "union"]
+__all__ = ["ExplicitHistogram", "Histogram", "difference", "layout", "magnitude", "sum_fits", "union"]
+
+_ROUNDING: Final = 1e-9
+"""Relative error that a sum of doubles may have picked up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +155,57 @@ def difference(later: Histogram, earlier: Histogram) -> Histogram | None:
         zero_threshold=later.zero_threshold,
         maximum_observed=moved_up and later.maximum_observed,
     )
+
+
+def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
+    """Whether the sum can be that of observations in these buckets.
+
+    A bucket's neighbours are allowed for, because senders may put a value at an edge on either side of it.
+
+    Args:
+        histogram: What is asked about.
+        slack: What rounding may have added to the sum.
+    """
+    low, high = _sums(histogram)
+    rounding = slack + _ROUNDING * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack
+    return low - rounding <= histogram.sum <= high + rounding
+
+
+def magnitude(histogram: Histogram) -> float:
+    """The largest |sum| that observations in these buckets can have; inf where a bucket has no end."""
+    return max(map(abs, _sums(histogram)))
+
+
+def _sums(histogram: Histogram) -> tuple[float, float]:
+    """Smallest and largest sum that the buckets allow, with one bucket to spare on either side of exponential ones."""
+    if isinstance(histogram, ExplicitHistogram):
+        return _explicit_sums(histogram)
+    zero = histogram.zero_count * histogram.zero_threshold
+    wider = 2.0 ** (3.0 * 2.0**-histogram.scale)
+    positive, negative = _least(histogram.positive, histogram.scale), _least(histogram.negative, histogram.scale)
+    return positive - negative * wider - zero, positive * wider - negative + zero
+
+
+def _least(side: Buckets, scale: int) -> float:
+    """The sum of |x| if every observation lay at the lower edge of the bucket below its own."""
+    if not side.counts.size:
+        return 0.0
+    edges = np.exp2((np.arange(side.counts.size, dtype=np.float64) + (side.offset - 1)) * 2.0**-scale)
+    return float(edges @ side.counts)
+
+
+def _explicit_sums(histogram: ExplicitHistogram) -> tuple[float, float]:
+    counts = histogram.counts
+    used = np.flatnonzero(counts)
+    if not used.size:
+        return 0.0, 0.0
+    edges = np.array((-math.inf, *histogram.edges, math.inf))
+    lower, upper = edges[used], edges[used + 1]
+    if not math.isnan(histogram.minimum):
+        lower = np.maximum(lower, histogram.minimum)
+    if not math.isnan(histogram.maximum):
+        upper = np.minimum(upper, histogram.maximum)
+    return float(lower @ counts[used]), float(upper @ counts[used])
 
 
 def _union_of_aligned(parts: Sequence[ExponentialHistogram]) -> ExponentialHistogram | None:

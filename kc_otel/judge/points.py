@@ -20,7 +20,7 @@ import numpy as np
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.registry import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram, sum_fits
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
@@ -36,8 +36,12 @@ _NO_RECORDED_VALUE = 1
 _MOST = 2**53
 """Counts beyond this are no counts, and would overflow when they are added up."""
 _SCALES: Final = range(-10, 21)
-_EXPONENTS: Final = (-1080.0, 1026.0)
-"""What a double's exponent can be, with a little room for an empty bucket at each end."""
+_EXPONENTS: Final = (-1080.0, 512.0)
+"""Binary exponents of what is observed. No drift is larger, and sums of as many as there can be stay finite."""
+_LARGEST: Final = 2.0 ** _EXPONENTS[1]
+_MOST_ATTRIBUTES: Final = 128
+_LONGEST: Final = 1024
+"""Characters that a name or a value of an attribute may have."""
 
 
 def series_name(metric: str, operator: str | None) -> str:
@@ -120,7 +124,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                     count("ignored", len(points), "")
                     continue
                 if resource is None:
-                    resource = _scalars(resource_metrics.resource.attributes)
+                    resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
                 yield from _points(metric, name, field, points, resource, origin, count)
@@ -210,7 +214,7 @@ def _exponential(point: Any) -> Histogram:
     counted = point.zero_count + int(positive.counts.sum()) + int(negative.counts.sum())
     _check(point, counted)
     threshold = point.zero_threshold
-    if not 0.0 <= threshold < math.inf:
+    if not 0.0 <= threshold < _LARGEST:
         raise _MalformedError(f"zero threshold {threshold!r} is not a width")
     histogram = ExponentialHistogram(
         scale=scale,
@@ -223,6 +227,7 @@ def _exponential(point: Any) -> Histogram:
         maximum=_extreme(point, "max"),
         zero_threshold=threshold,
     )
+    _check_sum(histogram)
     by = 0
     while max(positive.counts.size, negative.counts.size) >> by > MAX_BUCKETS - 1:
         by += 1
@@ -236,7 +241,7 @@ def _buckets(side: Any, scale: int) -> Buckets:
     buckets = Buckets(side.offset, np.fromiter(side.bucket_counts, np.int64, size)).trimmed()
     base = 2.0**-scale
     if buckets.counts.size and not _EXPONENTS[0] <= buckets.offset * base <= buckets.end * base <= _EXPONENTS[1]:
-        raise _MalformedError(f"bucket {buckets.offset} at scale {scale} is beyond every number")
+        raise _MalformedError(f"bucket {buckets.offset} at scale {scale} is beyond what can be observed")
     return buckets
 
 
@@ -250,10 +255,12 @@ def _explicit(point: Any) -> Histogram:
     if len(edges) > MAX_BUCKETS:
         raise _MalformedError(f"{len(edges)} bounds are more than {MAX_BUCKETS}")
     ascending = all(a < b for a, b in pairwise(edges))
-    if not (ascending and all(math.isfinite(edge) for edge in edges)):
+    if not (ascending and all(abs(edge) < _LARGEST for edge in edges)):
         raise _MalformedError("bounds do not ascend")
     _check(point, int(counts.sum()))
-    return ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
+    histogram = ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
+    _check_sum(histogram)
+    return histogram
 
 
 def _check(point: Any, counted: int) -> None:
@@ -263,18 +270,40 @@ def _check(point: Any, counted: int) -> None:
         raise _MalformedError("its sum is missing or not finite")
 
 
+def _check_sum(histogram: Histogram) -> None:
+    if not (abs(histogram.sum) < _MOST * _LARGEST and sum_fits(histogram)):
+        raise _MalformedError(f"its sum {histogram.sum:g} cannot be that of what its buckets hold")
+
+
 def _extreme(point: Any, name: str) -> float:
     value: float = getattr(point, name)
     return value if point.HasField(name) and math.isfinite(value) and point.count else math.nan
 
 
 def _scalars(attributes: Any) -> dict[str, Scalar]:
+    """Attributes with a scalar value.
+
+    Raises:
+        _MalformedError: If there are too many of them, or one is too long to be a name of anything.
+    """
+    if len(attributes) > _MOST_ATTRIBUTES:
+        raise _MalformedError(f"{len(attributes)} attributes are more than {_MOST_ATTRIBUTES}")
     found: dict[str, Scalar] = {}
     for pair in attributes:
+        if len(pair.key) > _LONGEST or len(pair.value.string_value) > _LONGEST:
+            raise _MalformedError(f"attribute {pair.key[:80]!r} is longer than {_LONGEST} characters")
         field = pair.value.WhichOneof("value")
         if field in {"string_value", "int_value", "double_value", "bool_value"}:
             found[pair.key] = getattr(pair.value, field)
     return found
+
+
+def _resource(attributes: Any) -> dict[str, Scalar]:
+    """A resource's attributes; they describe the sender and name nothing of ours, so a flood of them is left out."""
+    try:
+        return _scalars(attributes)
+    except _MalformedError:
+        return {}
 
 
 def _origin(resource: Any, scope: Any) -> bytes:

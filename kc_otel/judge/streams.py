@@ -14,6 +14,7 @@ The rules, for one stream (times are the points' own):
 | cumulative, same start, earlier time | dropped: the later value holds it already | `out_of_order` |
 | cumulative, same start, a count went down | the whole value counts: a reset nobody announced | `accepted` + `reset` |
 | cumulative, new start time | a reset, or a second writer: its own count from here on | as first, + `reset` |
+| the same, but the difference has a sum that its buckets cannot have | as for another layout, below | `baseline` |
 | another layout of buckets on the same start | nothing is counted; counting begins anew | `baseline` |
 | delta | counts | `accepted` |
 | delta with a time seen before | dropped | `duplicate` |
@@ -30,7 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from kc_otel.judge.histograms import Histogram, difference, layout
+from kc_otel.judge.histograms import Histogram, difference, layout, magnitude, sum_fits
 from kc_otel.judge.points import Point
 
 __all__ = ["MAX_WRITERS", "Horizon", "Last", "Step", "Stream"]
@@ -39,6 +40,8 @@ MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
 _REMEMBERED: Final = 32
 """Times of delta points that a stream remembers."""
+_ROUNDING: Final = 1e-12
+"""Of two large sums that are subtracted, relative to what they may have been at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,7 @@ class Stream:
         if before_time < horizon.start or layout(before) != layout(value):
             return Step("baseline")
         gap = "gap" if point.time - before_time > horizon.gap else ""
-        increment = difference(value, before)
-        if increment is None:
-            return Step("accepted", value, "reset")
-        return Step("accepted", increment, gap)
+        return _counted(value, before, gap)
 
     def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
         event = "reset" if self.writers else ""
@@ -154,3 +154,13 @@ class Stream:
         self.times.sort()
         del self.times[:-_REMEMBERED]
         return Step("accepted", value, gap)
+
+
+def _counted(value: Histogram, before: Histogram, gap: str) -> Step:
+    """What a cumulative value adds to the one before it, of the same layout."""
+    increment = difference(value, before)
+    if increment is None:
+        return Step("accepted", value, "reset")
+    if not sum_fits(increment, _ROUNDING * (magnitude(before) + magnitude(value))):
+        return Step("baseline")
+    return Step("accepted", increment, gap)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.points import walk
+from tests.judge.conftest import NOW, Sender
 
 
 def read(request: ExportMetricsServiceRequest, gen_ai: tuple[str, ...] = ()) -> tuple[list[Any], Counter[str]]:
@@ -97,10 +98,55 @@ def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> N
     point.scale, point.positive.offset = 10, -9000
     del point.positive.bucket_counts[:]
     point.positive.bucket_counts.extend([1] * 9000)
-    point.count = 9000
+    point.count, point.sum = 9000, sum(2.0 ** (-index / 1024) for index in range(9000))
     (found,) = read(request)[0]
     assert found.histogram.count == int(found.histogram.positive.counts.sum()) == 9000
     assert found.histogram.positive.counts.size <= 4096
+
+
+@pytest.mark.parametrize("edges", [None, (0.25, 0.75)])
+def test_a_sum_that_the_buckets_cannot_have_is_refused(
+    sender: Any, now: float, edges: tuple[float, ...] | None
+) -> None:
+    """A sum is believed only where observations in these buckets could add up to it."""
+    for total, counted in ((0.9, 1), (1.2, 0), (0.7, 0), (4.0, 0), (-1.0, 0), (1.7e308, 0), (5e-324, 0)):
+        request = sender(edges=edges).request(now, [0.4, 0.5])
+        only_point(request).sum = total
+        points, refused = read(request)
+        assert (len(points), refused["malformed"]) == (counted, 1 - counted), total
+
+
+def test_numbers_whose_sums_would_overflow_are_refused(sender: Any, now: float) -> None:
+    """Two observations of 1.7e308 have no sum; drift is never that large, and such a point is refused."""
+    request = sender().request(now, [0.5])
+    point = only_point(request)
+    point.positive.offset, point.sum, point.max = 1023 * 2**4 + 10, 1.7e308, 1.7e308
+    points, refused = read(request)
+    assert (points, refused) == ([], {"malformed": 1})
+
+
+@pytest.mark.parametrize("where", ["key", "value", "many"])
+def test_attributes_that_name_nothing_are_refused(sender: Any, now: float, where: str) -> None:
+    """A megabyte is no name of a kernel; neither are hundreds of attributes."""
+    request = sender().request(now, [0.5])
+    attributes = only_point(request).attributes
+    for number in range(200 if where == "many" else 1):
+        pair = attributes.add(key="k" * 2_000 if where == "key" else f"key{number}")
+        pair.value.string_value = "v" * 2_000 if where == "value" else "v"
+    assert read(request) == ([], {"malformed": 1})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(
+        st.one_of(st.floats(-50, 50), st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, 1e-12])), min_size=1, max_size=40
+    ),
+    edges=st.sampled_from([None, (), (0.0,), (-1.0, 0.5, 1.0, 2.0)]),
+)
+def test_every_honest_sum_is_believed(values: list[float], edges: tuple[float, ...] | None) -> None:
+    """Whatever was observed, its exact sum is one that its buckets can have, at the buckets' edges too."""
+    points, refused = read(Sender("kc.drift.log_ratio", edges=edges).request(NOW, values))
+    assert (len(points), refused) == (1, {})
 
 
 def test_missing_temporality_and_wrong_types_are_malformed(sender: Any, now: float) -> None:

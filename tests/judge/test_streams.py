@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -144,6 +145,19 @@ def test_change_of_edges_begins_anew() -> None:
         explicit((2.0,), NOW - 30, [6, 2]),
     )  # fmt: skip
     assert found == [("accepted", "", 3), ("baseline", "", 0), ("accepted", "", 1)]
+
+
+def test_a_difference_that_contradicts_itself_begins_anew() -> None:
+    """Two values can each be possible and their difference not: its buckets cannot have its sum."""
+    low, high = point(NOW - LONG, NOW - 9, [1] * 9), point(NOW - LONG, NOW - 5, [1] * 10)
+    assert high.histogram is not None
+    cheated = replace(high, histogram=replace(high.histogram, sum=12.0))  # ten of 2.0, but less than nine of them
+    stream = Stream()
+    assert outcomes(stream, low, cheated, point(NOW - LONG, NOW, [1] * 11)) == [
+        ("accepted", "", 9),
+        ("baseline", "", 0),
+        ("baseline", "", 0),
+    ]
 
 
 def test_delta_points_count_once() -> None:
