@@ -1,11 +1,8 @@
 """Means of token values where the tokens of a sequence depend on each other: the sequence is the independent unit.
 
 An interval that takes n tokens for n independent observations is too narrow by about the root of the design effect.
-Here sequences are independent, and what happens inside one is left open. Two means can be meant, and they differ where
-longer sequences drift more:
-
-- the mean over sequences of the per-sequence mean, E[sum_t x_t / T]: every sequence counts alike;
-- the mean over tokens, E[sum_t x_t] / E[T]: every token counts alike, which is what pooling all tokens estimates.
+Here sequences are independent, and what happens inside one is left open. The mean is that over sequences of the
+per-sequence mean, E[sum_t x_t / T]: every sequence counts alike, however long it is.
 """
 
 from __future__ import annotations
@@ -17,14 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import level, real
+from kc_otel.stats._check import real
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
 from kc_otel.stats.means import mean_interval
-from kc_otel.stats.mixture import bets_for, growth, log_wealth
 from kc_otel.stats.placement import finite_range
 
-__all__ = ["DesignEffect", "design_effect", "sequence_mean_interval", "sequence_means", "token_mean_interval"]
+__all__ = ["DesignEffect", "design_effect", "sequence_mean_interval", "sequence_means"]
 
 
 def sequence_means(
@@ -81,61 +77,6 @@ def sequence_mean_interval(
     return mean_interval(Binned.of_samples(means), low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
 
 
-def token_mean_interval(
-    values: ArrayLike,
-    lengths: ArrayLike,
-    *,
-    max_length: int,
-    low: float,
-    high: float,
-    alpha_lower: float,
-    alpha_upper: float,
-) -> Interval:
-    """Interval for the mean over tokens, E[sum_t x_t] / E[T], with the sequence as the unit.
-
-    A mean m over tokens is one for which `sum_t (x_t - m)` has mean 0 over sequences, and that lies in a known range
-    once no sequence can be longer than T_max: it is T_max times the difference from m of the mean of the sequence
-    filled up to T_max with tokens of value m. Each m is therefore judged by the wealth of `betting_interval` on the
-    filled sequences, which falls in m. The interval adapts to how much sequences differ; a T_max far above all lengths
-    costs only in the remainder, (T_max / E[T]) ln(1/alpha) / S.
-
-    Source: Waudby-Smith and Ramdas 2024, JRSS-B 86(1), Theorem 3, on the estimating function of a ratio of means.
-
-    Args:
-        values: Token values [N], those of the first sequence first.
-        lengths: Tokens per sequence [S], each at least 1, adding up to N.
-        max_length: T_max, known before the data: the limit of generated tokens.
-        low: Smallest value that a token can have.
-        high: Largest value that a token can have.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If a sequence is longer than T_max, a value is NaN or outside [low, high], lengths and values do not
-            fit, an alpha is not in (0, 1), or [low, high] is not a finite range.
-    """
-    level("alpha_lower", alpha_lower)
-    level("alpha_upper", alpha_upper)
-    finite_range(low, high)
-    x, sizes = _tokens(values, lengths)
-    real("values", x, low=low, high=high)
-    if not max_length >= int(sizes.max()):
-        msg = f"max_length: {max_length!r} is less than the longest sequence, {int(sizes.max())} tokens"
-        raise ValueError(msg)
-    share = sizes / max_length
-    sums = np.add.reduceat((x - low) / (high - low), _starts(sizes)) / max_length
-    lower = _lowest(np.clip(sums, 0.0, share), share, alpha_lower)
-    upper = _lowest(np.clip(share - sums, 0.0, share), share, alpha_upper)
-    return Interval(
-        estimate=float(x.mean()),
-        lower=low + (high - low) * lower,
-        upper=high - (high - low) * upper,
-        samples=sizes.size,
-        method="mixture betting on sequences",
-        note=f"mean over tokens; no sequence longer than {max_length} tokens",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class DesignEffect:
     """How much less tokens say because they come in sequences.
@@ -180,27 +121,6 @@ def design_effect(values: ArrayLike, lengths: ArrayLike) -> DesignEffect:
         effect = float(np.float64(between) / (token * np.mean(1.0 / sizes)))
         effective = float(sizes.size * np.float64(token) / between)
     return DesignEffect(effect, effective, int(sizes.size), int(x.size))
-
-
-def _lowest(sums: NDArray[np.float64], share: NDArray[np.float64], alpha: float) -> float:
-    """Smallest mean over tokens in [0, 1] that is not refuted, from below; sums and lengths [S] in units of T_max."""
-    n = sums.size
-    bets, weights, threshold = bets_for(n), np.ones(n), -math.log(alpha)
-
-    def refuted(mean: float) -> bool:
-        return log_wealth(bets, growth(bets[0], sums + mean * (1.0 - share), weights), n, mean) >= threshold
-
-    inside, outside = 0.0, float(sums.sum() / share.sum())
-    if not refuted(inside):
-        return 0.0
-    while True:
-        middle = (inside + outside) / 2.0
-        if not inside < middle < outside or outside - inside < 1e-9 * outside:
-            return inside
-        if refuted(middle):
-            inside = middle
-        else:
-            outside = middle
 
 
 def _tokens(values: ArrayLike, lengths: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -12,7 +12,7 @@ import numpy as np
 from kc_otel.stats._check import Real, real
 from kc_otel.stats.bound import Bound, smallest
 
-__all__ = ["kl_from_chi2", "tv_bretagnolle_huber", "tv_from_chi2", "tv_from_kl", "tv_pinsker"]
+__all__ = ["tv_bretagnolle_huber", "tv_from_chi2", "tv_from_kl", "tv_pinsker"]
 
 
 def tv_pinsker(kl: Real) -> Real:
@@ -81,18 +81,3 @@ def tv_from_chi2(chi2: Real) -> Real:
     far = np.maximum(given, 1.0)
     bound: Real = np.where(given <= 1.0, np.sqrt(np.minimum(given, 1.0)) / 2.0, 1.0 / (1.0 + 1.0 / far))
     return bound if np.ndim(chi2) else float(bound)  # type: ignore[return-value]
-
-
-def kl_from_chi2(chi2: Real) -> Real:
-    """`KL(P||Q) <= log(1 + chi2(P, Q))`, this way round only; attained by w in {0, 1 + chi2}.
-
-    Source: KL(P||Q) = E_P[log w] <= log E_P[w] = log(1 + chi2), Jensen's inequality.
-
-    Args:
-        chi2: chi2(P, Q) = E_Q[w^2] - 1, P << Q.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    bound: Real = np.log1p(real("chi2", chi2, infinite=True))
-    return bound

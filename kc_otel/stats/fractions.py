@@ -22,6 +22,11 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
 
     Source: Clopper and Pearson 1934.
 
+    >>> flips = Binned.of_samples(np.repeat([0.0, 1.0], [1990, 10]))
+    >>> interval = fraction_interval(flips, 0.5, alpha_lower=0.005, alpha_upper=0.005)
+    >>> round(interval.lower, 4), interval.estimate, round(interval.upper, 4)
+    (0.0019, 0.005, 0.0107)
+
     Args:
         sample: The observations; independent.
         above: The threshold.

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 
 from kc_otel.stats._check import Real, horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.divergences import tv_from_chi2
 from kc_otel.stats.sequences import ratio_deviation_sequence
 from kc_otel.stats.sequences import sequence_tv as tv_of_sequence
 
@@ -21,7 +20,6 @@ __all__ = [
     "clip_budget_share",
     "ess_share",
     "gradient_bias",
-    "gradient_bias_from_chi2",
     "gradient_bias_from_ratio",
     "gradient_bias_from_tv",
     "gradient_bias_token_corrected",
@@ -74,24 +72,6 @@ def gradient_bias_from_ratio(
     """
     deviation = ratio_deviation_sequence(horizon, log_ratio=log_ratio, ratio_deviation=ratio_deviation)
     return Bound(_norm(advantage_max, sequence_score_norm) * deviation.value, deviation.name)
-
-
-def gradient_bias_from_chi2(sequence_chi2: float, *, advantage_max: float, sequence_score_norm: float) -> float:
-    """`||bias|| <= 2 A_max G_seq TV(chi2) <= A_max G_seq sqrt(chi2_seq)`, P << Q.
-
-    TV(chi2) is `tv_from_chi2`: sqrt(chi2)/2 up to 1, from there on chi2/(1 + chi2); attained for a constant ||f||.
-
-    Source: `gradient_bias_from_tv`; the second form also follows from bias = E_Q[(1 - W) f] by Cauchy and Schwarz.
-
-    Args:
-        sequence_chi2: E_Q[W^2] - 1.
-        advantage_max: A_max.
-        sequence_score_norm: G_seq.
-
-    Raises:
-        ValueError: If a number is negative or NaN.
-    """
-    return 2.0 * _norm(advantage_max, sequence_score_norm) * float(tv_from_chi2(float(sequence_chi2)))
 
 
 def gradient_bias(

@@ -1,9 +1,7 @@
 """Backwards: limits on what is measured that are each enough for a budget on the reward, the gradient, or TV_seq.
 
 Each is the inverse of one bound: put into that bound it gives the budget back. Those of worst cases over prefixes and
-of KL over steps are in `rewards`.
-
-The limit at which a bound that rises with it reaches a target.
+of KL over steps are in `rewards`. `largest_limit` inverts any bound that rises with what it is computed from.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ __all__ = [
     "mean_abs_log_ratio_for_sequence_tv",
     "mean_half_range_for_sequence_tv",
     "mean_token_tv_for_sequence_tv",
-    "tail_share_for_mean_tv",
     "tv_for_gradient_budget",
 ]
 
@@ -49,7 +46,7 @@ def tv_for_gradient_budget(budget: float, *, advantage_max: float, sequence_scor
 def mean_token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
     """The mean total variation of a token, over Q's rollouts, that is enough: `TV_seq / T`.
 
-    Inverse of `tv_sequence_on_policy`. A mean over tokens of sequences with at most T of them.
+    Inverse of `TV_seq <= E_Q[sum_t TV_t]`. A mean over tokens of sequences with at most T of them.
 
     >>> mean_token_tv_for_sequence_tv(0.02, 4096)
     4.8828125e-06
@@ -83,7 +80,7 @@ def mean_abs_log_ratio_for_sequence_tv(sequence_tv: float, horizon: int) -> floa
 def mean_half_range_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
     """The mean half range of the logit difference, over Q's rollouts, that is enough: `2 atanh(TV_seq / T)`.
 
-    Inverse of `tv_from_half_range` (concave, so that it holds between means) and of `tv_sequence_on_policy`.
+    Inverse of `tv_from_half_range` (concave, so that it holds between means) and of `TV_seq <= E_Q[sum_t TV_t]`.
 
     Args:
         sequence_tv: TV_seq, in [0, 1].
@@ -108,24 +105,6 @@ def chi2_for_tv(tv: float) -> float:
     if given <= 0.5:
         return 4.0 * given * given
     return math.inf if given == 1.0 else given / (1.0 - given)
-
-
-def tail_share_for_mean_tv(mean_tv: float, inside: float) -> float:
-    """The share of tokens beyond `inside` that is enough for a mean TV: `(m - a) / (1 - a)`. Inverse of `tv_from_tail`.
-
-    Args:
-        mean_tv: m, in [0, 1].
-        inside: a, in [0, 1).
-
-    Returns:
-        The share; 0 where a alone is more than m, for then no share is small enough.
-
-    Raises:
-        ValueError: If m is not in [0, 1] or a not in [0, 1).
-    """
-    mean = real("mean_tv", float(mean_tv), high=1.0, what=_TV)
-    a = real("inside", float(inside), high=math.nextafter(1.0, 0.0), what="a total variation below 1")
-    return max(0.0, (mean - a) / (1.0 - a))
 
 
 def largest_limit(bound: Callable[[float], float], target: float, start: float) -> float | None:

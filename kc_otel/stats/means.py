@@ -18,11 +18,9 @@ from kc_otel.stats.placement import Placement
 from kc_otel.stats.ranged import Sides, bounded_interval, interval_of
 
 __all__ = [
-    "bernstein_interval",
     "betting_interval",
     "capped_mean_interval",
     "chernoff_interval",
-    "hoeffding_interval",
     "mean_interval",
 ]
 
@@ -108,28 +106,6 @@ def betting_interval(sample: Binned, *, low: float, high: float, alpha_lower: fl
     return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _BETTING, "mixture betting")
 
 
-def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
-    """Empirical Bernstein interval for the mean of a quantity that lies in [low, high].
-
-    With V the sample variance, each side is
-    `mean +- (sqrt(2 V ln(2/alpha) / n) + 7 (high - low) ln(2/alpha) / (3 (n - 1)))`, cut at low and high. Where an
-    observation lies outside [low, high] all the same, that side claims nothing and the note says so.
-
-    Source: Maurer and Pontil 2009, Empirical Bernstein Bounds and Sample Variance Penalization, Theorem 4.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take.
-        high: Largest value that the quantity can take.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
-    """
-    return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _BERNSTEIN, "empirical Bernstein")
-
-
 def chernoff_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
     """Chernoff interval for the mean of a quantity in [low, high]: the means m with `kl(mean, m) <= ln(1/alpha) / n`.
 
@@ -150,38 +126,6 @@ def chernoff_interval(sample: Binned, *, low: float, high: float, alpha_lower: f
         ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
     """
     return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _CHERNOFF, "Chernoff")
-
-
-def hoeffding_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
-    """Hoeffding interval for the mean of a quantity in [low, high]: `mean +- (high - low) sqrt(ln(1/alpha) / (2 n))`.
-
-    It does not look at the variance, so it is far wider than `mean_interval` where the mean is small; it is here to be
-    compared with. Observations outside [low, high] are treated as in `bernstein_interval`.
-
-    Source: Hoeffding 1963, Theorem 2.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take.
-        high: Largest value that the quantity can take.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
-    """
-    return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _HOEFFDING, "Hoeffding")
-
-
-def _bernstein(known: Placement, width: float, alpha: float) -> float:
-    if known.n < 2:
-        return math.inf
-    log = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * known.variance() * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
-
-
-def _hoeffding(known: Placement, width: float, alpha: float) -> float:
-    return width * math.sqrt(-math.log(alpha) / (2.0 * known.n))
 
 
 def _chernoff_upper(known: Placement, floor: float, ceiling: float, alpha: float) -> float:
@@ -209,12 +153,4 @@ def _inverse_kl(p: float, budget: float) -> float:
 
 
 _BETTING: Final = betting_sides(bets_for)
-_BERNSTEIN: Final = Sides(
-    lower=lambda known, low, high, alpha: known.least - _bernstein(known, high - low, alpha),
-    upper=lambda known, low, high, alpha: known.most + _bernstein(known, high - low, alpha),
-)
 _CHERNOFF: Final = Sides(lower=_chernoff_lower, upper=_chernoff_upper)
-_HOEFFDING: Final = Sides(
-    lower=lambda known, low, high, alpha: known.least - _hoeffding(known, high - low, alpha),
-    upper=lambda known, low, high, alpha: known.most + _hoeffding(known, high - low, alpha),
-)

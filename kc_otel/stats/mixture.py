@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kc_otel.stats.placement import Placement
 from kc_otel.stats.ranged import Sides
 
-__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "growth", "log_wealth", "lower_bound"]
+__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "growth", "lower_bound"]
 
 Bets = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
@@ -72,11 +72,6 @@ def growth(bets: NDArray[np.float64], values: NDArray[np.float64], weights: NDAr
     """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
     # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
     return np.asarray(np.log(1.0 + np.multiply.outer(bets, values)) @ weights)
-
-
-def log_wealth(bets: Bets, grown: NDArray[np.float64], n: float, mean: float) -> float:
-    """Logarithm of the mixture's wealth against `mean`, in [0, 1], after n observations with the sums `grown` [J]."""
-    return _wealth(grown + bets[1], bets[0], n, mean)[0]
 
 
 def lower_bound(bets: Bets, grown: NDArray[np.float64], n: float, alpha: float) -> float:

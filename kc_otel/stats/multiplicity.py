@@ -1,22 +1,14 @@
-"""Many cells, many tests: what may fail so that false FAILs stay rare among all of them.
-
-Holm's procedure bounds the chance of any false FAIL, from p-values or confidence bounds at a fixed sample size. e-BH
-bounds the expected share of false ones among those that fail, from e-values, which may be looked at whenever one likes.
-"""
+"""Many cells, many tests: Holm's procedure bounds the chance of any false FAIL among all of them."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import ArrayLike
+from kc_otel.stats._check import level
 
-from kc_otel.stats._check import level, real
-
-__all__ = ["EBH", "Holm", "e_bh", "holm"]
+__all__ = ["Holm", "holm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,51 +23,6 @@ class Holm:
 
     level: float
     failed: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EBH:
-    """What the e-BH procedure decided.
-
-    Attributes:
-        threshold: An e-value of at least this was enough; inf when none is rejected.
-        rejected: Whether each hypothesis is rejected, in the order given.
-    """
-
-    threshold: float
-    rejected: tuple[bool, ...]
-
-
-def e_bh(e_values: ArrayLike, alpha: float) -> EBH:
-    """e-BH: rejects as many hypotheses as keep the expected share of false rejections at most alpha.
-
-    With K e-values, the largest k for which the k-th largest is at least `K / (alpha k)` is taken, and all e-values of
-    at least `K / (alpha k)` are rejected. The false discovery rate is at most alpha K_0 / K, K_0 the number of true
-    hypotheses, however the e-values depend on each other: slices that overlap, or share their sequences, may be judged
-    together, and with `e_value`, which holds at any sample size, at any time.
-
-    Source: Wang and Ramdas 2022, False discovery rate control with e-values, JRSS-B 84(3), Theorem 5.1.
-
-    >>> e_bh([100.0, 1.0, 60.0, 0.2], alpha=0.05)
-    EBH(threshold=40.0, rejected=(True, False, True, False))
-
-    Args:
-        e_values: One per hypothesis [K], each at least 0; inf is allowed.
-        alpha: False discovery rate.
-
-    Raises:
-        ValueError: If alpha is not in (0, 1), or an e-value is negative or NaN, or there is none.
-    """
-    level("alpha", alpha)
-    e = np.atleast_1d(np.asarray(e_values, dtype=np.float64))
-    if e.ndim != 1:
-        msg = f"e_values: has shape {e.shape}; pass one number per hypothesis [K]"
-        raise ValueError(msg)
-    real("e_values", e, infinite=True, what="an e-value")
-    needed = e.size / (alpha * np.arange(1, e.size + 1))
-    enough = np.flatnonzero(-np.sort(-e) >= needed)
-    threshold = float(needed[enough[-1]]) if enough.size else math.inf
-    return EBH(threshold, tuple((e >= threshold).tolist()) if enough.size else (False,) * e.size)
 
 
 def holm(cells: Sequence[float | Callable[[float], bool]], alpha: float) -> Holm:

@@ -25,13 +25,9 @@ from kc_otel.stats.tokens import (
 )
 
 __all__ = [
-    "chi2_sequence_worst_case",
-    "ess_share_sequence_worst_case",
-    "kl_sequence",
     "ratio_deviation_sequence",
     "sequence_coupling",
     "sequence_tv",
-    "tv_sequence_on_policy",
     "tv_sequence_uniform",
     "tv_sequence_worst_case",
 ]
@@ -70,22 +66,6 @@ def tv_sequence_uniform(token_tv: float, horizon: int) -> float:
     return 1.0 if tau == 1.0 else -math.expm1(steps * math.log1p(-tau))
 
 
-def tv_sequence_on_policy(expected_token_tv: ArrayLike) -> float:
-    """`TV_seq <= min(1, E_Q[sum_t TV_t(y_<t)])`: an average over the inference kernel's rollouts, no worst case.
-
-    Source: replace one step at a time and add up (performance-difference lemma; Kakade and Langford 2002).
-
-    Args:
-        expected_token_tv: E_Q[TV_t(y_<t)] for each step [T], each in [0, 1]; a step that a sequence no longer reaches
-            counts as 0.
-
-    Raises:
-        ValueError: If an element is not in [0, 1] or there is none.
-    """
-    given = np.atleast_1d(np.asarray(expected_token_tv, dtype=np.float64))
-    return min(1.0, float(real("expected_token_tv", given, high=1.0, what="a total variation").sum()))
-
-
 def sequence_coupling(log_ratio: ArrayLike) -> NDArray[np.float64]:
     """`1 - prod_t min(1, w_t)` for each sequence; its mean over Q bounds TV_seq: `TV_seq <= E_Q[1 - prod min(1, w_t)]`.
 
@@ -109,57 +89,6 @@ def sequence_coupling(log_ratio: ArrayLike) -> NDArray[np.float64]:
         msg = f"log_ratio: {float(bad[0])!r} is not a log ratio" if bad.size else "log_ratio: is empty"
         raise ValueError(msg)
     return np.asarray(-np.expm1(np.minimum(given, 0.0).sum(axis=-1)))
-
-
-def kl_sequence(expected_token_kl: ArrayLike) -> float:
-    """`KL_seq = E[sum_t KL_t(y_<t)]`, nats: KL adds up over steps.
-
-    For KL(Q||P) the expectation is over Q's rollouts, for KL(P||Q) over P's. With a bound on every KL_t it is a bound.
-
-    Source: chain rule of relative entropy (Cover and Thomas 2006, Theorem 2.5.3).
-
-    Args:
-        expected_token_kl: Expected KL of each step [T], nats.
-
-    Raises:
-        ValueError: If an element is negative or NaN, or there is none.
-    """
-    given = np.atleast_1d(np.asarray(expected_token_kl, dtype=np.float64))
-    return float(real("expected_token_kl", given, infinite=True).sum())
-
-
-def chi2_sequence_worst_case(token_chi2: ArrayLike) -> float:
-    """`1 + chi2_seq <= prod_t (1 + chi2_t)`, chi2_t a bound on step t's chi-square at every prefix; P << Q.
-
-    chi2_seq = E_Q[W^2] - 1. Second moments multiply where KL adds up: the variance of sequence weights grows
-    exponentially in T. Attained when no step depends on the ones before it. An average of chi2_t over rollouts is not
-    enough, because W^2 weighs the prefixes on which the ratio is large.
-
-    Source: E_Q[W_t^2 | y_<t] = W_{t-1}^2 (1 + chi2(y_<t)); one step at a time, from the last.
-
-    Args:
-        token_chi2: chi2_t [T].
-
-    Raises:
-        ValueError: If an element is negative or NaN, or there is none.
-    """
-    given = np.atleast_1d(np.asarray(token_chi2, dtype=np.float64))
-    return _expm1(float(np.log1p(real("token_chi2", given, infinite=True)).sum()))
-
-
-def ess_share_sequence_worst_case(token_ess_share: ArrayLike) -> float:
-    """`ESS_seq / n >= prod_t ESS_t / n`: with weights W the share of samples that count shrinks geometrically; P << Q.
-
-    Source: `chi2_sequence_worst_case` with ESS / n = 1 / (1 + chi2).
-
-    Args:
-        token_ess_share: Bound from below on step t's ESS / n at every prefix [T], each in [0, 1].
-
-    Raises:
-        ValueError: If an element is not in [0, 1] or there is none.
-    """
-    given = np.atleast_1d(np.asarray(token_ess_share, dtype=np.float64))
-    return float(np.prod(real("token_ess_share", given, high=1.0, what="a share")))
 
 
 def ratio_deviation_sequence(

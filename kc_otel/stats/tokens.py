@@ -23,7 +23,6 @@ __all__ = [
     "kl_from_half_range",
     "kl_from_log_ratio_range",
     "kl_from_ratio_range",
-    "log_ratio_from_half_range",
     "token_tv",
     "tv_bretagnolle_huber",
     "tv_from_chi2",
@@ -77,23 +76,6 @@ def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int =
     highest = np.max(difference, axis=axis, initial=-np.inf, where=~excluded)
     lowest = np.min(difference, axis=axis, initial=np.inf, where=~excluded)
     return np.asarray((highest - lowest) / 2.0)
-
-
-def log_ratio_from_half_range(half_range: Real) -> Real:
-    """`|log P(y) - log Q(y)| <= 2 rho` for every token; attained in a limit.
-
-    The limit is a token whose difference is the largest while the others, which have nearly all of P and Q, have the
-    smallest.
-
-    Source: log P(y) - log Q(y) = d(y) - log E_Q[exp d], and the second term lies between min d and max d.
-
-    Args:
-        half_range: Half range rho of the logit difference.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    return 2.0 * real("half_range", half_range, infinite=True)
 
 
 def tv_from_half_range(half_range: Real) -> Real:

@@ -15,10 +15,9 @@ from kc_otel.stats.inverses import (
     mean_abs_log_ratio_for_sequence_tv,
     mean_half_range_for_sequence_tv,
     mean_token_tv_for_sequence_tv,
-    tail_share_for_mean_tv,
     tv_for_gradient_budget,
 )
-from kc_otel.stats.sequences import tv_sequence_on_policy
+from kc_otel.stats.sequences import sequence_tv
 from kc_otel.stats.tokens import tv_from_half_range
 
 budgets = st.floats(1e-6, 0.999)
@@ -28,8 +27,8 @@ horizons = st.integers(1, 20_000)
 @given(budgets, horizons)
 def test_means_of_tokens(tv, horizon):
     """Mean TV, mean |l| and mean half range, each through its bound over the horizon."""
-    steps = np.full(horizon, mean_token_tv_for_sequence_tv(tv, horizon))
-    assert tv_sequence_on_policy(steps) == pytest.approx(tv)
+    mean = mean_token_tv_for_sequence_tv(tv, horizon)
+    assert sequence_tv(horizon, token_tv_mean=mean).value == pytest.approx(tv)
     mean = mean_abs_log_ratio_for_sequence_tv(tv, horizon)
     assert tv_from_mean_abs_log_ratio(horizon * mean) == pytest.approx(tv)
     rho = mean_half_range_for_sequence_tv(tv, horizon)
@@ -48,16 +47,6 @@ def test_a_gradient_budget(budget, advantage, score):
     tv = tv_for_gradient_budget(budget, advantage_max=advantage, sequence_score_norm=score)
     bias = gradient_bias_from_tv(tv, advantage_max=advantage, sequence_score_norm=score)
     assert bias == pytest.approx(budget) if tv < 1 else bias <= budget * (1 + 1e-9)
-
-
-@given(st.floats(0, 1), st.floats(0, 0.99))
-def test_a_tail_share(mean, inside):
-    """Back to the mean; no share where what is inside is already too much."""
-    share = tail_share_for_mean_tv(mean, inside)
-    if mean < inside:
-        assert share == 0
-    else:
-        assert tv_from_tail(inside, share) == pytest.approx(mean)
 
 
 @given(st.floats(1e-4, 0.9), st.floats(1e-9, 1e-6))
@@ -97,7 +86,6 @@ def test_the_jensen_shannon_constant_is_sharp():
         (lambda: mean_abs_log_ratio_for_sequence_tv(0.5, 0), "horizon: 0"),
         (lambda: chi2_for_tv(-0.1), "tv: -0.1"),
         (lambda: tv_for_gradient_budget(1, advantage_max=0, sequence_score_norm=1), "one is 0"),
-        (lambda: tail_share_for_mean_tv(0.1, 1.0), "inside: 1.0"),
         (lambda: tv_from_tail(0.1, 2.0), "share: 2.0"),
         (lambda: tv_from_js(math.nan), "js: nan"),
         (lambda: tv_from_mean_abs_log_ratio(-1.0), "mean: -1.0"),

@@ -1,4 +1,4 @@
-"""Sequences as the unit: their means, both estimands, and the design effect."""
+"""Sequences as the unit: their means, and the design effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from kc_otel.stats import (
     design_effect,
     sequence_mean_interval,
     sequence_means,
-    token_mean_interval,
 )
 
 LEVELS = {"alpha_lower": 0.02, "alpha_upper": 0.05}
@@ -44,52 +43,6 @@ def test_sequence_mean_interval_is_that_of_the_means(parts):
     want = betting_interval(means, **UNIT, **LEVELS)
     assert (got.lower, got.estimate, got.upper) == pytest.approx((want.lower, want.estimate, want.upper), abs=1e-9)
     assert got.samples == len(parts)
-
-
-def by_filling(parts, length, mean):
-    """Log wealth against a mean over tokens: fill every sequence up with tokens of that mean, then bet on its mean."""
-    n = len(parts)
-    filled = [(sum(part) + mean * (length - len(part))) / length for part in parts]
-    powers = range(math.floor(2 * math.log2(4 / math.sqrt(n))), math.ceil(2 * math.log2(max(n, 16))) + 1)
-    bets = [2.0 ** (power / 2) for power in powers]
-    weights = np.array([max(bet, 1.0) ** -0.125 for bet in bets])
-    won = [np.prod([1 + c / (1 + c * mean) * (value - mean) for value in filled]) for c in bets]
-    return float(weights @ won / weights.sum())
-
-
-@given(groups, st.integers(6, 20))
-def test_token_mean_interval_ends_where_the_filled_sequences_refute(parts, length):
-    """Either side, scaled to the range, is the mean against which the filled sequences have won 1/alpha."""
-    values, lengths = flat(parts)
-    got = token_mean_interval(3 * values - 1, lengths, max_length=length, low=-1, high=2, **LEVELS)
-    mirrored = [[1 - value for value in part] for part in parts]
-    for these, bound, alpha in ((parts, (got.lower + 1) / 3, 0.02), (mirrored, (2 - got.upper) / 3, 0.05)):
-        if bound < 1e-9:
-            assert by_filling(these, length, 0.0) * alpha <= 1 + 1e-6
-        else:
-            assert by_filling(these, length, bound) * alpha == pytest.approx(1, rel=1e-4)
-    assert got.estimate == pytest.approx(3 * values.mean() - 1)
-    assert got.lower <= got.estimate + 1e-9
-    assert got.estimate <= got.upper + 1e-9
-    assert (got.samples, got.method) == (len(parts), "mixture betting on sequences")
-
-
-def test_with_equal_lengths_both_estimands_are_one():
-    """Where every sequence has the largest length, weighting by tokens or by sequences is the same."""
-    values = np.random.default_rng(0).random(600) ** 4
-    a = sequence_mean_interval(values, [6] * 100, **UNIT, **LEVELS)
-    b = token_mean_interval(values, [6] * 100, max_length=6, **UNIT, **LEVELS)
-    assert (a.lower, a.upper) == pytest.approx((b.lower, b.upper), abs=1e-7)
-
-
-def test_a_generous_length_limit_costs_little():
-    """With a limit five times the usual length the width changes by less than 1.6 times, where sequences differ."""
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(80, 120, 2000)
-    values = np.repeat(rng.beta(0.5, 2.0, lengths.size), lengths)
-    near, far = (token_mean_interval(values, lengths, max_length=length, **UNIT, **LEVELS) for length in (120, 480))
-    assert near.upper - near.lower < 1.6 * (far.upper - far.lower)
-    assert far.upper - far.lower < 1.6 * (near.upper - near.lower)
 
 
 def test_design_effect_by_hand():
@@ -127,12 +80,6 @@ def test_design_effect_of_independent_tokens_is_one():
         (lambda: sequence_mean_interval([1.2], [1], **UNIT, **LEVELS), r"values: 1\.2"),
         (lambda: sequence_mean_interval([0.2], [1], low=0, high=0, **LEVELS), r"\[0, 0\] is empty"),
         (lambda: sequence_mean_interval([0.2], [1], **UNIT, alpha_lower=0.1, alpha_upper=1.0), r"alpha_upper: 1\.0"),
-        (lambda: token_mean_interval([0.2] * 3, [3], max_length=2, **UNIT, **LEVELS), "max_length: 2 is less"),
-        (lambda: token_mean_interval([0.2, -1.0], [2], max_length=2, **UNIT, **LEVELS), r"values: -1\.0"),
-        (
-            lambda: token_mean_interval([0.2], [1], max_length=2, **UNIT, alpha_lower=0.0, alpha_upper=0.1),
-            r"alpha_lower: 0\.0",
-        ),
         (lambda: design_effect([0.2], [1]), "lengths: has 1 sequence"),
     ],
 )

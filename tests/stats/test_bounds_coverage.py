@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kc_otel.stats import Binned, dkw_interval, fraction_interval, hoeffding_interval, mean_interval, quantile_interval
+from kc_otel.stats import Binned, fraction_interval, mean_interval, quantile_interval
 
 UNIT = {"low": 0.0, "high": 1.0}
 
@@ -83,8 +83,8 @@ def test_width_against_hoeffding(histogram_of, law, n, ratio):
     level = {"alpha_lower": 0.005, "alpha_upper": 0.005}
     for build in (Binned.of_samples, lambda row: histogram_of(row).binned()):
         ours = [mean_interval(build(row), **UNIT, **level) for row in samples]
-        theirs = [hoeffding_interval(build(row), **UNIT, **level) for row in samples]
-        width = np.mean([i.upper - i.estimate for i in ours]) / np.mean([i.upper - i.estimate for i in theirs])
+        hoeffding = math.sqrt(math.log(1 / 0.005) / (2 * n))
+        width = np.mean([i.upper - i.estimate for i in ours]) / hoeffding
         assert width <= ratio
 
 
@@ -100,19 +100,9 @@ def exact_misses(interval, n, rank, alpha):
 @pytest.mark.parametrize("rank", [0.01, 0.5, 0.9, 0.99, 0.999])
 @pytest.mark.parametrize("n", [1, 10, 300, 6000])
 def test_quantile_intervals_cover_exactly(rank, n):
-    """Computed, not simulated: no side of either interval misses more often than alpha."""
+    """Computed, not simulated: no side misses more often than alpha."""
     for alpha in (0.001, 0.05):
         assert max(exact_misses(quantile_interval, n, rank, alpha)) <= alpha * (1 + 1e-9)
-        assert max(exact_misses(dkw_interval, n, rank, alpha)) <= alpha * (1 + 1e-9)
-
-
-def test_dkw_covers_all_ranks_at_once(three_sigma):
-    """Some rank of the empirical distribution is off by more than the shift nearly, but at most, alpha of the time."""
-    rng, n, runs, alpha = np.random.default_rng(3), 200, 4000, 0.1
-    x = np.sort(rng.random((runs, n)), axis=1)
-    shift = math.sqrt(math.log(1 / alpha) / (2 * n))
-    above = (np.arange(1, n + 1) / n - x).max(axis=1) > shift
-    assert 0.6 * alpha < above.mean() <= three_sigma(alpha, runs)
 
 
 def test_quantile_interval_covers_discrete_and_binned_data(three_sigma, histogram_of):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kc_otel.stats import averages, divergences, gradients, inverses
+from kc_otel.stats import averages, gradients, inverses
 
 NORMS = {"advantage_max": 5.0, "sequence_score_norm": 8.0}
 
@@ -26,7 +26,6 @@ def test_a_budget_of_one_in_total_variation_asks_nothing_of_logs_and_squares():
         lambda: inverses.mean_abs_log_ratio_for_sequence_tv(1.5, 8),
         lambda: inverses.mean_token_tv_for_sequence_tv(1.5, 8),
         lambda: inverses.chi2_for_tv(1.5),
-        lambda: inverses.tail_share_for_mean_tv(1.5, 0.1),
         lambda: gradients.gradient_bias_from_tv(1.5, **NORMS),
         lambda: gradients.gradient_bias_token_corrected([1.5], advantage_max=1.0, score_norm=1.0),
         lambda: averages.tv_from_tail(0.1, 1.5),
@@ -43,13 +42,6 @@ def test_gradient_budget_is_spent_by_the_total_variation_that_it_allows():
     assert inverses.tv_for_gradient_budget(8.0, **NORMS) == pytest.approx(0.1)
     assert gradients.gradient_bias_from_tv(0.1, **NORMS) == pytest.approx(8.0)
     assert inverses.tv_for_gradient_budget(800.0, **NORMS) == 1.0
-
-
-def test_gradient_bias_from_chi_square_is_that_of_its_total_variation():
-    """chi2 = 0.04 is TV = 0.1, chi2 = 3 is TV = 0.75; twice A G each."""
-    assert gradients.gradient_bias_from_chi2(0.04, **NORMS) == pytest.approx(8.0)
-    assert gradients.gradient_bias_from_chi2(3.0, **NORMS) == pytest.approx(60.0)
-    assert divergences.tv_from_chi2(1.0) == pytest.approx(0.5)
 
 
 def test_token_correction_by_hand():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.stats import EBH, Holm, e_bh, holm
+from kc_otel.stats import Holm, holm
 
 p_values = st.lists(
     st.one_of(st.floats(0, 1), st.floats(0, 0.02), st.sampled_from([0.0, 0.05, 0.025, 0.05 / 3, 1.0])), max_size=40
@@ -90,46 +90,6 @@ def test_family_wise_error_stays_at_alpha_when_all_cells_are_healthy():
     rng, runs, alpha = np.random.default_rng(5), 4000, 0.05
     false_alarms = sum(any(holm(rng.random(20).tolist(), alpha).failed) for _ in range(runs))
     assert 0.6 * alpha < false_alarms / runs < alpha + 3 * math.sqrt(alpha / runs)
-
-
-e_values = st.lists(
-    st.one_of(st.floats(0, 100), st.sampled_from([0.0, 20.0, 40.0, 100.0, math.inf])), min_size=1, max_size=30
-)
-
-
-@given(e_values, st.sampled_from([0.05, 0.2, 0.5]))
-def test_e_bh_is_the_textbook_procedure(e, alpha):
-    """Of all k whose k-th largest e-value is at least K/(alpha k) the largest is taken, and k or more are rejected."""
-    size, ordered = len(e), sorted(e, reverse=True)
-    k = max((k for k in range(1, size + 1) if ordered[k - 1] >= size / (alpha * k)), default=0)
-    got = e_bh(e, alpha)
-    assert sum(got.rejected) == k
-    assert got.threshold == (size / (alpha * k) if k else math.inf)
-    assert got.rejected == tuple(k > 0 and value >= got.threshold for value in e)
-
-
-def test_e_bh_by_hand():
-    """Four slices at a rate of a twentieth: one alone needs 80, two need 40 each."""
-    assert e_bh([100.0, 1.0, 60.0, 0.2], 0.05) == EBH(40.0, (True, False, True, False))
-    assert e_bh([79.0, 1.0, 39.0, 0.2], 0.05) == EBH(math.inf, (False,) * 4)
-    assert e_bh([80.0, 1.0, 39.0, 0.2], 0.05) == EBH(80.0, (True, False, False, False))
-    assert e_bh([math.inf, math.inf], 0.05) == EBH(20.0, (True, True))
-
-
-@pytest.mark.parametrize(
-    ("e", "alpha", "says"),
-    [
-        ([1.0], 1.0, r"alpha: 1\.0"),
-        ([1.0, -0.5], 0.05, r"e_values: -0\.5"),
-        ([math.nan], 0.05, "e_values: nan"),
-        ([], 0.05, "e_values: is empty"),
-        ([[1.0]], 0.05, r"e_values: has shape \(1, 1\)"),
-    ],
-)
-def test_bad_e_values_are_refused_by_name(e, alpha, says):
-    """A ValueError names the argument and shows its value."""
-    with pytest.raises(ValueError, match=says):
-        e_bh(e, alpha)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from kc_otel.stats import (
     Binned,
     Interval,
     affine,
-    dkw_interval,
     fraction_interval,
     maximum_interval,
     quantile_interval,
@@ -54,48 +53,27 @@ def test_quantile_interval_by_hand():
     assert got == Interval(50.0, count.ppf(0.01), count.isf(0.05) + 1, 100, "order statistics")
 
 
-def test_dkw_interval_by_hand():
-    """Ranks move by sqrt(log(1/alpha) / 2n) on each side: Massart's constant."""
-    n, alpha = 1000, 0.02
-    shift = math.sqrt(math.log(50) / 2000)
-    got = dkw_interval(Binned.of_samples(np.arange(1.0, n + 1)), 0.7, alpha_lower=alpha, alpha_upper=alpha)
-    assert got.lower == math.ceil(n * (0.7 - shift))
-    assert got.upper == math.floor(n * (0.7 + shift)) + 1
-    assert (got.estimate, got.method) == (700.0, "DKW")
-
-
 @given(values, ranks, st.integers(0, 5))
 def test_bins_only_widen_quantiles(histogram_of, x, rank, scale):
     """A histogram's interval contains the sample's own and differs by the edges of a bucket."""
-    for interval in (quantile_interval, dkw_interval):
-        exact = interval(Binned.of_samples(x), rank, **LEVELS)
-        bins = histogram_of(x, scale).binned()
-        binned = interval(bins, rank, **LEVELS)
-        assert binned.lower <= exact.lower <= exact.estimate <= exact.upper <= binned.upper
-        assert exact.estimate == np.sort(x)[max(math.ceil(x.size * rank), 1) - 1]
-        for edge, value in ((bins.lower, exact.lower), (bins.upper, exact.upper)):
-            if math.isfinite(value):
-                inside = (bins.lower <= value) & (value <= bins.upper)
-                assert (binned.lower if edge is bins.lower else binned.upper) in edge[inside]
+    exact = quantile_interval(Binned.of_samples(x), rank, **LEVELS)
+    bins = histogram_of(x, scale).binned()
+    binned = quantile_interval(bins, rank, **LEVELS)
+    assert binned.lower <= exact.lower <= exact.estimate <= exact.upper <= binned.upper
+    assert exact.estimate == np.sort(x)[max(math.ceil(x.size * rank), 1) - 1]
+    for edge, value in ((bins.lower, exact.lower), (bins.upper, exact.upper)):
+        if math.isfinite(value):
+            inside = (bins.lower <= value) & (value <= bins.upper)
+            assert (binned.lower if edge is bins.lower else binned.upper) in edge[inside]
 
 
-@given(values, ranks)
-def test_order_statistics_are_inside_dkw(x, rank):
-    """The exact interval for one rank is never wider than the one for all ranks."""
-    sample = Binned.of_samples(x)
-    exact, dkw = quantile_interval(sample, rank, **LEVELS), dkw_interval(sample, rank, **LEVELS)
-    assert dkw.lower <= exact.lower
-    assert exact.upper <= dkw.upper
-
-
-@pytest.mark.parametrize("interval", [quantile_interval, dkw_interval])
-def test_upper_bound_needs_the_number_that_the_note_says(interval):
+def test_upper_bound_needs_the_number_that_the_note_says():
     """With one observation fewer than the note asks for there is no upper bound, with as many there is one."""
-    short = interval(Binned.of_samples(np.arange(5.0)), 0.99, **LEVELS)
+    short = quantile_interval(Binned.of_samples(np.arange(5.0)), 0.99, **LEVELS)
     assert short.upper == math.inf
     needed = int(short.note.removeprefix("an upper bound needs at least ").removesuffix(" observations"))
-    assert interval(Binned.of_samples(np.arange(needed - 1.0)), 0.99, **LEVELS).upper == math.inf
-    enough = interval(Binned.of_samples(np.arange(float(needed))), 0.99, **LEVELS)
+    assert quantile_interval(Binned.of_samples(np.arange(needed - 1.0)), 0.99, **LEVELS).upper == math.inf
+    enough = quantile_interval(Binned.of_samples(np.arange(float(needed))), 0.99, **LEVELS)
     assert (enough.upper, enough.note) == (needed - 1.0, "")
 
 
@@ -192,7 +170,6 @@ def test_no_observations_claim_nothing():
     empty = Binned.of_samples(np.array([]))
     for got in (
         quantile_interval(empty, 0.5, **LEVELS),
-        dkw_interval(empty, 0.5, **LEVELS),
         fraction_interval(empty, 0.5, **LEVELS),
         maximum_interval(empty),
     ):
@@ -209,9 +186,9 @@ HALF = Interval(0.5, 0.4, 0.6, 10, "m")
     ("call", "says"),
     [
         (lambda: quantile_interval(SOME, 1.0, **LEVELS), r"rank: 1\.0"),
-        (lambda: dkw_interval(SOME, math.nan, **LEVELS), "rank: nan"),
+        (lambda: quantile_interval(SOME, math.nan, **LEVELS), "rank: nan"),
+        (lambda: quantile_interval(SOME, 0.5, alpha_lower=0.1, alpha_upper=0), "alpha_upper: 0"),
         (lambda: quantile_interval(SOME, 0.5, alpha_lower=-0.1, alpha_upper=0.1), r"alpha_lower: -0\.1"),
-        (lambda: dkw_interval(SOME, 0.5, alpha_lower=0.1, alpha_upper=0), "alpha_upper: 0"),
         (lambda: fraction_interval(SOME, math.nan, **LEVELS), "above: nan"),
         (lambda: fraction_interval(SOME, 0.1, alpha_lower=2, alpha_upper=0.1), "alpha_lower: 2"),
         (lambda: quantile_interval(BROKEN, 0.5, **LEVELS), "sample: bin 0"),

@@ -13,21 +13,14 @@ import pytest
 from scipy import stats
 
 from kc_otel.stats import (
-    BernsteinSequence,
-    BettingSequence,
     Binned,
-    anytime_bernstein_interval,
     anytime_mean_interval,
     bernstein_interval,
     betting_interval,
     capped_mean_interval,
     chernoff_interval,
-    e_bh,
-    e_value,
-    hoeffding_interval,
     mean_interval,
     sequence_mean_interval,
-    token_mean_interval,
 )
 
 UNIT = {"low": 0.0, "high": 1.0}
@@ -135,20 +128,18 @@ def conversations(rng, runs, sequences, tokens):
 
 @pytest.mark.slow
 def test_dependent_tokens_break_token_intervals_and_not_those_of_sequences():
-    """With clusters, the token interval misses far too often; with the sequence as the unit both estimands hold."""
+    """With clusters, the token interval misses far too often; with the sequence as the unit their mean is covered."""
     rng, tokens, runs, alpha = np.random.default_rng(9), 12, 1000, 0.1
     truth = next(conversations(rng, 1, 400_000, tokens))
     sums = np.add.reduceat(truth[0], np.r_[0, np.cumsum(truth[1])[:-1]])
     by_token, by_sequence = truth[0].mean(), (sums / truth[1]).mean()
     # The truth is itself simulated, to well within a hundredth of any interval's width.
     levels = {"alpha_lower": alpha, "alpha_upper": alpha}
-    naive, token, sequence = [], [], []
+    naive, sequence = [], []
     for values, lengths in conversations(rng, runs, 150, tokens):
         naive.append(mean_interval(Binned.of_samples(values), **UNIT, **levels))
-        token.append(token_mean_interval(values, lengths, max_length=2 * tokens, **UNIT, **levels))
         sequence.append(sequence_mean_interval(values, lengths, **UNIT, **levels))
     assert all(count > 0.15 * runs for count in missed(naive, by_token))
-    assert all(plausible(count, runs, alpha) for count in missed(token, by_token))
     assert all(plausible(count, runs, alpha) for count in missed(sequence, by_sequence))
 
 
@@ -158,31 +149,18 @@ def looks(n, count=30):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("interval", [anytime_mean_interval, anytime_bernstein_interval])
-def test_anytime_intervals_never_miss_over_all_looks(law, interval):
+def test_anytime_intervals_never_miss_over_all_looks(law):
     """Looked at thirty times between 1 and 2000 observations, a side is ever wrong in at most alpha of the runs."""
     runs, n, alpha = 200, 2000, 0.1
     samples, mean = law(np.random.default_rng(5), (runs, n))
     low = high = 0
     for row in samples:
-        got = [interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for t in looks(n)]
+        got = [
+            anytime_mean_interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha)
+            for t in looks(n)
+        ]
         below, above = missed(got, mean)
         low, high = low + bool(below), high + bool(above)
-    assert plausible(low, runs, alpha)
-    assert plausible(high, runs, alpha)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("kind", [BettingSequence, BernsteinSequence])
-def test_sequences_never_miss_at_any_observation(law, kind):
-    """Looked at after every one of 1000 observations, a side is ever wrong in at most alpha of the runs."""
-    runs, n, alpha = 1000 if kind is BernsteinSequence else 200, 1000, 0.1
-    samples, mean = law(np.random.default_rng(6), (runs, n))
-    low = high = 0
-    for row in samples:
-        lower, upper = kind(**UNIT, alpha_lower=alpha, alpha_upper=alpha).trace(row)
-        low, high = low + bool((lower > mean + 1e-12).any()), high + bool((upper < mean - 1e-12).any())
     assert plausible(low, runs, alpha)
     assert plausible(high, runs, alpha)
 
@@ -209,32 +187,6 @@ def test_bounds_are_for_the_average_of_changing_means():
     assert all(plausible(count, runs, alpha) for count in missed(got, means.mean()))
 
 
-@pytest.mark.slow
-def test_false_discoveries_stay_rare_among_dependent_slices_under_continuous_looking():
-    """Slices that share tokens, stopped at the look with most rejections: the mean false share is at most alpha."""
-    rng, runs, n, slices, alpha, limit = np.random.default_rng(13), 300, 600, 20, 0.2, 0.02
-    drifting = np.arange(slices) < 5
-    proportion, found = [], []
-    for _ in range(runs):
-        shared = rng.random(n) < 0.7
-        own = rng.random((slices, n))
-        common = rng.random(n)
-        rate = np.where(drifting, 0.15, limit)[:, None]
-        x = (np.where(shared, common, own) < rate).astype(float)
-        best = ()
-        for t in (50, 100, 200, 400, 600):
-            e = [e_value(Binned.of_samples(row[:t]), limit, **UNIT) for row in x]
-            rejected = np.array(e_bh(e, alpha).rejected)
-            if rejected.sum() >= np.sum(best):
-                best = rejected
-        proportion.append((best & ~drifting).sum() / max(best.sum(), 1))
-        found.append((best & drifting).sum() / 5)
-    # Hoeffding: an average over runs in [0, 1] that exceeds this has a mean above alpha but for 1e-7.
-    assert np.mean(proportion) <= alpha * 0.75 + math.sqrt(math.log(1e7) / (2 * runs))
-    assert np.mean(proportion) < 0.05
-    assert np.mean(found) > 0.9
-
-
 @pytest.mark.parametrize(
     ("law", "n", "hoeffding", "bernstein"),
     [
@@ -252,9 +204,9 @@ def test_upper_width_against_the_named_alternatives(law, n, hoeffding, bernstein
     levels = {"alpha_lower": 0.005, "alpha_upper": 0.005}
     width = {
         f: np.mean([i.upper - i.estimate for i in (f(Binned.of_samples(x), **UNIT, **levels) for x in samples)])
-        for f in (mean_interval, hoeffding_interval, bernstein_interval)
+        for f in (mean_interval, bernstein_interval)
     }
-    assert width[mean_interval] < hoeffding * width[hoeffding_interval]
+    assert width[mean_interval] < hoeffding * math.sqrt(math.log(1 / 0.005) / (2 * n))
     assert width[mean_interval] < bernstein * width[bernstein_interval]
 
 

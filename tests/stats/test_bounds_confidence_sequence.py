@@ -1,0 +1,60 @@
+"""A confidence sequence against plain loops written straight from the paper."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.stats import Binned, anytime_mean_interval, betting_interval
+
+UNIT = {"low": 0.0, "high": 1.0}
+LEVELS = {"alpha_lower": 0.02, "alpha_upper": 0.05}
+streams = st.lists(
+    st.one_of(st.floats(0, 1), st.floats(0, 1e-3), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40
+).map(np.array)
+BETS = [2.0 ** (power / 2) for power in range(-32, 41)]
+WEIGHTS = np.array([max(bet, 1.0) ** -0.125 for bet in BETS]) / sum(max(bet, 1.0) ** -0.125 for bet in BETS)
+
+
+def wealth(x, mean):
+    """Mixture over the fixed bets of the product of 1 + lambda (x - m), lambda = c / (1 + c m)."""
+    return float(WEIGHTS @ [np.prod([1 + c / (1 + c * mean) * (v - mean) for v in x]) for c in BETS])
+
+
+@given(streams)
+def test_anytime_betting_ends_where_the_mixture_has_won_one_over_alpha(x):
+    """Either side, scaled to the range, is where the wealth of the fixed mixture is 1/alpha."""
+    got = anytime_mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, **LEVELS)
+    for y, bound, alpha in ((x, (got.lower + 1) / 3, 0.02), (1 - x, (2 - got.upper) / 3, 0.05)):
+        if bound < 1e-12:
+            assert wealth(y, 0.0) * alpha <= 1 + 1e-6
+        else:
+            assert wealth(y, bound) * alpha == pytest.approx(1, rel=1e-5)
+
+
+def test_looking_at_every_size_costs_a_fifth_of_the_width():
+    """For a small drift the anytime interval contains that of a fixed size, and is less than 1.2 times as wide."""
+    x = np.minimum(np.exp(np.random.default_rng(2).normal(-6, 1, 20_000)), 1.0)
+    fixed, anytime = (f(Binned.of_samples(x), **UNIT, **LEVELS) for f in (betting_interval, anytime_mean_interval))
+    assert anytime.lower < fixed.lower < x.mean() < fixed.upper < anytime.upper
+    assert anytime.upper - anytime.lower < 1.2 * (fixed.upper - fixed.lower)
+
+
+ONE = Binned.of_samples(np.array([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: anytime_mean_interval(ONE, **UNIT, alpha_lower=2.0, alpha_upper=0.1), r"alpha_lower: 2\.0"),
+        (lambda: anytime_mean_interval(ONE, low=0, high=math.nan, **LEVELS), "nan"),
+    ],
+)
+def test_bad_confidence_sequence_input_is_refused_by_name(call, says):
+    """A ValueError names the argument and shows its value."""
+    with pytest.raises(ValueError, match=says):
+        call()
