@@ -36,9 +36,13 @@ _TIMEOUT: Final = 10.0
 class Recorder:
     """Measures how far two kernels of one policy are apart and exports it as OpenTelemetry metrics and spans.
 
-    >>> recorder = Recorder("contracts/policy.yaml", train=Kernel("torch", dtype="bfloat16"),
-    ...                     inference=Kernel("vllm", dtype="fp8"))                             # doctest: +SKIP
-    >>> recorder.compare(train_logprobs, rollout_logprobs, mask=completion_mask)               # doctest: +SKIP
+    >>> import numpy as np
+    >>> recorder = Recorder("contracts/rl-rollouts-bf16-fp8.yaml", train=Kernel("torch", dtype="bfloat16"),
+    ...                     inference=Kernel("vllm", dtype="fp8"))
+    >>> rollout = np.log([[0.5, 0.4], [0.5, 0.4]])                             # [sequences, tokens]
+    >>> recorder.compare(rollout + 0.01, rollout)
+    >>> recorder.shutdown()
+    True
 
     Where it exports to is configured by the standard OTEL_* environment variables, as for any OpenTelemetry SDK;
     OTEL_SDK_DISABLED=true turns it off. Methods may be called from any thread. A forked child that goes on recording
