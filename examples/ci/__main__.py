@@ -35,17 +35,17 @@ def main() -> int:
         folder = Path(name)
         (folder / "contract.yaml").write_text(CONTRACT.read_text(encoding="utf-8"), encoding="utf-8")
         traffic = ("--tokens-per-second", "2000", "--share", "code=0.5", "--share", "prose=0.5")
-        kc_otel(folder, "gate", "--plan", "--contract", "contract.yaml", *traffic)
+        kc_otel(folder, "gate", "plan", "contract.yaml", *traffic)
         codes = {}
         for kernel, file in (("bfloat16", "good.npz"), ("int4", "bad.npz")):
             save_recording(record(kernel, seed=1), folder / file)
             codes[kernel] = kc_otel(
                 folder,
-                *("gate", "--contract", "contract.yaml", file, "--allow-unjudged"),
+                *("gate", "run", "contract.yaml", file, "--allow-unjudged"),
                 *("--kernel", f"inference.dtype={kernel}", "--junit", f"{kernel}.xml"),
                 *("--markdown", f"{kernel}.md", "--evidence", kernel),
             )
-        kc_otel(folder, "verify", "int4", "--recordings", "bad.npz")
+        kc_otel(folder, "gate", "verify", "int4", "--recordings", "bad.npz")
         print((folder / "int4.md").read_text(encoding="utf-8"))
     return int(codes != {"bfloat16": 0, "int4": 1})
 

@@ -192,10 +192,10 @@ class Life:
         self._cli("promote", self.contract.name, version_of(version), "--save", str(folder))
         files = sorted(folder.glob("*.json"))
         for file in files:
-            code, said = self._cli("verify", str(file))
+            code, said = self._cli("gate", "verify", str(file))
             if code:
                 raise StoryError(f"evidence does not verify: {said}")
-        self.terminal.moment(f"{len(files)} records of {version}'s steps, each verified by kc-otel verify", "bold")
+        self.terminal.moment(f"{len(files)} records of {version}'s steps, each verified by kc-otel gate verify", "bold")
 
     def _gate(self, version: str, *, expected: int) -> str:
         """The offline gate on a recording of a version; its evidence goes to a folder of the version's name."""
@@ -203,7 +203,7 @@ class Life:
         save_recording(self._recorded(version), file)
         plain = VERSIONS[version].to_plain()  # the contract declares the rest
         code, said = self._cli(
-            *("gate", "--contract", os.path.relpath(CONTRACT), str(file), "--evidence", str(self.folder / version)),
+            *("gate", "run", os.path.relpath(CONTRACT), str(file), "--evidence", str(self.folder / version)),
             *("--kernel", f"train.version={torch.__version__}"),
             *(f"--kernel=inference.{name}={plain[name]}" for name in ("version", "quantization") if name in plain),
             quiet=True,

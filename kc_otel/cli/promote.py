@@ -33,7 +33,7 @@ def promote(
         Path | None,
         typer.Option(
             metavar="FILE_OR_DIR",
-            help="What `kc-otel gate --evidence` wrote: opens offline-ci.",
+            help="What `kc-otel gate run --evidence` wrote: opens offline-ci.",
             rich_help_panel=_ORDERS,
         ),
     ] = None,
@@ -86,7 +86,8 @@ def promote(
         typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.", rich_help_panel=_PLANNED),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the evidence of every step there, for `kc-otel verify`.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the evidence of every step there, for `kc-otel gate verify`."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
     url: Url = DEFAULT_URL,

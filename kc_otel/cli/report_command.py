@@ -32,7 +32,7 @@ def report(
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
     since: Annotated[str, typer.Option(help="How far back: 30m, 24h, 7d.")] = "24h",
     evidence: Annotated[
-        Path | None, typer.Option(help="Report a gate instead: the file that `kc-otel gate --evidence` wrote.")
+        Path | None, typer.Option(help="Report a gate instead: the file that `kc-otel gate run --evidence` wrote.")
     ] = None,
     out: Annotated[
         list[Path] | None, typer.Option(help="File to write, .html or .md; may be given twice. [default: report.html]")

@@ -23,7 +23,7 @@ from kc_otel.contract.messages import explain
 from kc_otel.contract.model import Contract
 from kc_otel.contract.repair import repair
 
-__all__ = ["MAX_BYTES", "Checked", "check", "check_all", "check_text", "load", "load_all", "load_text"]
+__all__ = ["MAX_BYTES", "Checked", "check", "check_all", "check_text", "load", "load_all", "load_source", "load_text"]
 
 MAX_BYTES: Final = 256 * 1024
 """Largest file accepted. A long contract has some kilobytes; the YAML parser takes about two seconds for this much."""
@@ -72,6 +72,20 @@ def load(path: str | os.PathLike[str]) -> Contract:
         ContractError: With every problem of the file, when there is an error among them.
     """
     return _wanted(check(path))
+
+
+def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
+    """The contract in a file, and its text; `-` reads standard input.
+
+    Raises:
+        ContractError: With every problem of the file, when there is an error among them.
+    """
+    source = os.fspath(path)
+    try:
+        text = _read(source)
+    except _Unreadable as error:
+        raise ContractError([Problem(source, 0, "", str(error))]) from None
+    return load_text(text, source), text
 
 
 def load_text(text: str, source: str = "<text>") -> Contract:

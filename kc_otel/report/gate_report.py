@@ -21,7 +21,7 @@ def gate_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     """The report as blocks.
 
     Args:
-        record: What `kc-otel gate --evidence` wrote. A record that does not verify is reported as such, at the top.
+        record: What `kc-otel gate run --evidence` wrote. A record that does not verify is reported as such, at the top.
 
     Raises:
         EvidenceError: If it is no such record at all.

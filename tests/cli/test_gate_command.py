@@ -1,4 +1,4 @@
-"""`kc-otel gate --contract` and `verify`: exit codes, what is printed, and what is written."""
+"""`kc-otel gate run` and `gate verify`: exit codes, what is printed, and what is written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(monkeypatch):
 def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
     """Log-probabilities and logits are judged; what a recording cannot tell was allowed by the user."""
     good = write(tmp_path / "good.npz")
-    code, out, err = run("gate", "--contract", contract, good, "--allow-unjudged")
+    code, out, err = run("gate", "run", contract, good, "--allow-unjudged")
     assert (code, err) == (0, "")
     assert out.startswith("advance: vllm ")
     assert "PASS: 6 verdicts" in out
@@ -79,7 +79,7 @@ def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
 
 def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract, tmp_path):
     """The slice, the bound, the limit and the distance are on the screen; prose stays out of it."""
-    code, out, _ = run("gate", "--contract", contract, write(tmp_path / "bad.npz", code=0.9), "--allow-unjudged")
+    code, out, _ = run("gate", "run", contract, write(tmp_path / "bad.npz", code=0.9), "--allow-unjudged")
     assert code == 1
     assert out.startswith("rollback: ")
     assert "FAIL token-tv on slice code: lower bound" in out
@@ -99,7 +99,7 @@ def test_the_undecided_exits_with_3_and_says_what_is_missing(run, contract, tmp_
     """Too short, a slice without sequences, or a clause that cannot be told without somebody allowing it."""
     path = write(tmp_path / "log.npz", **made)
     allowed = ["--allow-unjudged"] if said else []
-    code, out, _ = run("gate", "--contract", contract, path, *allowed)
+    code, out, _ = run("gate", "run", contract, path, *allowed)
     assert code == 3
     assert out.startswith("wait: ")
     assert (said or "not judged: exact: tv_exact cannot be told from this recording; it takes a .npz with") in out
@@ -109,10 +109,10 @@ def test_the_undecided_exits_with_3_and_says_what_is_missing(run, contract, tmp_
 def test_other_formats_are_judged_too(run, contract, tmp_path, name):
     """The clauses on log-probabilities, from every format that recordings come in."""
     path = write(tmp_path / name, logits=False)
-    assert run("gate", "--contract", contract, path, "--require", "token-tv")[0] == 0
+    assert run("gate", "run", contract, path, "--require", "token-tv")[0] == 0
     bad = write(tmp_path / f"bad-{name}", logits=False, code=0.9)
-    assert run("gate", "--contract", contract, bad, "--require", "token-tv")[0] == 1
-    assert run("gate", "--contract", contract, path, "--require", "exact")[0] == 3
+    assert run("gate", "run", contract, bad, "--require", "token-tv")[0] == 1
+    assert run("gate", "run", contract, path, "--require", "exact")[0] == 3
 
 
 def test_columns_of_other_names_are_found_now_and_when_verified(run, contract, tmp_path):
@@ -122,18 +122,18 @@ def test_columns_of_other_names_are_found_now_and_when_verified(run, contract, t
         arrays = dict(file)
     arrays["mine"] = arrays.pop(next(name for name in arrays if "inference" in name or "rollout" in name))
     np.savez(path, **arrays)
-    asked = ("gate", "--contract", contract, path, "--require", "token-tv", "--evidence", tmp_path / "e.json")
+    asked = ("gate", "run", contract, path, "--require", "token-tv", "--evidence", tmp_path / "e.json")
     assert run(*asked)[0] == 2
     assert run(*asked, "--columns", "inference=mine")[0] == 0
-    assert run("verify", tmp_path / "e.json", "--recordings", path)[0] == 0
+    assert run("gate", "verify", tmp_path / "e.json", "--recordings", path)[0] == 0
 
 
 def test_slices_can_be_narrowed_but_a_failure_cannot_be_hidden(run, contract, tmp_path):
     """Only prose has to pass; code, which fails, still refuses."""
     short = write(tmp_path / "log.npz", tasks=("prose",))
-    assert run("gate", "--contract", contract, short, "--allow-unjudged", "--slice", "prose")[0] == 0
+    assert run("gate", "run", contract, short, "--allow-unjudged", "--slice", "prose")[0] == 0
     bad = write(tmp_path / "bad.npz", code=0.9)
-    code, out, _ = run("gate", "--contract", contract, bad, "--allow-unjudged", "--slice", "prose")
+    code, out, _ = run("gate", "run", contract, bad, "--allow-unjudged", "--slice", "prose")
     assert code == 1
     assert "FAIL (not required) token-tv on slice code" in out
 
@@ -146,7 +146,7 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
     bad = write(tmp_path / "bad.npz", code=0.9)
     folder = tmp_path / "gate"
     code, out, _ = run(
-        *("gate", "--contract", contract, bad, "--allow-unjudged", "--junit", folder / "junit.xml"),
+        *("gate", "run", contract, bad, "--allow-unjudged", "--junit", folder / "junit.xml"),
         *("--markdown", folder / "gate.md", "--evidence", folder, "--kernel", "inference.version=0.32.0"),
         *("--kernel", "inference.parallelism=tp=2,pp=1", "--kernel", "train.extra.commit=abc"),
     )
@@ -163,11 +163,11 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
         "train": {"engine": "torch", "extra": {"commit": "abc"}},
         "inference": {"engine": "vllm", "dtype": "bfloat16", "version": "0.32.0", "parallelism": "tp=2,pp=1"},
     }
-    assert run("verify", folder)[:2] == (0, f"{folder / 'evidence.json'}: sound\n")
-    code, out, _ = run("verify", folder, "--recordings", tmp_path)
+    assert run("gate", "verify", folder)[:2] == (0, f"{folder / 'evidence.json'}: sound\n")
+    code, out, _ = run("gate", "verify", folder, "--recordings", tmp_path)
     assert (code, out.endswith("its recordings give the same verdicts\n")) == (0, True)
     write(bad, code=0.9, seed=4)
-    code, _, err = run("verify", folder, "--recordings", bad)
+    code, _, err = run("gate", "verify", folder, "--recordings", bad)
     assert (code, "no file has the checksum of" in err) == (1, True)
 
 
@@ -177,7 +177,7 @@ def test_the_contract_may_come_from_standard_input(tmp_path, monkeypatch):
     app = typer.Typer()
     gate.register(app)
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
-    arguments = ["gate", "--contract", "-", str(path), "--allow-unjudged", "--evidence", str(record)]
+    arguments = ["gate", "run", "-", str(path), "--allow-unjudged", "--evidence", str(record)]
     assert CliRunner().invoke(app, arguments, input=CONTRACT).exit_code == 0
     assert json.loads(record.read_text())["offline"]["contract"] == CONTRACT
 
@@ -190,21 +190,20 @@ def test_identical_sides_are_noted(run, contract, tmp_path):
     sides = [name for name in arrays if arrays[name].dtype.kind == "f" and arrays[name].ndim == 1][:2]
     arrays[sides[0]] = arrays[sides[1]]
     np.savez(made, **arrays)
-    assert "both sides are the same number in every token" in run("gate", "--contract", contract, made)[1]
+    assert "both sides are the same number in every token" in run("gate", "run", contract, made)[1]
 
 
 def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path):
     """Waiting for more of the same would be for ever."""
     contract.write_text(CONTRACT.replace("metric: tv_token, limit: 0.05", "metric: tv_token, limit: 0"))
     path = write(tmp_path / "log.npz", sequences=4)
-    _, out, _ = run("gate", "--contract", contract, path, "--allow-unjudged")
+    _, out, _ = run("gate", "run", contract, path, "--allow-unjudged")
     assert "no number of observations can show that this limit is kept" in out
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "no recording is given"),
         (("missing.npz",), "missing.npz: cannot be read"),
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
@@ -212,9 +211,6 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
         (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
         (("LOG", "--kernel", "inference.kv=fp8"), "--kernel: 'kv' is none of engine, version"),
         (("LOG", "--kernel", "inference.dtype"), "--kernel: 'inference.dtype' is not NAME=VALUE"),
-        (("LOG", "--stage", "canary"), "--stage: asks a running evaluator"),
-        (("LOG", "--sampling", "0.5"), "--sampling: is for planning; add --plan"),
-        (("LOG", "--plan"), "--plan: reads no recording"),
         (("LOG", "--evidence", "CONTRACT/e.json"), "cannot be written"),
     ],
 )
@@ -222,7 +218,7 @@ def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, 
     """Each refusal names the file or the option and what to write instead."""
     log = write(tmp_path / "log.npz")
     shown = [str(log) if each == "LOG" else each.replace("CONTRACT", str(contract)) for each in options]
-    code, _, err = run("gate", "--contract", contract, *shown)
+    code, _, err = run("gate", "run", contract, *shown)
     assert code == 2
     assert said in err
 
@@ -230,21 +226,29 @@ def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, 
 def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
     """The problems are those of `kc-otel check`."""
     contract.write_text(CONTRACT.replace("limit: 0.05", "limit: 4", 1))
-    code, _, err = run("gate", "--contract", contract, write(tmp_path / "log.npz"))
+    code, _, err = run("gate", "run", contract, write(tmp_path / "log.npz"))
     assert code == 2
     assert f"{contract}:6: numerical[0].limit" in err
 
 
-def test_the_two_ways_to_ask_do_not_mix(run, tmp_path):
-    """Without --contract a name and a kernel are needed, and options about recordings are refused."""
-    assert "give --contract FILE and recordings" in run("gate", "policy")[2]
-    code, _, err = run("gate", "policy", "abc", "--junit", tmp_path / "x.xml")
-    assert (code, err) == (2, "--junit: is about recordings; give --contract FILE and recordings\n")
-    assert run("gate", "--plan")[2] == "--plan: needs --contract FILE\n"
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "CONTRACT"), "Missing argument 'RECORDING...'"),
+        (("run", "CONTRACT", "log.npz", "--stage", "canary"), "No such option: --stage"),
+        (("status", "policy"), "Missing argument 'KERNEL'"),
+        (("status", "policy", "abc", "--junit", "x.xml"), "No such option: --junit"),
+    ],
+)
+def test_each_way_to_ask_has_arguments_and_options_of_its_own(run, contract, arguments, said):
+    """What belongs to another sub-command is no option, rather than one that counts for nothing."""
+    code, _, err = run("gate", *(str(contract) if each == "CONTRACT" else each for each in arguments))
+    assert code == 2
+    assert said in " ".join(err.replace("│", "").split())
 
 
 def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
     """A missing file is not a forged one."""
-    assert run("verify", tmp_path / "none.json")[0] == 2
+    assert run("gate", "verify", tmp_path / "none.json")[0] == 2
     (tmp_path / "e.json").write_text("{}")
-    assert run("verify", tmp_path / "e.json")[0] == 1
+    assert run("gate", "verify", tmp_path / "e.json")[0] == 1

@@ -1,4 +1,4 @@
-"""`kc-otel gate` with two live endpoints: a verdict whose truth is known, and every way in which there is none."""
+"""`kc-otel gate live`: two live endpoints: a verdict whose truth is known, and every way in which there is none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def endpoints():
 
 @pytest.fixture
 def run():
-    """Exit code, standard output and standard error of `kc-otel gate`, in the folder."""
+    """Exit code, standard output and standard error of a command, in the folder."""
     app = typer.Typer()
     gate.register(app)
 
@@ -73,7 +73,7 @@ def asked(inference, train, *more):
     urls = (getattr(each, "address", each) for each in (inference, train))
     where = [part for pair in zip(("--inference-url", "--train-url"), urls, strict=True) for part in pair]
     options = ("--prompts", "prompts.jsonl", "--max-tokens", TOKENS, "--require", "token-tv")
-    return ("gate", "--contract", "policy.yaml", *where, *options, *more)
+    return ("gate", "live", "policy.yaml", *where, *options, *more)
 
 
 def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
@@ -83,7 +83,7 @@ def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
     assert out.startswith("advance: vllm ")
     assert "both sides are the same number in every token" in out
     assert f"recording: gate/recording.npz ({PROMPTS} completions, {PROMPTS * TOKENS:,} tokens)" in err
-    assert run("verify", "gate", "--recordings", "gate")[0] == 0
+    assert run("gate", "verify", "gate", "--recordings", "gate")[0] == 0
     recording = load_recording(folder / "gate" / "recording.npz")
     assert [each["task"] for each in recording.attributes[:2]] == ["code", "prose"]
 
@@ -93,7 +93,7 @@ def test_another_model_rolls_back_and_the_recording_can_be_judged_again(run, end
     code, out, err = run(*asked(*endpoints(drift=0.5), "--record", "made/log.jsonl"))
     assert code == 1, err
     assert "FAIL token-tv on all traffic: lower bound" in out
-    again = run("gate", "--contract", "policy.yaml", "made/log.jsonl", "--require", "token-tv")
+    again = run("gate", "run", "policy.yaml", "made/log.jsonl", "--require", "token-tv")
     assert again[:2] == (code, out)
 
 
@@ -108,7 +108,7 @@ def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder,
 
 def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
     """Who samples, who scores, and from time to time how far it is; standard output is the verdict's alone."""
-    monkeypatch.setattr("kc_otel.cli._gate_live._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("kc_otel.offline.gate.endpoint_recording._EVERY_SECONDS", 0.0)
     code, out, err = run(*asked(*endpoints()))
     assert code == 0
     assert err.startswith("sampling from tiny at the inference endpoint http://127.0.0.1:")
@@ -262,10 +262,6 @@ def test_models_of_other_names_are_told(run, endpoints):
     ("more", "said"),
     [
         (("--temperature", "0.7"), "--temperature: 0.7: log-probabilities of given tokens are from before"),
-        (("log.npz",), "RECORDING: a recording, or two endpoints"),
-        (("--columns", "train=a"), "--columns: is about recordings that are there"),
-        (("--windows", "3"), "--windows: two endpoints make one recording"),
-        (("--plan",), "leave --plan out"),
         (("--require", "tv"), "--require: the contract has no clause 'tv'; there are token-tv, lag"),
         (("--slice", "cod"), "--slice: the contract has no slice 'cod'; there are all, code, prose"),
         (("--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
@@ -284,9 +280,18 @@ def test_what_cannot_be_used_is_refused_before_anything_is_asked(run, endpoints,
     assert not inference.requests
 
 
-def test_half_an_order_is_refused(run):
-    """Two endpoints and prompts belong together, and to a contract."""
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "Missing option '--train-url'"),
+        (("--train-url", "http://b", "log.npz"), "Got unexpected extra argument(s) (log.npz)"),
+        (("--train-url", "http://b", "--columns", "train=a"), "No such option: --columns"),
+        (("--train-url", "http://b", "--windows", "3"), "No such option: --windows"),
+    ],
+)
+def test_two_endpoints_and_prompts_are_the_whole_order(run, more, said):
+    """None of them may be missing, and what is about recordings that are there is no option."""
     some = ("--inference-url", "http://a", "--prompts", "prompts.jsonl")
-    assert run("gate", "--contract", "policy.yaml", *some)[2].startswith("--train-url: is missing; two endpoints take")
-    assert run("gate", "policy", "abc", *some)[2].startswith("--inference-url: records from two endpoints; give --con")
-    assert "--inference-url, --train-url and --prompts" in run("gate", "--contract", "policy.yaml")[2]
+    code, _, err = run("gate", "live", "policy.yaml", *some, *more)
+    assert code == 2
+    assert said in " ".join(err.replace("│", "").split())

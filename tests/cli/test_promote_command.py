@@ -155,7 +155,7 @@ def test_json_is_the_api_s_own_answer(run):
 
 
 def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
-    """One file a step, in their order, and `kc-otel verify` accepts each."""
+    """One file a step, in their order, and `kc-otel gate verify` accepts each."""
     run("promote", "policy", "v2")
     driven.tick()
     driven.status = "FAIL"

@@ -85,12 +85,12 @@ def test_a_gate_writes_evidence_that_verifies(broken: Evaluator, tmp_path: Path)
     (contract,) = broken.get("/api/v1/contracts")["contracts"]
     kernel = next(one["version"] for one in contract["kernels"] if one["role"] == "inference")
     record = tmp_path / "evidence.json"
-    gate = command("gate", "policy", kernel, "--evidence", str(record), "--url", broken.api)
+    gate = command("gate", "status", "policy", kernel, "--evidence", str(record), "--url", broken.api)
     assert gate.returncode == 1
     assert gate.stdout.startswith("rollback")
-    assert command("verify", str(record)).returncode == 0
+    assert command("gate", "verify", str(record)).returncode == 0
     record.write_text(record.read_text().replace('"samples": 2048', '"samples": 9999999'))
-    tampered = command("verify", str(record))
+    tampered = command("gate", "verify", str(record))
     assert tampered.returncode == 1
     assert "checksum" in tampered.stderr
 

@@ -33,7 +33,7 @@ A kernel version goes through four stages: **offline CI → shadow → canary �
 when every cell has been `PASS` over a number of consecutive windows that share no data; a `FAIL` rolls back to the
 start; `INCONCLUSIVE` and `NO_DATA` wait. The table shows for each pair of kernel versions what a gate looks at:
 the worst verdict of its cells, since when all of them pass, the smallest margin and the fewest samples.
-The evidence of each step is kept as a document of its own, which `kc-otel verify` checks.
+The evidence of each step is kept as a document of its own, which `kc-otel gate verify` checks.
 """
 _PLACES: Final = {
     "-1": ("rolled back", "red"),

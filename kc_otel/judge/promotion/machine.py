@@ -183,7 +183,7 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
     missing = [f"held: {reason}" for reason in holds]
     if not promotion.offline:
         missing.insert(
-            0, f"no evidence of the offline stage; `kc-otel gate --contract ... --evidence FILE` writes it, "
+            0, f"no evidence of the offline stage; `kc-otel gate run ... --evidence FILE` writes it, "
             f"`kc-otel promote {promotion.contract} {promotion.version} --evidence FILE` hands it over"
         )  # fmt: skip
     if missing:

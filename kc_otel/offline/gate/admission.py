@@ -21,7 +21,7 @@ def admit(promotion: Promotion, contract: Contract, record: Mapping[str, Any]) -
     Args:
         promotion: A version in the offline stage.
         contract: The contract in force.
-        record: What `kc-otel gate --contract ... --evidence` wrote.
+        record: What `kc-otel gate run ... --evidence` wrote.
 
     Raises:
         OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this

@@ -120,4 +120,4 @@ class OrderRequest(BaseModel):
     place: str = ""
     """With confirm: the place that was awaited."""
     evidence: dict[str, Any] | None = None
-    """With evidence: what `kc-otel gate --contract ... --evidence` wrote."""
+    """With evidence: what `kc-otel gate run ... --evidence` wrote."""

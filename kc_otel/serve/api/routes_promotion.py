@@ -62,7 +62,7 @@ def _add_states(router: APIRouter, core: Core) -> None:
                 said = told.start(contract, kernel, request.by, now)
             elif request.order == "evidence":
                 if request.evidence is None:
-                    raise OrderError("hand the evidence over, as `kc-otel gate --evidence` wrote it")
+                    raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
                 said = told.admit(contract, kernel, request.evidence, request.by, now)
             else:
                 said = told.tell(
@@ -85,7 +85,7 @@ def _add_evidence(router: APIRouter, core: Core) -> None:
 
     @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
     async def record(contract: str, kernel: str, number: int) -> Response:
-        """One piece of evidence, as `kc-otel verify` checks it."""
+        """One piece of evidence, as `kc-otel gate verify` checks it."""
         for one in core.promotions.evidence(contract, kernel):
             if one.id == number:
                 return JSONResponse(one.record)

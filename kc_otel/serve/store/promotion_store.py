@@ -42,7 +42,7 @@ class Record:
         id: Counts up.
         at: Unix time of the step, seconds.
         what: The step in words.
-        record: What `kc-otel verify` checks.
+        record: What `kc-otel gate verify` checks.
     """
 
     id: int

@@ -122,7 +122,7 @@ def test_offline_stage_waits_for_evidence(contract):
     promotion, _ = begin(contract, V, "ada", 0.0)
     promotion, moves = advance(promotion, contract, (), (), 1.0)
     assert (moves, share_of(promotion)) == ((), 0.0)
-    assert "kc-otel gate --contract" in promotion.missing[0]
+    assert "kc-otel gate run" in promotion.missing[0]
 
 
 def test_a_person_is_asked_where_the_contract_says(contract, round_of):

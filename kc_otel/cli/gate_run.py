@@ -1,0 +1,216 @@
+"""`kc-otel gate run`: recordings of both kernels in, a decision, reports and evidence out; the offline stage."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kc_otel.cli.refusals import pairs, refuse, unusable
+
+if TYPE_CHECKING:
+    from kc_otel.contract.model import Contract
+    from kc_otel.offline.gate.recorded_gate import OfflineGate
+    from kc_otel.record.kernel import Kernel
+
+__all__ = [
+    "EXIT",
+    "AllowUnjudged",
+    "ContractFile",
+    "EvidenceFile",
+    "JunitFile",
+    "KernelFields",
+    "MarkdownFile",
+    "Options",
+    "Required",
+    "RequiredSlices",
+    "gate_offline",
+    "run",
+]
+
+EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
+"""Exit code of each outcome of a gate."""
+_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+
+ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - .")]
+KernelFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel",
+        metavar="SIDE.FIELD=VALUE",
+        help="What a kernel was, such as inference.version=0.32.0; repeatable. The contract says the rest.",
+    ),
+]
+Required = Annotated[
+    list[str] | None, typer.Option("--require", metavar="CLAUSE", help="Only this clause has to PASS; repeatable.")
+]
+RequiredSlices = Annotated[
+    list[str] | None, typer.Option("--slice", metavar="NAME", help="Only on this slice, or `all`; repeatable.")
+]
+AllowUnjudged = Annotated[
+    bool, typer.Option("--allow-unjudged", help="Leave out clauses that no recording can be judged by.")
+]
+JunitFile = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]
+MarkdownFile = Annotated[
+    Path | None,
+    typer.Option("--markdown", metavar="FILE", help="Write Markdown; it also goes to $GITHUB_STEP_SUMMARY."),
+]
+EvidenceFile = Annotated[
+    Path | None,
+    typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel gate verify`."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `gate run` and `gate live` share."""
+
+    contract: str
+    kernel: Sequence[str]
+    require: Sequence[str]
+    slices: Sequence[str]
+    allow_unjudged: bool
+    junit: Path | None
+    markdown: Path | None
+    evidence: Path | None
+    columns: str | None = None
+    windows: int = 1
+
+
+def run(
+    contract: ContractFile,
+    recordings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECORDING...", help=".npz, .jsonl, .jsonl.gz or .parquet of both kernels, each its own window."
+        ),
+    ],
+    kernel: KernelFields = None,
+    require: Required = None,
+    slice: RequiredSlices = None,
+    allow_unjudged: AllowUnjudged = False,
+    windows: Annotated[int, typer.Option(min=1, help="Fewest recordings; all that are given must PASS.")] = 1,
+    columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    junit: JunitFile = None,
+    markdown: MarkdownFile = None,
+    evidence: EvidenceFile = None,
+) -> None:
+    """Judge recordings of both kernels: the offline stage, in a CI job.
+
+    Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used.
+    """
+    options = Options(
+        contract, kernel or (), require or (), slice or (), allow_unjudged, junit, markdown, evidence, columns, windows
+    )
+    gate_offline(options, lambda: recordings)
+
+
+def gate_offline(options: Options, recordings: Callable[[], Iterable[str | Path]]) -> None:
+    """Judge, print, write what was asked for, and end the program with the decision's exit code.
+
+    Args:
+        options: The options.
+        recordings: Returns the recordings' files; called once the contract and the options are known to be good.
+    """
+    # This needs NumPy and more; --help does not.
+    from kc_otel.contract.load import load_source  # noqa: PLC0415
+    from kc_otel.offline.gate.recorded_gate import Terms, check_terms, gate_recordings, read_input  # noqa: PLC0415
+
+    with unusable():
+        contract, text = load_source(options.contract)
+        columns = pairs("--columns", (options.columns or "").split(","))
+        terms = Terms(options.windows, tuple(options.require), tuple(options.slices), options.allow_unjudged, columns)
+        kernels = _kernels(contract, options.kernel)
+        check_terms(contract, terms)
+        inputs = [read_input(path, columns) for path in recordings()]
+        # Evidence keeps milliseconds, and is judged again at the time that it keeps.
+        gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
+    _print(gate)
+    try:
+        _write(options, gate, text)
+    except OSError as error:
+        refuse(f"{error.filename}: cannot be written ({error.strerror})")
+    raise typer.Exit(EXIT[gate.decision.outcome])
+
+
+def _kernels(contract: Contract, texts: Sequence[str]) -> tuple[Kernel, Kernel]:
+    """The training and the inference kernel: what the contract declares, and what is said of them on top of it."""
+    from kc_otel.record.kernel import Kernel  # noqa: PLC0415
+
+    names = [field.name for field in fields(Kernel) if field.init and field.name not in {"extra", "_"}]
+    train, inference = (
+        Kernel.declared(spec).to_plain() for spec in (contract.kernels.train, contract.kernels.inference)
+    )
+    for name, value in pairs("--kernel", texts).items():
+        side, _, field = name.partition(".")
+        if side not in {"train", "inference"}:
+            raise ValueError(f"--kernel: {name!r} names no side; write train.FIELD=VALUE or inference.FIELD=VALUE")
+        plain = train if side == "train" else inference
+        if field in names:
+            plain[field] = value
+        elif field.startswith("extra.") and field != "extra.":
+            plain.setdefault("extra", {})[field.removeprefix("extra.")] = value
+        else:
+            raise ValueError(
+                f"--kernel: {field!r} is none of {', '.join(names)}; write extra.{field or 'NAME'} for another"
+            )
+    return Kernel.from_plain(train), Kernel.from_plain(inference)
+
+
+def _print(gate: OfflineGate) -> None:
+    from kc_otel.judge.verdict import Status  # noqa: PLC0415
+    from kc_otel.offline.gate.findings import findings, for_whom, how_far, notes  # noqa: PLC0415
+    from kc_otel.offline.gate.markdown import headline  # noqa: PLC0415
+
+    typer.echo(f"{gate.decision.outcome}: {headline(gate)}")
+    several = len(gate.inputs) > 1
+    for finding in findings(gate):
+        verdict = finding.verdict
+        if verdict.status is Status.PASS:
+            continue
+        where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
+        optional = "" if finding.required else " (not required)"
+        far = f"; {how_far(verdict)}" if verdict.status is Status.FAIL else ""
+        typer.echo(f"  {verdict.status}{optional} {where}: {verdict.reason}{far}")
+        if verdict.status is Status.INCONCLUSIVE and _never_passes(gate, verdict.cell.clause, verdict.cell.slice):
+            typer.echo("    no number of observations can show that this limit is kept; loosen it, or require others")
+    passed = sum(each.verdict.status is Status.PASS for each in findings(gate))
+    typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
+    waits = not (gate.terms.allow_unjudged or gate.terms.require)
+    for one in gate.unjudged:
+        typer.echo(f"  not judged: {one}" + ("; --allow-unjudged leaves it out" if waits else ""))
+    for each in gate.decision.missing:
+        if "windows have passed" in each or each.startswith("held: logits") or each.endswith("no verdict yet"):
+            typer.echo(f"  {each}")
+    for note in notes(gate):
+        typer.echo(f"  note: {note}")
+
+
+def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:
+    from kc_otel.judge.sample_sizes import observations_to_pass  # noqa: PLC0415
+
+    found = next(each for each in gate.contract.clauses if each.id == clause)
+    return observations_to_pass(gate.contract, found, slice).observations is None
+
+
+def _write(options: Options, gate: OfflineGate, contract: str) -> None:
+    from kc_otel.offline.gate.evidence import offline_evidence  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence_files import write_evidence, write_text  # noqa: PLC0415
+    from kc_otel.offline.gate.junit import junit  # noqa: PLC0415
+    from kc_otel.offline.gate.markdown import markdown  # noqa: PLC0415
+
+    if options.junit is not None:
+        write_text(options.junit, junit(gate))
+    summary = markdown(gate)
+    if options.markdown is not None:
+        write_text(options.markdown, summary)
+    if os.environ.get(_SUMMARY):
+        with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
+            file.write(summary + "\n")
+    if options.evidence is not None:
+        typer.echo(f"evidence: {write_evidence(offline_evidence(gate, contract), options.evidence, contract)}")

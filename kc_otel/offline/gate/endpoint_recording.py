@@ -1,0 +1,182 @@
+"""A recording of two live endpoints for the gate: one samples, the other scores the same tokens, and a file keeps both.
+
+A completion that is missing leaves no verdict: what failed is no sample at random, and what was answered may be the
+easier part of the prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from kc_otel.recordings import save_recording
+from kc_otel.recordings.endpoints import (
+    Collected,
+    CompletionClient,
+    CompletionEndpoint,
+    CompletionEndpointError,
+    Prompt,
+    RefusedError,
+    collect,
+    read_prompts,
+)
+from kc_otel.recordings.load import format_of
+from kc_otel.recordings.read_parquet import arrow
+
+__all__ = ["EndpointPair", "IncompleteError", "record_endpoints"]
+
+_EVERY_SECONDS: Final = 5.0
+_REASONS: Final = 5
+"""Different reasons for missing completions that are listed."""
+
+_Say = Callable[[str], None]
+
+
+class IncompleteError(ValueError):
+    """Completions are missing; the message says which and why.
+
+    Attributes:
+        recording: The file of what was answered; None where nothing was.
+    """
+
+    def __init__(self, message: str, recording: Path | None) -> None:
+        super().__init__(message)
+        self.recording = recording
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPair:
+    """Two endpoints, and how they are asked.
+
+    Attributes:
+        inference: Samples.
+        train: Scores the same tokens.
+        inference_model: Its model, where it serves more than one.
+        train_model: The same.
+        samples: Completions of each prompt.
+        max_tokens: Most tokens of a completion.
+        concurrency: Requests at a time.
+        timeout: Seconds to wait for an answer.
+    """
+
+    inference: CompletionEndpoint
+    train: CompletionEndpoint
+    inference_model: str | None = None
+    train_model: str | None = None
+    samples: int = 1
+    max_tokens: int = 256
+    concurrency: int = 8
+    timeout: float = 120.0
+
+
+def record_endpoints(pair: EndpointPair, prompts: Path, where: Path | None, say: _Say) -> Path:
+    """Sample, score, and keep the recording.
+
+    Args:
+        pair: The endpoints.
+        prompts: File of prompts, see `read_prompts`.
+        where: The recording's file; None for one in a temporary folder that is kept.
+        say: Takes a line on what happens, every few seconds.
+
+    Returns:
+        The recording's file.
+
+    Raises:
+        IncompleteError: If a completion is missing.
+        ValueError: If the prompts, an endpoint or the file cannot be used.
+    """
+    asked = read_prompts(prompts)
+    if where is not None:
+        _check_writable(where)
+    try:
+        collected = asyncio.run(_collected(pair, asked, say))
+    except CompletionEndpointError as error:
+        raise ValueError(str(error)) from None
+    if collected.recording is not None:
+        if where is None:
+            where = Path(tempfile.mkdtemp(prefix="kc-otel-gate-")) / "recording.npz"
+            say("the recording is kept in a temporary folder; --record FILE or --evidence says where else")
+        save_recording(collected.recording, where)
+        tokens, sequences = collected.recording.train.size, collected.recording.lengths.size
+        say(f"recording: {where} ({sequences:,} completions, {tokens:,} tokens)")
+        if not collected.missing:
+            return where
+    kept = None if collected.recording is None else where
+    raise IncompleteError("\n".join(_missing(collected, prompts)), kept)
+
+
+async def _collected(pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say) -> Collected:
+    limits = httpx.Limits(max_connections=2 * pair.concurrency)
+    async with httpx.AsyncClient(limits=limits) as http:
+        sampler = CompletionClient(pair.inference, http, timeout=pair.timeout)
+        scorer = CompletionClient(pair.train, http, timeout=pair.timeout)
+        sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
+        if (pair.inference.root, sampled) == (pair.train.root, trained):
+            raise RefusedError(
+                f"{pair.train}: model {trained}: is the inference endpoint's too; a kernel does not drift from itself"
+            )
+        say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
+        return await collect(
+            prompts,
+            (sampler, sampled),
+            (scorer, trained),
+            samples=pair.samples,
+            max_tokens=pair.max_tokens,
+            concurrency=pair.concurrency,
+            progress=_progress(len(prompts) * pair.samples, say),
+        )
+
+
+def _check_writable(where: Path) -> None:
+    """Before anything is sampled: that costs time on two accelerators.
+
+    Raises:
+        ValueError: If the name says no format, its library is missing, or no file can be written there.
+    """
+    if format_of(where) == "parquet":
+        arrow(where)
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        new = not where.exists()
+        with where.open("ab"):
+            pass
+        if new:
+            where.unlink()
+    except OSError as error:
+        raise ValueError(f"{where}: cannot be written ({error.strerror})") from None
+
+
+def _progress(asked: int, say: _Say) -> Callable[[int, int, int], None]:
+    started = last = time.monotonic()
+
+    def report(done: int, failed: int, tokens: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_SECONDS:
+            last = now
+            missing = f", {failed:,} failed" if failed else ""
+            say(f"  {done:,} of {asked:,} completions{missing}, {tokens / (now - started):,.0f} tokens/s")
+
+    return report
+
+
+def _missing(collected: Collected, prompts: Path) -> Iterator[str]:
+    failures = collected.failures
+    yield f"{collected.missing:,} of {collected.asked:,} completions are missing, {len(failures):,} of them failed:"
+    reasons = Counter(each.why for each in failures)
+    for why, times in reasons.most_common(_REASONS):
+        lines = sorted({each.line for each in failures if each.why == why})
+        more = f" and {len(lines) - 3:,} more" if len(lines) > 3 else ""
+        count = f" ({times:,} times)" if times > 1 else ""
+        yield f"  {prompts}: line {', '.join(map(str, lines[:3]))}{more}: {why}{count}"
+    if len(reasons) > _REASONS:
+        yield f"  and {len(reasons) - _REASONS:,} other reasons"
+    yield "no verdict: what failed is no sample at random, and the rest may pass because of what it lacks"
