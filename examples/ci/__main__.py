@@ -23,7 +23,7 @@ def kc_otel(folder: Path, *arguments: str) -> int:
     """Run the command line in a folder, show it, and return its exit code."""
     print(f"$ kc-otel {' '.join(arguments)}", flush=True)
     quiet = {name: value for name, value in os.environ.items() if name != "GITHUB_STEP_SUMMARY"}
-    command = [sys.executable, "-m", "kc_otel.cli", *arguments]
+    command = [sys.executable, "-m", "kc_otel", *arguments]
     done = subprocess.run(command, cwd=folder, env=quiet, check=False)  # noqa: S603 - its own arguments
     print(f"(exit code {done.returncode})\n", flush=True)
     return done.returncode

@@ -270,7 +270,7 @@ class Life:
         shown = " ".join(f"'{each}'" if " " in each else each for each in arguments)
         self.terminal.say(f"$ kc-otel {shown}".replace(str(self.folder), "."), "dim")
         done = subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "kc_otel.cli", *arguments],
+            [sys.executable, "-m", "kc_otel", *arguments],
             env={**os.environ, "KC_OTEL_URL": self.url or "http://127.0.0.1:9", "GITHUB_STEP_SUMMARY": ""},
             capture_output=True,
             text=True,

@@ -27,7 +27,7 @@ def judge(terminal: Terminal, spool: Path, contract: Path, model: Path, folder: 
         terminal.say(f"$ OTEL_EXPORTER_OTLP_ENDPOINT={evaluator.otlp} kc-otel {' '.join(command)}", "bold")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         done = subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "kc_otel.cli", "rescore", spool, "--model", model, "--contract", contract],
+            [sys.executable, "-m", "kc_otel", "rescore", spool, "--model", model, "--contract", contract],
             env=environment | {"OTEL_EXPORTER_OTLP_ENDPOINT": evaluator.otlp, "NO_PROXY": "127.0.0.1"},
             capture_output=True,
             text=True,

@@ -128,7 +128,7 @@ async def send(address: str) -> None:
 @contextmanager
 def rescoring(spool: Path, model: Path, otlp: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`kc-otel rescore --follow` as a process of its own, until the block ends."""
-    command = [sys.executable, "-m", "kc_otel.cli", "rescore", spool, "--model", model, "--contract", CONTRACT]
+    command = [sys.executable, "-m", "kc_otel", "rescore", spool, "--model", model, "--contract", CONTRACT]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environment |= {
         "OTEL_EXPORTER_OTLP_ENDPOINT": otlp, "OTEL_METRIC_EXPORT_INTERVAL": "2000",

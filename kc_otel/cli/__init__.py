@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from kc_otel._extras import extra
+
+with extra("cli", "the command line"):
+    import typer
 
 __all__ = ["app", "main"]
 
@@ -37,23 +40,24 @@ def _options(
 
 
 def _register() -> None:
-    from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
-        compare_log,
-        contract_commands,
-        explain_command,
-        gate,
-        generate_command,
-        import_command,
-        init,
-        live,
-        operators_command,
-        people_commands,
-        promote,
-        replay_command,
-        report_command,
-        rescore_command,
-        serve_command,
-    )
+    with extra("cli", "the command line"):
+        from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
+            compare_log,
+            contract_commands,
+            explain_command,
+            gate,
+            generate_command,
+            import_command,
+            init,
+            live,
+            operators_command,
+            people_commands,
+            promote,
+            replay_command,
+            report_command,
+            rescore_command,
+            serve_command,
+        )
 
     subjects = {
         "Write a contract": (init, contract_commands, explain_command),
@@ -74,6 +78,6 @@ def _register() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command that the arguments name."""
     _register()
     app()

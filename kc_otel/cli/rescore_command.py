@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from kc_otel._extras import MissingExtraError, extra
+
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.rescore import RescoreTotals
@@ -104,16 +106,16 @@ def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> t
     if dtype not in _DTYPES:
         _refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
     try:
-        import torch  # noqa: PLC0415 - only where a model is asked for
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415
-    except ImportError as error:
-        _refuse(f"--model needs torch and transformers ({error}); pip install torch transformers, or give --scorer")
-    import transformers  # noqa: PLC0415
+        with extra("transformers", "--model"):
+            import torch  # noqa: PLC0415 - only where a model is asked for
+            import transformers  # noqa: PLC0415
+    except MissingExtraError as error:
+        _refuse(f"{error}; or give --scorer")
 
     from kc_otel.record.kernel import Kernel  # noqa: PLC0415
     from kc_otel.recordings.scoring import hf_scorer  # noqa: PLC0415
 
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
     version = f"{torch.__version__}, transformers {transformers.__version__}"
     return hf_scorer(loaded), Kernel("torch", version=version, dtype=dtype, hardware=torch.device(device).type)
 

@@ -21,7 +21,7 @@
 
 The context's attributes are those that slices are made of; `kc.kernel.inference` names the kernel version that would
 serve, and the targeting key, such as a user's id, says whether it is in a canary's share: the reason is SPLIT then, and
-the flag's metadata has the weight. Needs `pip install openfeature-sdk`.
+the flag's metadata has the weight. Needs `pip install 'kc-otel[openfeature]'`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from openfeature.evaluation_context import EvaluationContext
-from openfeature.exception import ErrorCode
-from openfeature.flag_evaluation import FlagResolutionDetails, FlagValueType, Reason
-from openfeature.provider import AbstractProvider, Metadata
-
+from kc_otel._extras import extra
 from kc_otel.client.router import Choice, Router
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL
+
+with extra("openfeature", "the OpenFeature provider"):
+    from openfeature.evaluation_context import EvaluationContext
+    from openfeature.exception import ErrorCode
+    from openfeature.flag_evaluation import FlagResolutionDetails, FlagValueType, Reason
+    from openfeature.provider import AbstractProvider, Metadata
 
 __all__ = ["KernelProvider"]
 

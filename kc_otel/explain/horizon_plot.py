@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.budget import Backwards
@@ -269,10 +270,7 @@ def _label_ends(
 
 
 def _matplotlib() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    try:
+    with extra("plots", "a plot"):
         from matplotlib import rc_context  # noqa: PLC0415 - only who draws needs it
         from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        msg = "plot: Matplotlib is not installed; run pip install 'kc-otel[plots]'"
-        raise ModuleNotFoundError(msg) from error
     return Figure, rc_context

@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-import torch
-
+from kc_otel._extras import extra
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.work import Attributes
+
+with extra("torch", "watching a module"):
+    import torch
 
 __all__ = ["AttachedHook", "next_token_logprobs", "observe", "shadow"]
 

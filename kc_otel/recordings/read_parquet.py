@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.read_jsonl import scalars_of
@@ -25,12 +26,11 @@ def arrow(path: Path) -> Any:
         RecordingError: If pyarrow is not installed.
     """
     try:
-        import pyarrow  # noqa: ICN001, PLC0415 - an optional dependency
-        import pyarrow.parquet  # noqa: PLC0415
-    except ImportError:
-        raise RecordingError(
-            f"{path}: .parquet needs pyarrow; install it with: pip install 'kc-otel[parquet]'"
-        ) from None
+        with extra("parquet", ".parquet"):
+            import pyarrow  # noqa: ICN001, PLC0415 - an optional dependency
+            import pyarrow.parquet  # noqa: PLC0415
+    except MissingExtraError as error:
+        raise RecordingError(f"{path}: {error}") from None
     return pyarrow
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
@@ -48,7 +49,8 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
     beyond = int(np.searchsorted(sample.lower, above, side="right"))
     surely = int(sample.count[beyond:].sum()) + _just_above(sample, beyond - 1, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
-    from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
+    with extra("stats", "an exact interval"):
+        from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
 
     return Interval(
         estimate=(surely + maybe) / (2.0 * n),

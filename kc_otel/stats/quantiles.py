@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
@@ -76,7 +77,8 @@ def _needed(rank: float, alpha_upper: float) -> int:
 @lru_cache(maxsize=4096)
 def _binomial_ranks(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
     """(r, s): largest r with P(Bin < r) <= alpha_lower, 0 if none; smallest s with P(Bin >= s) <= alpha_upper."""
-    from scipy.special import betainc, betaincc  # noqa: PLC0415 - a third of a second that not everybody needs
+    with extra("stats", "an exact interval"):
+        from scipy.special import betainc, betaincc  # noqa: PLC0415 - a third of a second that not everybody needs
 
     deviation = math.sqrt(n * rank * (1.0 - rank))
     # P(Bin <= k) and P(Bin > k) as incomplete beta functions: SciPy's own binomial tails are nan from n = 2^31 on.

@@ -52,7 +52,7 @@ def rescoring(spool, contract, model, otlp, *options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_"))}
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "kc_otel.cli", "rescore", str(spool)),
+            *(sys.executable, "-m", "kc_otel", "rescore", str(spool)),
             *("--model", str(model), "--contract", str(contract), *options),
         ],
         env=environment | {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp, "OTEL_TRACES_EXPORTER": "none"},

@@ -60,7 +60,7 @@ def gate(folder, name, address):
     """The command as a job runs it."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "KC_OTEL_"))}
     command = [
-        *(sys.executable, "-m", "kc_otel.cli", "gate", "live", "contract.yaml", "--evidence", name),
+        *(sys.executable, "-m", "kc_otel", "gate", "live", "contract.yaml", "--evidence", name),
         *("--inference-url", address[name], "--train-url", f"{address['train']}/v1"),
         *("--prompts", "prompts.jsonl", "--max-tokens", str(TOKENS), "--kernel", f"inference.dtype={name}"),
     ]

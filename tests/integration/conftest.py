@@ -53,7 +53,7 @@ class Evaluator:
         self.log = ""
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "kc_otel.cli", "serve", str(contract), "--state", str(state)),
+                *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(state)),
                 *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2", *options),
             ],
             env=os.environ | environ,

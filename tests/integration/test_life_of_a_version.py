@@ -45,7 +45,7 @@ promotion: {windows: 1, steps: [10%, 50%], skip: [offline-ci]}
 def run(*arguments: str, url: str) -> tuple[int, str]:
     """Exit code and output of a command."""
     done = subprocess.run(
-        [sys.executable, "-m", "kc_otel.cli", *arguments],
+        [sys.executable, "-m", "kc_otel", *arguments],
         env={**os.environ, "KC_OTEL_URL": url},
         capture_output=True,
         text=True,

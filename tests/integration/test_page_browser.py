@@ -217,7 +217,7 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(
     ):
         why = () if arguments[0] == "promote" else ("--why", "a drill")
         done = subprocess.run(
-            [sys.executable, "-m", "kc_otel.cli", *arguments, *why, "--by", "ada", "--url", evaluator.api],
+            [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", evaluator.api],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == (3 if arguments[0] == "promote" else 0), done.stderr  # 3: it is on its way
@@ -277,7 +277,7 @@ def test_a_report_opens_from_a_file_and_asks_for_nothing(
     target = tmp_path / "report.html"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "kc_otel.cli", "report", "--url", evaluator.api, "--since", "1h"),
+            *(sys.executable, "-m", "kc_otel", "report", "--url", evaluator.api, "--since", "1h"),
             *("--contract", "policy", "--out", str(target), "--out", str(tmp_path / "report.md")),
         ],
         capture_output=True, text=True, timeout=120, check=False,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def replayed(*arguments: object) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "kc_otel.cli", "replay", *map(str, arguments), "--json"],
+        [sys.executable, "-m", "kc_otel", "replay", *map(str, arguments), "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -218,7 +218,7 @@ def test_two_evaluators_cannot_share_a_state_file(serve: Callable[..., Evaluator
     state = contract_file.parent / "state.sqlite"
     second = subprocess.run(
         [
-            *(sys.executable, "-m", "kc_otel.cli", "serve", str(contract_file), "--state", str(state), "--no-webhooks"),
+            *(sys.executable, "-m", "kc_otel", "serve", str(contract_file), "--state", str(state), "--no-webhooks"),
             *("--grpc-port", "0", "--http-port", "0", "--api-port", "0"),
         ],
         capture_output=True,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def command(*arguments: str, width: int = 80) -> subprocess.CompletedProcess[str]:
     """Run kc-otel as a script would, on a terminal so many columns wide."""
     return subprocess.run(
-        [sys.executable, "-m", "kc_otel.cli", *arguments],
+        [sys.executable, "-m", "kc_otel", *arguments],
         capture_output=True,
         text=True,
         timeout=60,

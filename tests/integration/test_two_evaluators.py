@@ -86,7 +86,7 @@ class Twins:
             grpc, http, api = (str(one.getsockname()[1]) for one in sockets)
         self.http, self.api = f"http://127.0.0.1:{http}", f"http://127.0.0.1:{api}"
         self._command = [
-            *(sys.executable, "-m", "kc_otel.cli", "serve", str(contract), "--state", str(folder / "state.sqlite")),
+            *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(folder / "state.sqlite")),
             *("--grpc-port", grpc, "--http-port", http, "--api-port", api, "--tick", "0.2", "--standby"),
         ]
         self._folder = folder
@@ -204,7 +204,7 @@ def test_a_second_evaluator_that_does_not_stand_by_ends_at_once(
 ) -> None:
     """It says who holds the file, and what to do; the first one does not notice."""
     first = serve()
-    command = [sys.executable, "-m", "kc_otel.cli", "serve", str(contract_file), "--no-webhooks", "--api-port", "0"]
+    command = [sys.executable, "-m", "kc_otel", "serve", str(contract_file), "--no-webhooks", "--api-port", "0"]
     second = subprocess.run(
         [*command, "--state", str(tmp_path / "state.sqlite")], capture_output=True, text=True, timeout=60, check=False
     )

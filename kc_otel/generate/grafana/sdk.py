@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import warnings
 
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from grafana_foundation_sdk.builders import (
-            common,
-            dashboard,
-            heatmap,
-            prometheus,
-            stat,
-            statetimeline,
-            table,
-            tempo,
-            text,
-            timeseries,
-        )
-        from grafana_foundation_sdk.cog.encoder import JSONEncoder
-        from grafana_foundation_sdk.models import common as common_models
-        from grafana_foundation_sdk.models import dashboard as models
-        from grafana_foundation_sdk.models import heatmap as heatmap_models
-        from grafana_foundation_sdk.models import tempo as tempo_models
-        from grafana_foundation_sdk.models import text as text_models
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "dashboards need the Grafana SDK; install it with: pip install 'kc-otel[grafana]'", name=error.name
-    ) from error
+from kc_otel._extras import extra
+
+with extra("grafana", "a dashboard"), warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import (
+        common,
+        dashboard,
+        heatmap,
+        prometheus,
+        stat,
+        statetimeline,
+        table,
+        tempo,
+        text,
+        timeseries,
+    )
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models import common as common_models
+    from grafana_foundation_sdk.models import dashboard as models
+    from grafana_foundation_sdk.models import heatmap as heatmap_models
+    from grafana_foundation_sdk.models import tempo as tempo_models
+    from grafana_foundation_sdk.models import text as text_models
 
 __all__ = [
     "JSONEncoder",

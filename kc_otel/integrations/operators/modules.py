@@ -13,12 +13,14 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-import torch
-
+from kc_otel._extras import extra
 from kc_otel.contract.fields import operator_name
 from kc_otel.record.operator_rows import output_of
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Attributes
+
+with extra("torch", "watching modules"):
+    import torch
 
 __all__ = ["OperatorWatch", "watch_modules"]
 

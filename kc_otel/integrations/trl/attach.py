@@ -65,7 +65,8 @@ def instrument(
     for name in ("compute_loss", "reward_funcs", "use_vllm", "rollout_func"):
         if not hasattr(trainer, name):
             raise TypeError(
-                f"trainer: {type(trainer).__name__} has no {name}; give a trl.GRPOTrainer of TRL 1.0 or newer"
+                f"trainer: {type(trainer).__name__} has no {name}; give a trl.GRPOTrainer of TRL 1.0 or newer "
+                "(pip install 'kc-otel[trl]')"
             )
     if not trainer.use_vllm and trainer.rollout_func is None:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kc_otel._extras import extra
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.work import Processing
 from kc_otel.recordings.rescore.comparable import effective
@@ -15,7 +16,8 @@ _SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 def training_kernel(trainer: Any) -> Kernel:
     """The trainer's model as a kernel version: number formats, attention, how it is split over devices."""
-    import torch  # noqa: PLC0415 - the core does without torch
+    with extra("trl", "a trainer's kernel version"):
+        import torch  # noqa: PLC0415 - the core does without torch
 
     args, accelerator = trainer.args, trainer.accelerator
     parameter = next(trainer.model.parameters())

@@ -15,10 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from opentelemetry import metrics
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
-    BaseInstrumentor,
-)
 
+from kc_otel._extras import extra
 from kc_otel.contract.registry import METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats, RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines
@@ -27,6 +25,11 @@ from kc_otel.integrations.vllm.settings import settings_of
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.export import VERSION
 from kc_otel.recordings.spool import Spool
+
+with extra("vllm", "the instrumentation of vLLM"):
+    from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
+        BaseInstrumentor,
+    )
 
 __all__ = ["RECORDED", "Counts", "KernelContractInstrumentor", "outcomes"]
 

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kc_otel._extras import extra
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, described
 from kc_otel.integrations.vllm.request_attributes import RequestHeaders
@@ -54,7 +55,8 @@ class Patches:
 
     def apply(self) -> None:
         """Wrap what is loaded, and the rest when it is."""
-        from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
+        with extra("vllm", "the instrumentation of vLLM"):
+            from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
 
         self._active = True
         for module, wrap in self._targets().items():

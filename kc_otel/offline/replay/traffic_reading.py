@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
+from kc_otel._extras import MissingExtraError, extra
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.errors import BadRequestError
 from kc_otel.judge.otlp.signals import METRICS
@@ -158,9 +159,8 @@ def _frames(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Ite
 
 def _zstd(path: Path, raw: IO[bytes]) -> Any:
     try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra, and Python has no zstd of its own before 3.14
-    except ImportError:
-        raise RecordingError(
-            f"{path}: is compressed with zstd; decompress it with `zstd -d`, or pip install 'kc-otel[parquet]'"
-        ) from None
+        with extra("parquet", "zstd"):
+            import pyarrow as pa  # noqa: PLC0415 - Python has no zstd of its own before 3.14
+    except MissingExtraError as error:
+        raise RecordingError(f"{path}: {error}; or decompress it with `zstd -d`") from None
     return pa.CompressedInputStream(raw, "zstd")

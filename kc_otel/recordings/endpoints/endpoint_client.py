@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import httpx
-
+from kc_otel._extras import extra
 from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
+
+with extra("cli", "asking an endpoint"):
+    import httpx
 
 __all__ = ["CompletionClient", "CompletionEndpoint", "CompletionEndpointError", "RefusedError", "RequestFailedError"]
 

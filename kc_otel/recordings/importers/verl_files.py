@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel._extras import MissingExtraError, extra
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, plain
 
 __all__ = ["ENDINGS", "is_text_dump", "read"]
@@ -167,10 +168,10 @@ class _Restricted(pickle.Unpickler):
 
 def _torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
     try:
-        import torch  # noqa: PLC0415 - only where a file needs it
-    except ImportError:
-        msg = f"{path}: holds tensors; pip install torch"
-        raise ImportFileError(msg) from None
+        with extra("torch", "a file of tensors"):
+            import torch  # noqa: PLC0415 - only where a file needs it
+    except MissingExtraError as error:
+        raise ImportFileError(f"{path}: {error}") from None
     try:
         importlib.import_module("tensordict")  # it tells torch which of its classes are harmless
     except ImportError:
