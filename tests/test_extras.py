@@ -1,0 +1,166 @@
+"""What is installed beside the core, and what is said where it is not."""
+
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kc_otel import __main__ as script
+from kc_otel._extras import MissingExtraError, extra
+from kc_otel.contract import load
+from kc_otel.explain import explain
+from kc_otel.explain.horizon_plot import draw
+from kc_otel.integrations.trl import instrument
+from kc_otel.integrations.vllm.patches import Patches
+from kc_otel.stats import Binned, fraction_interval, quantile_interval
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+CONTRACT = REPOSITORY / "contracts" / "serving-int8.yaml"
+CORE = {"numpy", "pydantic", "yaml", "opentelemetry", "google", "grpc"}
+INSTALLED_WITH_THE_CORE = ("contract", "stats", "record", "recordings", "integrations", "judge", "client")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A function that makes a library look as if it were not installed."""
+
+    def hide(library: str) -> None:
+        for name in [library, *(name for name in sys.modules if name.startswith(f"{library}."))]:
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return hide
+
+
+def command(monkeypatch, capsys, *arguments: str) -> str:
+    """What `kc-otel` with these arguments says on stderr before it gives up with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["kc-otel", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "name"),
+    [
+        ("kc_otel.cli", "typer", "cli"),
+        ("kc_otel.client.openfeature", "openfeature", "openfeature"),
+        ("kc_otel.generate.grafana.sdk", "grafana_foundation_sdk", "grafana"),
+        ("kc_otel.integrations.operators.modules", "torch", "torch"),
+        ("kc_otel.integrations.torch", "torch", "torch"),
+        ("kc_otel.integrations.vllm.instrumentor", "opentelemetry.instrumentation", "vllm"),
+        ("kc_otel.recordings.endpoints.endpoint_client", "httpx", "cli"),
+    ],
+)
+def test_a_module_of_an_extra_says_what_to_install(module, library, name, without, monkeypatch):
+    """Importing what needs an absent library names the extra that brings it."""
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    without(library)
+    with pytest.raises(MissingExtraError, match=rf"needs {library}.*: pip install 'kc-otel\[{name}\]'$"):
+        importlib.import_module(module)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda sample: fraction_interval(sample, 50.0, alpha_lower=0.005, alpha_upper=0.005),
+        lambda sample: quantile_interval(sample, 0.123, alpha_lower=0.0051, alpha_upper=0.005),
+    ],
+)
+def test_an_exact_interval_without_scipy_says_what_to_install(ask, without):
+    """Clopper-Pearson and order statistics need SciPy's beta function."""
+    without("scipy")
+    with pytest.raises(MissingExtraError, match=r"interval needs scipy.*'kc-otel\[stats\]'"):
+        ask(Binned.of_samples(np.arange(100.0)))
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(without, tmp_path):
+    """Drawing is the only part of `explain` that needs Matplotlib."""
+    without("matplotlib")
+    contract = load(CONTRACT)
+    with pytest.raises(MissingExtraError, match=r"'kc-otel\[plots\]'"):
+        draw(contract, explain(contract), tmp_path / "plot.svg")
+
+
+def test_vllm_without_wrapt_says_what_to_install(without):
+    """Patches of vLLM go through wrapt, which comes with OpenTelemetry's instrumentation."""
+    without("wrapt")
+    with pytest.raises(MissingExtraError, match=r"'kc-otel\[vllm\]'"):
+        Patches(None).apply()
+
+
+def test_no_trainer_of_trl_says_which_trainer_to_install():
+    """Somebody who has no TRL can only give something else, and learns what is meant."""
+    with pytest.raises(TypeError, match=r"'kc-otel\[trl\]'"):
+        instrument(object(), CONTRACT)
+
+
+def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch, capsys):
+    """In an environment of the core only, `kc-otel` is one line and exit code 2, no traceback."""
+    monkeypatch.delitem(sys.modules, "kc_otel.cli", raising=False)
+    without("typer")
+    said = command(monkeypatch, capsys, "--help")
+    assert said == "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n"
+
+
+@pytest.mark.parametrize("library", ["uvicorn", "fastapi"])
+def test_serve_without_its_extra_says_what_to_install(library, without, monkeypatch, capsys):
+    """`kc-otel serve` needs a web framework, which the other commands do without."""
+    for name in [name for name in sys.modules if name.startswith("kc_otel.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    without(library)
+    said = command(monkeypatch, capsys, "serve", str(CONTRACT))
+    assert said == f"kc-otel: the evaluator needs {library}: pip install 'kc-otel[serve]'\n"
+
+
+def test_dashboards_without_the_sdk_say_what_to_install(without, monkeypatch, capsys, tmp_path):
+    """`kc-otel generate grafana` needs Grafana's SDK; nothing is written without it."""
+    for name in [name for name in sys.modules if name.startswith("kc_otel.generate.grafana")]:
+        monkeypatch.delitem(sys.modules, name)
+    without("grafana_foundation_sdk")
+    said = command(monkeypatch, capsys, "generate", "grafana", str(CONTRACT), "--out", str(tmp_path))
+    assert "'kc-otel[grafana]'" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_defect_of_our_own_is_no_missing_extra():
+    """A module of kc-otel that is not there is not something to install."""
+    with pytest.raises(ModuleNotFoundError) as found, extra("cli", "a test"):
+        importlib.import_module("kc_otel.no_such_room")
+    assert not isinstance(found.value, MissingExtraError)
+
+
+def test_every_extra_that_is_asked_for_exists():
+    """What an error tells people to install is in pyproject.toml."""
+    text = "\n".join(path.read_text() for path in (REPOSITORY / "kc_otel").rglob("*.py"))
+    named = set(re.findall(r'\bextra\("(\w+)"', text)) | set(re.findall(r"kc-otel\[(\w+)\]", text))
+    assert named <= set(PROJECT["optional-dependencies"])
+    assert {"cli", "serve", "stats", "torch", "vllm", "grafana", "openfeature", "parquet", "plots"} <= named
+
+
+def unconditional(body):
+    """Top-level names of the libraries that a module's statements import wherever the module is imported."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.With) and not any("extra(" in ast.unparse(item) for item in node.items):
+            yield from unconditional(node.body)
+
+
+@pytest.mark.parametrize("room", INSTALLED_WITH_THE_CORE)
+def test_a_room_of_the_core_imports_only_core_dependencies(room):
+    """What a trainer imports needs nothing of an extra, except within `with extra(...)` or where it is used."""
+    ours = {*sys.stdlib_module_names, *CORE, "kc_otel"}
+    for path in (REPOSITORY / "kc_otel" / room).rglob("*.py"):
+        if path.name == "reduce_device.py":  # imported for a tensor of torch, which is installed then
+            continue
+        foreign = set(unconditional(ast.parse(path.read_text()).body)) - ours
+        assert not foreign, f"{path.relative_to(REPOSITORY)} imports {sorted(foreign)}"
