@@ -28,6 +28,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import Readings, Speaker
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.standby import active
 from kc_otel.serve.store.evaluator_store import StoreError
@@ -191,7 +192,14 @@ async def _tick_forever(
 
 @contextlib.asynccontextmanager
 async def _http(app: Any, sock: socket.socket) -> AsyncIterator[None]:
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(_GRACE)))
+    config = uvicorn.Config(
+        app,
+        http=HeaderTimeoutProtocol,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(_GRACE),
+    )
+    server = _Server(config)
     serving = asyncio.create_task(server.serve([sock]))
     while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers a flag and no event
         await asyncio.sleep(0.01)

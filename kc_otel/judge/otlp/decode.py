@@ -16,11 +16,14 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from kc_otel.judge.otlp.errors import BadRequestError
+from kc_otel.judge.otlp.limits import Limits
 from kc_otel.judge.otlp.signals import Signal
 
 __all__ = ["from_json", "from_protobuf", "to_json"]
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_OBJECTS: Final = 20
+"""JSON objects that one data point with eight attributes is made of, and a few more."""
 _PARSER_ERRORS: Final = (
     json_format.ParseError,
     ValueError,
@@ -33,26 +36,30 @@ _PARSER_ERRORS: Final = (
 """What protobuf's JSON parser raises on input it did not foresee; it documents only the first."""
 
 
-def from_protobuf(body: bytes, signal: Signal) -> Any:
+def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
     """The request message in `body`.
 
     Raises:
         BadRequestError: If `body` is not such a message.
+        TooLargeError: If it holds too many things.
     """
     request = signal.request()
     try:
         request.ParseFromString(body)
     except DecodeError as error:
         raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in protobuf: {error}") from None
-    return request
+    return _bounded(request, signal, limits)
 
 
-def from_json(body: bytes, signal: Signal) -> Any:
+def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
     """The request message in `body`, OTLP/JSON.
 
     Raises:
         BadRequestError: If `body` is not JSON, or not such a message.
+        TooLargeError: If it holds too many things.
     """
+    if body.count(b"{") > _OBJECTS * limits.max_items:
+        raise limits.too_many()  # before they are made: an empty object takes two bytes here and a hundred there
     request = signal.request()
     try:
         tree = json.loads(body)
@@ -65,6 +72,15 @@ def from_json(body: bytes, signal: Signal) -> Any:
         json_format.ParseDict(tree, request, ignore_unknown_fields=True)
     except _PARSER_ERRORS as error:
         raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {error}") from None
+    return _bounded(request, signal, limits)
+
+
+def _bounded(request: Any, signal: Signal, limits: Limits) -> Any:
+    found = 0
+    for count in signal.items(request):
+        found += count
+        if found > limits.max_items:
+            raise limits.too_many()
     return request
 
 

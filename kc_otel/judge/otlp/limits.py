@@ -25,18 +25,23 @@ class Limits:
     Attributes:
         max_bytes: Largest request in bytes, as received and again after decompression. The default holds about
             30 000 exponential points of 80 buckets.
+        max_items: Data points, spans or log records of one request, with what they are grouped by. Sixteen kilobytes
+            of gzip hold eight million empty ones, which would take every port's time for a minute.
         max_concurrent: Requests read at the same time, per transport; memory in flight is at most the product.
         retry_after: Seconds that a throttled sender is asked to wait.
-        read_timeout: Seconds within which an HTTP request's body has to arrive.
+        read_timeout: Seconds within which a request has to arrive once it has begun.
+        patience: Seconds that a request may take to arrive while others wait for its place.
     """
 
     max_bytes: int = 16 * 1024 * 1024
+    max_items: int = 60_000
     max_concurrent: int = 32
     retry_after: float = 1.0
     read_timeout: float = 30.0
+    patience: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_concurrent", "retry_after", "read_timeout"):
+        for name in ("max_bytes", "max_items", "max_concurrent", "retry_after", "read_timeout", "patience"):
             if not getattr(self, name) > 0:
                 msg = f"{name}: {getattr(self, name)} must be more than 0"
                 raise ValueError(msg)
@@ -44,6 +49,10 @@ class Limits:
     def too_large(self) -> TooLargeError:
         """The error for a request over `max_bytes`."""
         return TooLargeError(f"the request is larger than {self.max_bytes} bytes; send smaller batches")
+
+    def too_many(self) -> TooLargeError:
+        """The error for a request over `max_items`."""
+        return TooLargeError(f"the request holds more than {self.max_items} items; send smaller batches")
 
 
 def inflate(body: bytes, encoding: str, limits: Limits) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -34,6 +35,7 @@ class Signal:
         request: Class of the request message.
         response: Class of the response message.
         rejected: Field of the response's partial success that counts what was not taken.
+        groups: Fields from the request down to what it is a list of: by resource, by scope, one by one.
     """
 
     name: Literal["metrics", "traces", "logs"]
@@ -41,11 +43,28 @@ class Signal:
     request: Any
     response: Any
     rejected: str
+    groups: tuple[str, str, str]
 
     @property
     def path(self) -> str:
         """Path of OTLP/HTTP."""
         return f"/v1/{self.name}"
+
+    def items(self, request: Any) -> Iterator[int]:
+        """How many things a request holds, group by group; whoever adds them up may stop as soon as it is too many."""
+        by_resource, by_scope, leaves = self.groups
+        resources = getattr(request, by_resource)
+        yield len(resources)
+        for resource in resources:
+            scopes = getattr(resource, by_scope)
+            yield len(scopes)
+            for scope in scopes:
+                found = getattr(scope, leaves)
+                yield len(found)
+                if self.name == "metrics":
+                    for metric in found:
+                        data = metric.WhichOneof("data")
+                        yield len(getattr(metric, data).data_points) if data else 0
 
     def answer(self, outcome: Outcome) -> Any:
         """The response message that says this outcome."""
@@ -62,6 +81,7 @@ METRICS: Final = Signal(
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
     "rejected_data_points",
+    ("resource_metrics", "scope_metrics", "metrics"),
 )
 TRACES: Final = Signal(
     "traces",
@@ -69,6 +89,7 @@ TRACES: Final = Signal(
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
     "rejected_spans",
+    ("resource_spans", "scope_spans", "spans"),
 )
 LOGS: Final = Signal(
     "logs",
@@ -76,6 +97,7 @@ LOGS: Final = Signal(
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
     "rejected_log_records",
+    ("resource_logs", "scope_logs", "log_records"),
 )
 SIGNALS: Final = (METRICS, TRACES, LOGS)
 

@@ -26,6 +26,7 @@ from typing import IO, Any, Final
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.errors import BadRequestError
+from kc_otel.judge.otlp.limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.offline.replay.traffic_entries import MOST_BYTES, Entry, entry_of
 
@@ -33,6 +34,8 @@ __all__ = ["RecordingError", "evaluations_recorded", "read_recordings"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_OWN_FILES: Final = Limits(max_items=10**9)
+"""Who reads a recording chose it; what one request of it may hold is not bounded further than its bytes."""
 _LENGTH: Final = struct.Struct(">I")
 _BROKEN: Final = (OSError, EOFError, ValueError, zlib.error)
 """What reading a damaged file raises; ValueError is pyarrow's."""
@@ -109,7 +112,7 @@ def _refuse_noise(path: Path, entries: Iterator[Entry], damage: list[str]) -> It
 def _of(messages: Iterable[_Message], damage: list[str]) -> Iterator[Entry]:
     for where, message, is_json in messages:
         try:
-            request: Any = from_json(message, METRICS) if is_json else from_protobuf(message, METRICS)
+            request: Any = (from_json if is_json else from_protobuf)(message, METRICS, _OWN_FILES)
         except BadRequestError as error:
             damage.append(f"{where}: {str(error)[:_SAID]}")
             continue

@@ -1,7 +1,9 @@
 """OTLP over gRPC, on the event loop of the caller.
 
 gRPC's own core refuses a message that is over the limit, as received or while inflating. Requests are decoded here
-and not by gRPC, so that bytes that are no message are answered with INVALID_ARGUMENT.
+and not by gRPC, so that bytes that are no message are answered with INVALID_ARGUMENT. To gRPC they are streams of one
+message, which is the same on the wire: a call is then known before its message is there, and one that never comes
+holds no place for good.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.decode import from_protobuf
-from kc_otel.judge.otlp.errors import BindError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.errors import BadRequestError, BindError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, Sink
+from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
 
+_CONNECTIONS: Final = (
+    # A connection that does not finish its handshake, or that nobody answers on any more, is closed.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -65,10 +74,11 @@ async def start_grpc(
         BindError: If the address cannot be listened on.
     """
     limits, counts = limits or Limits(), counts or RequestCounts()
+    places = ReadingPlaces(limits)
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=limits.max_concurrent,
         options=[
             ("grpc.max_receive_message_length", limits.max_bytes),
+            *_CONNECTIONS,
             # Without this a second evaluator would share the port and each would see half of every stream.
             ("grpc.so_reuseport", 0),
         ],
@@ -76,7 +86,8 @@ async def start_grpc(
     server.add_generic_rpc_handlers(
         tuple(
             grpc.method_handlers_generic_handler(
-                signal.service, {"Export": grpc.unary_unary_rpc_method_handler(_handler(sink, signal, counts))}
+                signal.service,
+                {"Export": grpc.stream_unary_rpc_method_handler(_handler(sink, signal, counts, places, limits))},
             )
             for signal in SIGNALS
         )
@@ -113,10 +124,16 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     )
 
 
-def _handler(sink: Sink, signal: Signal, counts: RequestCounts) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    async def export(body: bytes, context: Any) -> bytes:
+def _handler(
+    sink: Sink, signal: Signal, counts: RequestCounts, places: ReadingPlaces, limits: Limits
+) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def export(_messages: Any, context: Any) -> bytes:
         try:
-            answer = deliver(sink, signal, from_protobuf(body, signal), "grpc", counts)
+            async with places.taken():
+                body = await context.read()
+            if body is grpc.aio.EOF:
+                raise BadRequestError("the call ended without a message")
+            answer = deliver(sink, signal, from_protobuf(body, signal, limits), "grpc", counts)
         except ReceiveError as error:
             counts.add("grpc", error.outcome)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()

@@ -6,7 +6,6 @@ failure is answered with a google.rpc.Status in the request's own encoding.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -18,6 +17,7 @@ from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError, UnsupportedM
 from kc_otel.judge.otlp.limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, Sink
+from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["http_app"]
 
@@ -47,12 +47,6 @@ class _NotAllowedError(ReceiveError):
     outcome = "not_allowed"
 
 
-class _TooSlowError(ReceiveError):
-    http_status = 408
-    code = 4
-    outcome = "too_slow"
-
-
 class _DisconnectedError(Exception):
     """The sender hung up; there is nobody to answer."""
 
@@ -71,7 +65,7 @@ def http_app(sink: Sink, limits: Limits | None = None, counts: RequestCounts | N
 class _App:
     def __init__(self, sink: Sink, limits: Limits, counts: RequestCounts) -> None:
         self._sink, self._limits, self._counts = sink, limits, counts
-        self._reading = 0
+        self._places = ReadingPlaces(limits)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -105,20 +99,12 @@ class _App:
             raise _NotAllowedError(f"{path} takes POST requests")
         if media not in {_PROTOBUF, _JSON}:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
-        if self._reading >= self._limits.max_concurrent:
-            raise ThrottledError("too many requests at the same time", self._limits.retry_after)
-        self._reading += 1
-        try:
-            async with asyncio.timeout(self._limits.read_timeout):
-                body = await self._body(headers, receive)
-        except TimeoutError:
-            raise _TooSlowError(f"the body did not arrive within {self._limits.read_timeout:g} s") from None
-        finally:
-            self._reading -= 1
+        async with self._places.taken():
+            body = await self._body(headers, receive)
         return self._decoded(inflate(body, headers.get("content-encoding", ""), self._limits), signal, media)
 
     def _decoded(self, body: bytes, signal: Signal, media: str) -> Any:
-        request = from_protobuf(body, signal) if media == _PROTOBUF else from_json(body, signal)
+        request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
         return deliver(self._sink, signal, request, "http", self._counts)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.otlp import BadRequestError
+from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
-from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES
+from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES, Signal
 
+LIMITS = Limits()
 FILES = {"metrics.json": METRICS, "trace.json": TRACES, "logs.json": LOGS, "events.json": LOGS}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_protocols_own_examples_are_read(examples: Path, name: str) -> None:
     """opentelemetry-proto's JSON examples are read, and survive the way through protobuf."""
-    request = from_json((examples / name).read_bytes(), FILES[name])
+    request = from_json((examples / name).read_bytes(), FILES[name], LIMITS)
     assert request.ByteSize() > 100
-    assert from_protobuf(request.SerializeToString(), FILES[name]) == request
+    assert from_protobuf(request.SerializeToString(), FILES[name], LIMITS) == request
 
 
 def test_ids_are_hex_in_json(examples: Path) -> None:
     """Trace and span ids in OTLP/JSON are hex, in either case, and not protobuf's base64."""
-    span = from_json((examples / "trace.json").read_bytes(), TRACES).resource_spans[0].scope_spans[0].spans[0]
+    span = from_json((examples / "trace.json").read_bytes(), TRACES, LIMITS).resource_spans[0].scope_spans[0].spans[0]
     assert span.trace_id.hex() == "5b8efff798038103d269b633813fc60c"
     assert span.span_id.hex() == "eee19b7ec3c1b174"
     assert span.parent_span_id.hex() == "eee19b7ec3c1b173"
@@ -52,7 +55,7 @@ def test_ids_of_links_and_exemplars_are_hex_too() -> None:
             }
         ]
     }
-    (span,) = from_json(json.dumps(body).encode(), TRACES).resource_spans[0].scope_spans[0].spans
+    (span,) = from_json(json.dumps(body).encode(), TRACES, LIMITS).resource_spans[0].scope_spans[0].spans
     assert span.links[0].trace_id == bytes(15) + b"\x0a"
     assert span.attributes[0].value.string_value == "not hex"
 
@@ -62,7 +65,7 @@ def test_numbers_may_be_strings_and_unknown_fields_are_ignored() -> None:
     body = b"""{"futureField": {"a": [1]}, "resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "m", "new": 1,
         "exponentialHistogram": {"aggregationTemporality": 2, "dataPoints": [{"count": "12", "timeUnixNano": 5,
         "positive": {"offset": -3, "bucketCounts": ["5", 7]}}]}}]}]}]}"""
-    metric = from_json(body, METRICS).resource_metrics[0].scope_metrics[0].metrics[0]
+    metric = from_json(body, METRICS, LIMITS).resource_metrics[0].scope_metrics[0].metrics[0]
     point = metric.exponential_histogram.data_points[0]
     assert (point.count, list(point.positive.bucket_counts), point.positive.offset) == (12, [5, 7], -3)
     assert metric.exponential_histogram.aggregation_temporality == 2
@@ -82,13 +85,13 @@ def test_numbers_may_be_strings_and_unknown_fields_are_ignored() -> None:
 def test_bad_json_is_refused(body: bytes) -> None:
     """What is not OTLP/JSON is a bad request with a reason, never another error."""
     with pytest.raises(BadRequestError, match=r"body is not|is not hex"):
-        from_json(body, TRACES)
+        from_json(body, TRACES, LIMITS)
 
 
 def test_bad_protobuf_is_refused() -> None:
     """What is not the message is a bad request that names the message."""
     with pytest.raises(BadRequestError, match="not an ExportMetricsServiceRequest in protobuf"):
-        from_protobuf(b"\x0a\xff\xff", METRICS)
+        from_protobuf(b"\x0a\xff\xff", METRICS, LIMITS)
 
 
 JSON = st.recursive(
@@ -114,7 +117,7 @@ JSON = st.recursive(
 def test_no_json_breaks_the_decoder(tree: Any) -> None:
     """Any JSON is a request or a bad request."""
     try:
-        request = from_json(json.dumps(tree).encode(), METRICS)
+        request = from_json(json.dumps(tree).encode(), METRICS, LIMITS)
     except BadRequestError:
         return
     assert to_json(request)
@@ -126,6 +129,41 @@ def test_no_bytes_break_the_decoders(body: bytes, signal: Any) -> None:
     """Any bytes are a request or a bad request, in both encodings."""
     for decode in (from_protobuf, from_json):
         try:
-            decode(body, signal)
+            decode(body, signal, LIMITS)
         except BadRequestError as error:
             assert str(error)  # noqa: PT017 - either outcome is right, silence is not
+
+
+def many(signal: Signal) -> Iterator[Any]:
+    """Requests with too many of everything that nests, one kind at a time."""
+    by_resource, by_scope, leaves = signal.groups
+    for level in range(4 if signal is METRICS else 3):
+        request = signal.request()
+        where = request
+        for place, name in enumerate((by_resource, by_scope, leaves)):
+            for _ in range(60_001 if place == level else 1):
+                last = getattr(where, name).add()
+            where = last
+        if level == 3:
+            for _ in range(60_001):
+                where.exponential_histogram.data_points.add()
+        yield request
+
+
+@pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
+def test_requests_of_too_many_things_are_refused(signal: Signal) -> None:
+    """What a request holds is bounded in number too: empty messages take two bytes each, and an hour to look at."""
+    for request in many(signal):
+        with pytest.raises(TooLargeError, match="more than 60000 items; send smaller batches"):
+            from_protobuf(request.SerializeToString(), signal, LIMITS)
+
+
+def test_json_of_too_many_objects_is_refused_before_it_is_parsed() -> None:
+    """Millions of empty objects fit into a request; they are counted as bytes, and no parser sees them."""
+    body = b'{"resourceMetrics":[' + b",".join([b"{}"] * 1_300_000) + b"]}"
+    tracemalloc.start()
+    with pytest.raises(TooLargeError, match="send smaller batches"):
+        from_json(body, METRICS, LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000

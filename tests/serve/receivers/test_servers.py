@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.otlp import BindError, Limits, Outcome, RequestCounts, ThrottledError
 from kc_otel.serve.receivers.grpc_server import retry_info, start_grpc
 from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
@@ -52,7 +54,8 @@ def http_server(sink: Any, limits: Limits | None = None) -> Iterator[int]:
     """A listening HTTP server."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(http_app(sink, limits), port=0, log_level="critical", lifespan="off"))
+    app, http = http_app(sink, limits), HeaderTimeoutProtocol
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=http))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -180,6 +183,78 @@ def test_the_sdks_exporter_comes_back_after_throttling(sink: Any) -> None:
         assert 0.2 <= time.monotonic() - began < 5
         exporter.shutdown()
     assert len(sink.requests) == 2
+
+
+def silent_calls(channel: Any, number: int) -> list[Any]:
+    """Calls that begin and never send their message."""
+    asked = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        asked.wait(60)
+        yield from ()
+
+    return [channel.stream_unary(EXPORT).future(nothing(), timeout=60) for _ in range(number)]
+
+
+def test_grpc_calls_that_send_nothing_keep_nobody_out(sink: Any) -> None:
+    """Once every place is held by a silent call, the oldest of them makes room for who has something to say."""
+    counts = RequestCounts()
+    limits = Limits(max_concurrent=4, patience=0.05)
+    with grpc_server(sink, limits, counts) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        silent = silent_calls(channel, 8)
+        time.sleep(0.5)
+        for _ in range(6):
+            export(channel, b"")
+            time.sleep(0.1)
+        for call in silent:
+            call.cancel()
+    assert counts.snapshot()["grpc", "accepted"] == 6
+    assert counts.snapshot()["grpc", "too_slow"] >= 1
+
+
+def test_grpc_refusals_are_counted_and_say_when_to_come_back(sink: Any) -> None:
+    """One call too many is UNAVAILABLE with RetryInfo, which every exporter obeys, and it is counted."""
+    counts = RequestCounts()
+    limits = Limits(max_concurrent=2, patience=30.0)
+    with grpc_server(sink, limits, counts) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        silent = silent_calls(channel, 2)
+        time.sleep(0.5)
+        with pytest.raises(grpc.RpcError) as caught:
+            export(channel, b"")
+        for call in silent:
+            call.cancel()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "google.rpc.retryinfo-bin" in dict(caught.value.trailing_metadata())
+    assert counts.snapshot()["grpc", "throttled"] == 1
+
+
+def test_a_call_without_a_message_is_a_bad_request(sink: Any) -> None:
+    """A call that ends before it has said anything is answered, and nothing is delivered."""
+    with (
+        grpc_server(sink) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.stream_unary(EXPORT)(iter(()), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sink.requests == []
+
+
+def test_a_connection_that_sends_no_headers_is_closed(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a silent connection nor one with half a header stays; one with a whole request is answered."""
+    monkeypatch.setattr(HeaderTimeoutProtocol, "seconds", 0.3)
+    with http_server(sink) as port:
+        sockets = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(3)]
+        sockets[1].sendall(b"POST /v1/metrics HT")
+        sockets[2].sendall(
+            b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
+        )
+        received = [each.recv(100) for each in sockets]
+        for each in sockets:
+            each.close()
+    assert received[0] == b""
+    assert b" 200 " not in received[1]
+    assert received[2].startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.slow

@@ -1,0 +1,112 @@
+"""Who may be read from at a time, so that a few senders that stay silent keep nobody else out.
+
+A request that has begun and does not arrive holds a place. While places are free it may hold it for the read timeout;
+once all are taken, whoever has held one longest gives it up to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError
+from kc_otel.judge.otlp.limits import Limits
+
+__all__ = ["HeaderTimeoutProtocol", "ReadingPlaces", "TooSlowError"]
+
+
+class TooSlowError(ReceiveError):
+    """A request did not arrive in time."""
+
+    http_status = 408
+    code = 4
+    outcome = "too_slow"
+
+
+class ReadingPlaces:
+    """Bounds how many requests of one transport are read at the same time. Use it from one event loop.
+
+    Args:
+        limits: `max_concurrent`, `read_timeout`, `patience` and `retry_after` of them.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: dict[asyncio.Timeout, float] = {}
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Hold a place while a request is read.
+
+        Raises:
+            ThrottledError: If all places are held by requests that may yet arrive.
+            TooSlowError: If what is done in the context takes too long.
+        """
+        self._make_room()
+        try:
+            async with asyncio.timeout(self._limits.read_timeout) as deadline:
+                self._held[deadline] = asyncio.get_running_loop().time()
+                try:
+                    yield
+                finally:
+                    self._held.pop(deadline, None)
+        except TimeoutError:
+            raise TooSlowError("the request did not arrive in time") from None
+
+    def _make_room(self) -> None:
+        if len(self._held) < self._limits.max_concurrent:
+            return
+        now = asyncio.get_running_loop().time()
+        longest, since = next(iter(self._held.items()))
+        if now - since < self._limits.patience:
+            raise ThrottledError("too many requests at the same time", self._limits.retry_after)
+        del self._held[longest]
+        longest.reschedule(now)
+
+
+class HeaderTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class
+    """uvicorn's protocol, which closes a connection that has not sent a request's headers in time.
+
+    uvicorn itself waits for ever for the first request, and for the rest of headers that have begun.
+    """
+
+    seconds = 10.0
+    """How long headers may take."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A sender has connected."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of a request have come."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The sender has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self._between_requests():
+            if self._timer is None:
+                self._timer = self.loop.call_later(self.seconds, self._give_up)
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if self._between_requests() and not self.transport.is_closing():
+            self.transport.close()
+
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
