@@ -15,6 +15,7 @@ ORDER = (
     "recordings",  # above the integrations: an engine's integration writes the spool, and scorers score its requests
     "integrations",
     "judge",
+    "charts",  # above serve and report, which show the same drawings
     "client",
     "offline",  # above serve: the evaluator checks the evidence of a gate, and the gate needs no evaluator
     "serve",

@@ -113,16 +113,19 @@ def _asked(url: str, contract: str | None, seconds: float) -> Period:
         health=get(url, "/api/v1/health"),
         complete=len(events) < _EVENTS or events[0]["at"] <= end - seconds,
     )
+    steps: dict[str, float] = {}
     histories: dict[Any, Any] = {}
     distributions: dict[Any, Any] = {}
     for key in wanted_cells(found):
         at = dict(zip(("contract", "clause", "slice"), key, strict=False))
         kernels = {"kernel_train": key[3], "kernel_inference": key[4]}
-        for series in get(url, "/api/v1/history", **at, **{"from": str(found.start)})["series"]:
+        past = get(url, "/api/v1/history", **at, **{"from": str(found.start)})
+        steps[key[0]] = past["step"]
+        for series in past["series"]:
             if {name: series[name] for name in kernels} == kernels:
                 histories[key] = series["points"]
         distributions[key] = get(url, "/api/v1/distribution", **at, **kernels)
-    return replace(found, histories=histories, distributions=distributions)
+    return replace(found, steps=steps, histories=histories, distributions=distributions)
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["duration", "interval", "listed", "moment", "number", "place", "shown"]
+__all__ = ["duration", "interval", "listed", "moment", "number", "place", "shown", "visible"]
 
 
 def number(value: float | None) -> str:
@@ -82,3 +83,12 @@ def shown(version: str) -> str:
     'not seen yet'
     """
     return version or "not seen yet"
+
+
+def visible(text: str) -> str:
+    """Without characters that are not seen but change how the others are read, or that no XML may contain.
+
+    >>> visible("x" + chr(0x202E)) == "x" + chr(0xFFFD)
+    True
+    """
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]", "\ufffd", text)

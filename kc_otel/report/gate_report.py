@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kc_otel.charts import draw_interval
 from kc_otel.contract.words import interval, number, place
 from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
-from kc_otel.report.document import Block, Bullets, Heading, Picture, Table, Text
-from kc_otel.report.svg import draw_interval
+from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
 __all__ = ["gate_blocks"]
 
@@ -62,14 +62,15 @@ def _blocks(record: Mapping[str, Any], sound: str) -> tuple[Block, ...]:
     return (*blocks, Heading(2, "Record"), Table(("What", "Value"), rows))
 
 
-def _drawn(verdict: Mapping[str, Any]) -> Picture:
+def _drawn(verdict: Mapping[str, Any]) -> Figure:
     title = f"{verdict['clause']} on {place(verdict['slice'])}"
     bounds = (verdict["lower"], verdict["upper"])
     says = (
         f"{title}: {verdict['status']}, estimate {number(verdict['estimate'])}, interval {interval(*bounds)}, "
         f"limit {number(verdict['limit'])}."
     )
-    return Picture(draw_interval(verdict["estimate"], *bounds, verdict["limit"], title), says, repeated=True)
+    chart = draw_interval(title, verdict["estimate"], *bounds, verdict["limit"], failing=verdict["status"] == "FAIL")
+    return Figure(chart, says, repeated=True)
 
 
 def _title(record: Mapping[str, Any]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kc_otel.charts import draw_distribution, draw_history, markers_of, unit_word
 from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
 from kc_otel.judge.incidents.incidents import Incident, incidents
-from kc_otel.report.document import Block, Bullets, Heading, Picture, Table, Text
-from kc_otel.report.svg import draw_distribution, draw_history
+from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
 __all__ = ["Period", "period_blocks", "wanted_cells"]
 
@@ -47,6 +48,7 @@ class Period:
         standing: As `standing` of `/api/v1/overview`.
         health: As `/api/v1/health`.
         complete: Whether no event of the period is missing.
+        steps: `step` of `/api/v1/history`, by contract.
         histories: Points of `/api/v1/history`, by cell.
         distributions: Answers of `/api/v1/distribution`, by cell.
     """
@@ -62,6 +64,7 @@ class Period:
     standing: Sequence[Json]
     health: Json
     complete: bool = True
+    steps: Mapping[str, float] = field(default_factory=dict)
     histories: Mapping[CellKey, Sequence[Sequence[Any]]] = field(default_factory=dict)
     distributions: Mapping[CellKey, Json] = field(default_factory=dict)
 
@@ -156,25 +159,27 @@ def _deed(at: float, text: str, in_force: bool | None) -> str:
 
 
 def _pictures(period: Period, key: CellKey) -> list[Block]:
-    title = f"{key[1]} on {place(key[2])}"
+    contract, clause, slice = key[:3]
+    title = f"{clause} on {place(slice)}"
     points = [point for point in period.histories.get(key, ()) if period.start <= point[0] <= period.end]
-    estimates = [point[1] for point in points if point[1] is not None]
     seen = period.distributions.get(key)
-    blocks: list[Block] = []
-    if estimates:
-        says = (
-            f"{title}: estimate {number(min(estimates))} to {number(max(estimates))} between {moment(points[0][0])} "
-            f"and {moment(points[-1][0])}, last {number(estimates[-1])}; the limit is {number(points[-1][4])}."
-        )
-        blocks.append(Picture(draw_history(points, f"{title} over time, with its confidence band and limit"), says))
-    if seen is not None and seen["edges"]:
-        zero = f" {number(100 * seen['zero'] / seen['total'])} % are zero and not drawn." if seen["zero"] else ""
-        says = (
-            f"{title}: {seen['total']:,} observations of {seen['metric']} in {duration(seen['window'])}, mean "
-            f"{number(seen['mean'])}, largest {number(seen['maximum'])}.{zero}"
-        )
-        blocks.append(Picture(draw_distribution(seen, f"Distribution of {seen['metric']} on {place(key[2])}"), says))
-    return [Heading(3, title), *blocks] if blocks else []
+    charts = (
+        draw_history(
+            f"{title} over time",
+            points,
+            markers=markers_of(period.events, contract, clause, slice),
+            unit=_unit(period, contract, clause),
+            step=period.steps.get(contract, math.inf),
+        ),
+        draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice)) if seen else None,
+    )
+    figures = [Figure(chart, f"{title}: {chart.text}") for chart in charts if chart is not None]
+    return [Heading(3, title), *figures] if figures else []
+
+
+def _unit(period: Period, contract: str, clause: str) -> str:
+    found = (each for one in period.contracts if one["name"] == contract for each in one["clauses"])
+    return next((unit_word(each["unit"]) for each in found if each["id"] == clause), "")
 
 
 def _in_force(period: Period) -> list[Block]:

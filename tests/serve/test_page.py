@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import time
+import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable
-from importlib.metadata import version
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from starlette.testclient import TestClient
@@ -53,6 +54,7 @@ def test_the_page_may_run_no_script_but_its_own(client: TestClient) -> None:
     assert " onclick" not in answer.text
     assert "http://" not in answer.text
     assert "https://" not in answer.text
+    assert policy["style-src"] == "'self'"
 
 
 def test_every_file_of_the_page_is_served_and_nothing_else(client: TestClient) -> None:
@@ -66,24 +68,6 @@ def test_every_file_of_the_page_is_served_and_nothing_else(client: TestClient) -
         assert again.status_code == 304
     assert client.get("/page/__init__.py").status_code == 404
     assert client.get("/page/..%2Fapi.py").status_code == 404
-
-
-def test_plotly_comes_from_the_installed_package_compressed_and_kept(client: TestClient) -> None:
-    """The browser loads it once per version; another version is not there."""
-    installed = version("plotly")
-    assert installed in client.get("/").text
-    answer = client.get(f"/page/plotly/{installed}", headers={"accept-encoding": "gzip"})
-    assert answer.headers["content-encoding"] == "gzip"
-    assert "immutable" in answer.headers["cache-control"]
-    assert "plotly.js v" in answer.text[:200]
-    assert len(gzip.compress(answer.content, 1)) < len(answer.content) / 2
-    assert client.get("/page/plotly/0.0").status_code == 404
-
-
-def test_a_page_without_plotly_still_loads(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No version, no file; the page then says in numbers what charts would show."""
-    monkeypatch.setattr(page_box, "_plotly_version", lambda: "")
-    assert client.get("/page/plotly/x").status_code == 404
 
 
 def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(client: TestClient, core: Core) -> None:
@@ -168,6 +152,29 @@ def test_the_distribution_of_a_cell_counts_every_observation(client: TestClient,
     assert seen["marks"] == [{"value": 0.02, "text": "limit of the mean 0.02"}]
     nobody = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
     assert nobody["total"] == 0
+
+
+def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core: Core) -> None:
+    """Both as SVG with a title, a sentence and rows; times in the zone that was asked for."""
+    (cell, *_) = [one.cell for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    parameters = {
+        "contract": "policy", "clause": "token-tv", "slice": "code",
+        "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
+    }  # fmt: skip
+    past = client.get("/api/v1/charts/history", params=parameters | {"zone": "Asia/Kolkata"}).json()
+    assert ET.fromstring(past["svg"]).find("{*}title").text == "token-tv on code over time"
+    assert "1 of 1 evaluations are FAIL" in past["text"]
+    ((_, (at, verdict, *_)),) = past["rows"]
+    assert at == datetime.fromtimestamp(core.evaluated_at, ZoneInfo("Asia/Kolkata")).strftime("%Y-%m-%d %H:%M:%S IST")
+    assert verdict == "✕ FAIL"
+    unknown = client.get("/api/v1/charts/history", params=parameters | {"zone": "../../etc/passwd"}).json()
+    assert unknown["rows"][0][1][0].endswith(" UTC")
+    seen = client.get("/api/v1/charts/distribution", params=parameters).json()
+    ET.fromstring(seen["svg"])
+    assert f"{64 * 64:,} observations of tv_token" in seen["text"]
+    assert [text for _, text in seen["marks"]] == ["limit of the mean 0.02"]
+    assert client.get("/api/v1/charts/history", params=parameters | {"clause": "x"}).status_code == 404
+    assert client.get("/api/v1/charts/distribution", params=parameters | {"kernel_inference": "gone"}).json() is None
 
 
 def test_cells_can_be_asked_for_without_their_past(client: TestClient) -> None:

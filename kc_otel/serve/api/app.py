@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.overview import Overviews
+from kc_otel.serve.api.routes_charts import chart_routes
 from kc_otel.serve.api.routes_decisions import decision_routes
 from kc_otel.serve.api.routes_health import health_routes
 from kc_otel.serve.api.routes_past import past_routes
@@ -62,6 +63,7 @@ def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, ver
         health_routes(core, readings),
         verdict_routes(core),
         past_routes(core, Overviews(core, version), readings),
+        chart_routes(core),
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),

@@ -21,7 +21,7 @@ from kc_otel.serve.api.views import DistributionView, HealthView, History, MarkV
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import Readings
 
-__all__ = ["past_routes"]
+__all__ = ["distribution_view", "find_clause", "past_routes"]
 
 
 def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Readings]) -> APIRouter:
@@ -42,7 +42,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Reading
         end: Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")] = None,
     ) -> History:
         """The past of a clause on a slice: twenty points per long window, over twenty-four of them."""
-        _find(core, contract, clause, slice)
+        find_clause(core, contract, clause, slice)
         past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
         return History(
             step=core.history.step(contract),
@@ -66,19 +66,8 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Reading
         window: Literal["short", "long"] = "long",
     ) -> DistributionView:
         """What was observed within a window, by size; for a derived metric, of the quantity it is made of."""
-        found = _find(core, contract, clause, slice)
-        observability = core.contracts[contract].observability
-        seconds = observability.window if window == "short" else observability.long_window
-        cell = Cell(contract, clause, slice, kernel_train, kernel_inference)
-        seen = distribution_of(core.evaluator.distribution(cell, seconds, core.evaluated_at or time.time()))
-        quantity = found.quantity
-        return DistributionView(
-            metric=quantity.key if quantity is not None else found.metric,
-            unit=quantity.unit if quantity is not None else found.limit_unit,
-            window=seconds,
-            marks=_marks(found, slice),
-            **dataclasses.asdict(seen),
-        )
+        found = find_clause(core, contract, clause, slice)
+        return distribution_view(core, Cell(contract, clause, slice, kernel_train, kernel_inference), found, window)
 
     @router.get("/health", tags=["health"])
     async def health() -> HealthView:
@@ -107,7 +96,25 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Reading
     return router
 
 
-def _find(core: Core, contract: str, clause: str, slice: str) -> Clause:
+def distribution_view(
+    core: Core, cell: Cell, clause: Clause, window: Literal["short", "long"] = "long"
+) -> DistributionView:
+    """What was observed of a cell's quantity within a window until the last evaluation."""
+    observability = core.contracts[cell.contract].observability
+    seconds = observability.window if window == "short" else observability.long_window
+    seen = distribution_of(core.evaluator.distribution(cell, seconds, core.evaluated_at or time.time()))
+    quantity = clause.quantity
+    return DistributionView(
+        metric=quantity.key if quantity is not None else clause.metric,
+        unit=quantity.unit if quantity is not None else clause.limit_unit,
+        window=seconds,
+        marks=_marks(clause, cell.slice),
+        **dataclasses.asdict(seen),
+    )
+
+
+def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
+    """The clause; an answer with status 404 that names what there is when contract, slice or clause is unknown."""
     found = core.contracts.get(contract)
     if found is None:
         raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")

@@ -2,14 +2,17 @@
 
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
-import { drawDistribution, drawHistory, forget } from "./charts.js";
+import { figure, showChart } from "./charts.js";
 import { STATES, address, clock, count, iso, number, place, span } from "./format.js";
 
 const EVENTS = 500;
 const SHOWN_EVENTS = 12;
-const REFRESH = 5000;
+const REFRESH = 5000; // milliseconds
+const PERIODS = [24, 6, 1]; // long windows
 
 let open = null;
+
+const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const query = (values) => new URLSearchParams(values).toString();
 
@@ -17,17 +20,17 @@ export function openCell(state, parts, closed) {
   const [contract, clause, slice, train = "", inference = ""] = parts;
   closeCell();
   const dialog = byId("cell");
-  open = { contract, clause, slice, train, inference, drawn: 0 };
+  open = { contract, clause, slice, train, inference, drawn: -Infinity, period: PERIODS[0] };
   fill(dialog,
     el("div", { class: "cell-head" },
       el("div", {}, el("p", { class: "quiet", id: "cell-of" }, contract), el("h2", { id: "cell-title", tabindex: "-1" }, `${clause} on ${place(slice)}`)),
       el("button", { type: "button", class: "close", "aria-label": "Close", on: { click: () => dialog.close() } }, "✕")),
     el("div", { id: "cell-now" }),
-    figure("history", "Over time"),
+    figure("history", "Over time", el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
     figure("distribution", "What was observed"),
     el("section", { "aria-labelledby": "cell-kernels-title" }, el("h3", { id: "cell-kernels-title" }, "Kernels"), el("div", { id: "cell-kernels" })),
     el("section", { "aria-labelledby": "cell-events-title" }, el("h3", { id: "cell-events-title" }, "What happened here"), el("ol", { id: "cell-events", class: "events" })));
-  dialog.onclose = () => { forget(); open = null; closed(); };
+  dialog.onclose = () => { open = null; closed(); };
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
   dialog.showModal();
   byId("cell-title").focus();
@@ -38,18 +41,8 @@ export function closeCell() {
   const dialog = byId("cell");
   if (!dialog.open) return;
   dialog.onclose = null;
-  forget();
   open = null;
   dialog.close();
-}
-
-function figure(name, title) {
-  return el("figure", { class: "chart", "aria-labelledby": `${name}-title` },
-    el("h3", { id: `${name}-title` }, title),
-    el("p", { id: `${name}-key`, class: "key", "aria-hidden": "true" }),
-    el("div", { id: `${name}-chart`, class: "plot", role: "img", "aria-labelledby": `${name}-title ${name}-text` }),
-    el("figcaption", { id: `${name}-text`, class: "quiet" }, "Loading"),
-    el("details", {}, el("summary", {}, "As a table"), el("div", { id: `${name}-table`, class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}, as a table` })));
 }
 
 /** Show the cell's newest verdict; its charts every few seconds. */
@@ -65,28 +58,32 @@ export async function refreshCell(state) {
     return;
   }
   showNow(cell, found, contract, clause, state.overview.now);
+  showPeriods(contract, mine, state);
   if (performance.now() - mine.drawn < REFRESH) return;
   mine.drawn = performance.now();
-  const at = { contract: mine.contract, clause: mine.clause };
   const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
+  const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
-    const [history, own, whole, events] = await Promise.all([
-      fetchJson(`/api/v1/history?${query({ ...at, slice: mine.slice })}`),
-      fetchJson(`/api/v1/distribution?${query({ ...at, slice: mine.slice, ...kernels })}`),
-      mine.slice === "all" ? null : fetchJson(`/api/v1/distribution?${query({ ...at, slice: "all", ...kernels })}`),
+    const [history, distribution, events] = await Promise.all([
+      fetchJson(`/api/v1/charts/history?${query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE })}`),
+      fetchJson(`/api/v1/charts/distribution?${query(at)}`),
       fetchJson(`/api/v1/events?${query({ contract: mine.contract, newest: EVENTS })}`),
     ]);
     if (open !== mine) return;
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
-    await Promise.all([
-      drawHistory(history, { ...kernels, clause, unit: clause.unit, since: cell?.since }),
-      drawDistribution(own, whole, place(mine.slice)),
-    ]);
+    showChart("history", history, "No evaluation is remembered for this period.");
+    showChart("distribution", distribution, `Nothing but zeros was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
     for (const id of ["history-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
   }
+}
+
+function showPeriods(contract, mine, state) {
+  const chosen = (many) => ({ click: () => { Object.assign(mine, { period: many, drawn: -Infinity }); refreshCell(state); } });
+  if (!byId("periods").children.length) fill(byId("periods"), PERIODS.map((many) => el("button", { type: "button", on: chosen(many) }, span(many * contract.long_window, 2))));
+  PERIODS.forEach((many, index) => byId("periods").children[index].setAttribute("aria-pressed", String(many === mine.period)));
 }
 
 async function fetchJson(path) {

@@ -1,0 +1,234 @@
+"""The past of a cell: its estimate and confidence interval against its limit, its verdicts, and what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
+from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, upward
+from kc_otel.charts.markers import Marker
+from kc_otel.contract.words import duration, interval, number
+
+__all__ = ["Point", "draw_history"]
+
+_HEIGHT: Final = 200
+_STRIP: Final = 14
+"""Pixels of the strip of verdicts at the bottom of the plot."""
+_VERDICTS: Final = (
+    ("PASS", "pass", "✓"),
+    ("INCONCLUSIVE", "open", "?"),
+    ("NO_DATA", "silent", "○"),
+    ("FAIL", "fail", "✕"),
+)
+"""(status, class, shape) by status code."""
+_FAIL: Final = 3
+_RATIO: Final = 30.0
+"""Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
+_FEW: Final = 40
+"""Points that are drawn one by one."""
+_NEAR: Final = 12.0
+"""Thousandths of the width within which markers are one."""
+_GAP: Final = 3.5
+"""Times the usual distance of points, beyond which nobody looked in between."""
+
+Point = Sequence[Any]
+"""(Unix time, estimate, lower, upper, limit, samples, status code); None for what is not known or not bounded."""
+
+
+def draw_history(
+    title: str,
+    points: Sequence[Point],
+    *,
+    others: Mapping[str, Sequence[Point]] | None = None,
+    markers: Sequence[Marker] = (),
+    unit: str = "",
+    step: float = math.inf,
+    zone: tzinfo = UTC,
+) -> Chart | None:
+    """The chart of a cell's past; None where there is no point.
+
+    Args:
+        title: What is drawn.
+        points: Oldest first.
+        others: Points of the same clause and slice with other kernel versions, by version.
+        markers: Those outside of the points' time are left out.
+        unit: Of the estimate; empty where it has none.
+        step: Seconds between two points at the most; where more time passes, the line is broken.
+        zone: Of the times that are written.
+    """
+    others = {name: found for name, found in (others or {}).items() if any(p[1] is not None for p in found)}
+    every = [*points, *(point for found in others.values() for point in found)]
+    if not every:
+        return None
+    span = time_axis(min(p[0] for p in every), max(p[0] for p in every), zone)
+    values = _value_axis(every)
+
+    def x(at: float) -> float:
+        return 1000 * span.at(at)
+
+    def y(value: float) -> float:
+        return _HEIGHT * (1 - values.at(value))
+
+    def runs(found: Sequence[Point], belongs: Callable[[Point], bool]) -> list[list[Point]]:
+        return _runs(found, belongs, _GAP * step)
+
+    plot = []
+    limits = [(x(p[0]), y(p[4])) for p in sorted(every, key=lambda p: p[0])]
+    limits = _stairs([(0.0, limits[0][1]), *limits, (1000.0, limits[-1][1])])
+    plot.append(area("c-beyond", [(0.0, 0.0), *limits, (1000.0, 0.0)]))
+    for run in runs(points, lambda p: p[1] is not None and (p[2] is not None or p[3] is not None)):
+        upper = [(x(p[0]), 0.0 if p[3] is None else y(p[3])) for p in run]
+        lower = [(x(p[0]), float(_HEIGHT) if p[2] is None else y(p[2])) for p in reversed(run)]
+        plot.append(area("c-band", upper + lower))
+    for found in others.values():
+        plot += [path("c-other", _line(run, x, y)) for run in runs(found, lambda p: p[1] is not None)]
+    plot.append(path("c-limit", limits))
+    known = runs(points, lambda p: p[1] is not None)
+    plot += [path("c-line", _line(run, x, y)) for run in known]
+    failing = runs(points, lambda p: p[1] is not None and p[6] >= _FAIL)
+    plot += [path("c-over", _line(run, x, y)) for run in failing]
+    if len(points) <= _FEW:
+        plot += [
+            path("c-dot c-over" if p[6] >= _FAIL else "c-dot c-line", [(x(p[0]), y(p[1]))])
+            for p in points
+            if p[1] is not None
+        ]
+    together = _together([(x(one.at), one) for one in markers if span.low <= one.at <= span.high])
+    text = _text(points, len(others), zone)
+    above = [
+        *_strip(points, x, _GAP * step),
+        *_signs(together),
+        label(f"limit {number(every[-1][4])}", "100%", TOP + limits[-1][1] - 5, anchor="end", kind="c-limit-text"),
+    ]
+    behind = [*upward(values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
+    return Chart(
+        svg=drawing(_HEIGHT, title, text, behind, plot, above),
+        text=text,
+        key=tuple(_key(points, others, failing)),
+        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples"),
+        rows=tuple((round(x(p[0]), 1), _row(p, zone)) for p in points),
+        marks=tuple((round(at, 1), said) for at, _, said in together),
+    )
+
+
+def _value_axis(every: Sequence[Point]) -> Axis:
+    limit = max(p[4] for p in every)
+    estimates = [p[1] for p in every if p[1] is not None]
+    least, largest = min(estimates, default=0.0), max(estimates, default=0.0)
+    if least > 0 and limit > 0 and not 1 / _RATIO < largest / limit < _RATIO:
+        low, high = max(min(least, limit), max(largest, limit) * 1e-9), max(largest, limit)
+        return log_axis(10.0 ** math.floor(math.log10(low / 1.2)), min(high * 3, 1e308))
+    bound = max((p[3] for p in every if p[3] is not None), default=0.0)
+    high = max(1.25 * limit, 1.15 * largest, min(1.05 * bound, 3 * max(largest, limit)))
+    bound = min((p[2] for p in every if p[2] is not None), default=0.0)
+    low = min(0.0, 1.15 * least, max(1.05 * bound, min(least, -limit)))
+    return linear_axis(low, high if high > low else low + 1.0)
+
+
+def _runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:
+    """Points that belong together: without one that does not, or a long silence, in between."""
+    runs: list[list[Point]] = [[]]
+    for point in points:
+        if runs[-1] and (not belongs(point) or point[0] - runs[-1][-1][0] > gap):
+            runs.append([])
+        if belongs(point):
+            runs[-1].append(point)
+    return [run for run in runs if run]
+
+
+def _line(run: Sequence[Point], x: Callable[[float], float], y: Callable[[float], float]) -> list[tuple[float, float]]:
+    return [(x(p[0]), y(p[1])) for p in run]
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of a line that stays level until its next point."""
+    found = [points[0]]
+    for x, y in points[1:]:
+        if y != found[-1][1]:
+            found += [(x, found[-1][1]), (x, y)]
+    return [*found, points[-1]]
+
+
+def _strip(points: Sequence[Point], x: Callable[[float], float], gap: float) -> Iterator[str]:
+    """The verdicts as a strip below the plot: a colour, and a shape where there is room for it."""
+    y = TOP + _HEIGHT
+    for code, (_, tone, shape) in enumerate(_VERDICTS):
+        for run in _runs(points, _has(code), gap):
+            following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
+            end = following if following - run[-1][0] <= gap else run[-1][0]
+            width = max(x(end) - x(run[0][0]), 4.0) / 10
+            left = min(x(run[0][0]) / 10, 100 - width)
+            place = f'x="{left:.2f}%" width="{width:.2f}%"'
+            yield f'<rect class="c-{tone}" {place} y="{y + 1}" height="{_STRIP - 2}"/>'
+            if width >= 5:
+                yield label(shape, f"{left + width / 2:.2f}%", y + _STRIP - 3, anchor="middle", kind="c-shape")
+
+
+def _has(code: int) -> Callable[[Point], bool]:
+    return lambda point: point[6] == code
+
+
+def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str, str]]:
+    """(place, sign, text) of what happened, as one where the signs would cover each other."""
+    found: list[list[tuple[float, Marker]]] = []
+    for at, marker in sorted(markers, key=lambda one: one[0]):
+        if found and at - found[-1][0][0] < _NEAR:
+            found[-1].append((at, marker))
+        else:
+            found.append([(at, marker)])
+    return [
+        (near[0][0], near[0][1].sign, "; ".join(dict.fromkeys(marker.text for _, marker in near))) for near in found
+    ]
+
+
+def _signs(together: Sequence[tuple[float, str, str]]) -> Iterator[str]:
+    for at, sign, _ in together:
+        x = f"{at / 10:.2f}%"
+        yield f'<line class="c-event" x1="{x}" x2="{x}" y1="{TOP - 4}" y2="{TOP + _HEIGHT}"/>'
+        yield label(sign, x, TOP - 7, anchor="middle", kind="c-sign")
+
+
+def _key(
+    points: Sequence[Point], others: Mapping[str, Sequence[Point]], failing: Sequence[Sequence[Point]]
+) -> Iterator[tuple[str, str]]:
+    if any(p[1] is not None for p in points):
+        yield swatch("c-band", "c-line"), "estimate with its confidence interval"
+    if failing:
+        yield swatch("c-over"), "where it fails"
+    yield swatch("c-limit"), "limit"
+    names = list(others)
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield swatch("c-other"), f"kernel {names[0] or 'not seen yet'}{more}"
+
+
+def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
+    known = [p for p in points if p[1] is not None]
+    if not known:
+        return "No evaluation with data is remembered for this pair of kernels."
+    estimates = [p[1] for p in known]
+    first, last = known[0], known[-1]
+    said = (
+        f"Estimate {number(min(estimates))} to {number(max(estimates))} over {duration(last[0] - first[0])} until "
+        f"{_moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
+    )
+    over = sum(p[6] >= _FAIL for p in points)
+    said += f" {over:,} of {len(points):,} evaluations are FAIL." if over else " No evaluation is FAIL."
+    if others:
+        said += f" {others} other kernel {'version' if others == 1 else 'versions'} on the same slice."
+    return said
+
+
+def _row(point: Point, zone: tzinfo) -> tuple[str, ...]:
+    at, estimate, lower, upper, limit, samples, code = point
+    status, _, shape = _VERDICTS[code]
+    return (
+        _moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",
+    )  # fmt: skip
+
+
+def _moment(at: float, zone: tzinfo) -> str:
+    return datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")

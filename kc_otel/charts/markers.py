@@ -1,0 +1,56 @@
+"""What happened to a cell, as signs on its past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Marker", "markers_of"]
+
+_ALERTS: Final = {
+    "firing": "▲", "silence-ended": "▲", "would-fire": "△", "resolved": "▽", "would-resolve": "▽",
+}  # fmt: skip
+_PERSON: Final = "☞"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Something that happened at a moment.
+
+    Attributes:
+        at: Unix time, seconds.
+        sign: One character.
+        text: What happened.
+    """
+
+    at: float
+    sign: str
+    text: str
+
+
+def markers_of(events: Iterable[Mapping[str, Any]], contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
+    """Alerts of a clause on a slice, what people did to it, and steps of promotions.
+
+    Args:
+        events: As `/api/v1/events` has them.
+        contract: Its name.
+        clause: Its id.
+        slice: The slice's name.
+    """
+    found = []
+    for event in events:
+        data, kind = event["data"], event["kind"]
+        if event["contract"] != contract:
+            continue
+        if kind == "promotion":
+            sign = "→"
+        elif kind in _ALERTS:
+            sign = _ALERTS[kind] if (data.get("clause"), data.get("slice")) == (clause, slice) else ""
+        else:
+            whole = data.get("clause") in {None, clause} and data.get("slice") in {None, slice}
+            sign = _PERSON if data.get("by") and whole else ""
+        if sign:
+            said = event["message"].removeprefix(f"{contract}: ")
+            found.append(Marker(event["at"], sign, f"{kind.replace('-', ' ')}: {said}"))
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""Charts of a cell, drawn for whoever shows them: the page, and any other that can put SVG into a document."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, astuple, replace
+from datetime import UTC, tzinfo
+from typing import Annotated, Final
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Query
+
+from kc_otel.charts import Chart, draw_distribution, draw_history, markers_of, unit_word
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import place
+from kc_otel.judge.verdict import Cell
+from kc_otel.serve.api.routes_past import distribution_view, find_clause
+from kc_otel.serve.core import Core
+
+__all__ = ["chart_routes"]
+
+_EVENTS: Final = 1000
+
+Zone = Annotated[str, Query(description="Name of the time zone of the times that are written, such as Europe/Berlin.")]
+
+
+def chart_routes(core: Core) -> APIRouter:
+    """`/api/v1/charts/history` and `distribution`."""
+    router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
+
+    @router.get("/history")
+    async def history(
+        contract: str,
+        clause: str,
+        slice: str = ALL,
+        kernel_train: str = "",
+        kernel_inference: str = "",
+        start: Annotated[float, Query(alias="from", description="Unix time, seconds.")] = 0.0,
+        end: Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")] = None,
+        zone: Zone = "UTC",
+    ) -> Chart | None:
+        """A cell's past against its limit, with what happened to it; null where nothing is remembered."""
+        found = find_clause(core, contract, clause, slice)
+        past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
+        own = Cell(contract, clause, slice, kernel_train, kernel_inference)
+        points = {cell: [astuple(one) for one in moments] for cell, moments in past.items()}
+        events = core.events.newest(contract, _EVENTS, verdicts=False)
+        said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
+        return draw_history(
+            f"{clause} on {place(slice)} over time",
+            points.pop(own, []),
+            others={cell.kernel_inference: found for cell, found in points.items()},
+            markers=markers_of(said, contract, clause, slice),
+            unit=unit_word(found.limit_unit),
+            step=core.history.step(contract),
+            zone=_zone(zone),
+        )
+
+    @router.get("/distribution")
+    async def distribution(
+        contract: str, clause: str, slice: str = ALL, kernel_train: str = "", kernel_inference: str = ""
+    ) -> Chart | None:
+        """What was observed within the long window, by size, against all traffic; null where it was nothing."""
+        found = find_clause(core, contract, clause, slice)
+        own = Cell(contract, clause, slice, kernel_train, kernel_inference)
+        seen = distribution_view(core, own, found).model_dump()
+        whole = None if slice == ALL else distribution_view(core, replace(own, slice=ALL), found).model_dump()
+        return draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice), whole)
+
+    return router
+
+
+def _zone(name: str) -> tzinfo:
+    """The zone; UTC where this machine does not know it: times name their zone."""
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        return UTC

@@ -1,0 +1,183 @@
+"""Charts: what is drawn where, and that nothing a kernel reports makes a drawing that cannot be read."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.charts import Marker, draw_distribution, draw_history, draw_interval, markers_of
+from kc_otel.charts.axes import linear_axis, log_axis, time_axis
+
+PAST = [
+    [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0], [20.0, None, None, None, 0.02, 0, 2],
+    [40.0, 0.1, 0.08, None, 0.02, 99, 3], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3],
+]  # fmt: skip
+SEEN = {
+    "metric": "log_ratio", "unit": "nats", "window": 60.0, "edges": [0.01, 0.1, 1.0], "above": [3, 5], "below": [1, 0],
+    "zero": 1, "total": 10, "mean": 0.1, "minimum": -0.02, "maximum": 0.9,
+    "marks": [{"value": 0.02, "text": "limit of the mean <0.02>"}],
+}  # fmt: skip
+
+
+def paths(svg: str, kind: str) -> list[list[tuple[float, float]]]:
+    """The points of every path of a class."""
+    found = [node.get("d", "") for node in ET.fromstring(svg).iter() if node.get("class") == kind]
+    return [[(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", d)] for d in found]
+
+
+def texts(svg: str) -> list[str]:
+    return [node.text or "" for node in ET.fromstring(svg).iter() if node.tag.endswith("}text")]
+
+
+def test_a_gap_in_the_past_is_a_gap_in_the_drawing() -> None:
+    """Lines do not bridge silence, of the kernel or of the evaluator; what fails is drawn once more as such."""
+    chart = draw_history("x", PAST)
+    assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
+    assert [len(line) for line in paths(chart.svg, "c-over")] == [2]
+    broken = draw_history("x", PAST, step=10.0)
+    assert [len(line) for line in paths(broken.svg, "c-line")] == [1, 1, 1]
+
+
+def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot() -> None:
+    """Not bounded above: the band has no upper edge of its own."""
+    (_, band) = paths(draw_history("x", PAST).svg, "c-band")
+    assert band[0][1] == 0.0 < band[1][1]
+
+
+def test_the_limit_is_where_the_axis_says() -> None:
+    """Estimates above it lie above it, and it steps where it was changed."""
+    points = [[0.0, 0.5, 0.4, 0.6, 1.0, 5, 0], [50.0, 0.5, 0.4, 0.6, 0.25, 5, 3], [100.0, 0.5, 0.4, 0.6, 0.25, 5, 3]]
+    chart = draw_history("x", points)
+    (limit,) = paths(chart.svg, "c-limit")
+    assert [x for x, _ in limit] == [0.0, 500.0, 500.0, 1000.0]
+    (line,) = paths(chart.svg, "c-line")
+    assert limit[0][1] < line[0][1] < limit[-1][1]
+
+
+def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight() -> None:
+    """A logarithmic axis where a linear one would press either of the two to its end."""
+    for estimate in (1e-6, 50.0):
+        chart = draw_history("x", [[at, estimate, estimate / 2, 2 * estimate, 0.02, 5, 0] for at in (0.0, 10.0)])
+        (limit,), (line,) = paths(chart.svg, "c-limit"), paths(chart.svg, "c-line")
+        assert abs(limit[0][1] - line[0][1]) > 20
+        assert all(10 < y < 190 for _, y in (limit[0], line[0]))
+        assert "logarithmic" in texts(chart.svg)
+
+
+def test_what_happened_is_marked_once_where_signs_would_cover_each_other() -> None:
+    """Alerts of this cell, and people; of other cells and outside of the period nothing."""
+    events = [
+        {"at": at, "kind": kind, "contract": "policy", "message": f"policy: {kind} {at:g}", "data": data}
+        for at, kind, data in (
+            (40.0, "firing", {"clause": "tv", "slice": "code"}),
+            (40.2, "acknowledged", {"by": "ada", "slice": "code"}),
+            (60.0, "firing", {"clause": "tv", "slice": "prose"}),
+            (70.0, "silenced", {"by": "ada", "slice": "prose"}),
+            (80.0, "promotion", {}),
+            (95.0, "resolved", {"clause": "tv", "slice": "code"}),
+        )
+    ]
+    found = markers_of(events, "policy", "tv", "code")
+    assert [(one.at, one.sign) for one in found] == [(40.0, "▲"), (40.2, "☞"), (80.0, "→"), (95.0, "▽")]
+    assert markers_of(events, "other", "tv", "code") == ()
+    assert [text for _, text in draw_history("x", PAST, markers=found).marks] == [
+        "firing: firing 40; acknowledged: acknowledged 40.2", "promotion: promotion 80",
+    ]  # fmt: skip
+
+
+def test_every_value_is_also_text() -> None:
+    """Rows of moments and of bins, with a place between the ends; the strip of verdicts has shapes."""
+    chart = draw_history("x", PAST, unit="nats")
+    assert [row[1][1] for row in chart.rows] == ["✓ PASS", "○ NO_DATA", "✕ FAIL", "✕ FAIL"]
+    assert chart.rows[2][1] == ("1970-01-01 00:00:40 UTC", "✕ FAIL", "0.1", "0.08 to unbounded", "0.02", "99")
+    assert [row[0] for row in chart.rows] == [0.0, 125.0, 375.0, 1000.0]
+    assert {"✓", "○", "✕", "nats", "limit 0.02"} <= set(texts(chart.svg))
+    seen = draw_distribution("x", SEEN, "code", whole=SEEN)
+    assert [row[1] for row in seen.rows] == [("0.01 to 0.1", "3 (30 %)", "1 (10 %)"), ("0.1 to 1", "5 (50 %)", "0")]
+    assert "size of log_ratio, nats" in texts(seen.svg)
+    assert "limit of the mean <0.02>" in texts(seen.svg)
+
+
+def test_other_kernel_versions_are_drawn_dotted() -> None:
+    """With their names in the key; one without data is not drawn."""
+    chart = draw_history("x", PAST, others={"old": PAST[:1], "silent": [[5.0, None, None, None, 0.02, 0, 2]]})
+    assert len(paths(chart.svg, "c-other")) == 1
+    assert [text for _, text in chart.key][-1] == "kernel old"
+    assert "1 other kernel version on the same slice" in chart.text
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    """No point, or only zeros."""
+    assert draw_history("x", []) is None
+    assert draw_distribution("x", SEEN | {"edges": [], "above": [], "below": [], "zero": 10}, "code") is None
+
+
+def test_one_moment_is_a_dot() -> None:
+    """A cell that was judged once has a drawing all the same."""
+    assert len(paths(draw_history("x", PAST[-1:]).svg, "c-dot c-over")) == 1
+
+
+number = st.floats(0.0, 1e300)
+optional = st.none() | number
+point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.integers(0), st.integers(0, 3))
+
+
+@given(
+    st.lists(point, min_size=1),
+    st.lists(st.text(), max_size=2),
+)
+def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names: list[str]) -> None:
+    """Whatever the numbers and the names: XML, finite, and nothing beyond the plot."""
+    points.sort(key=lambda point: point[0])
+    markers = [Marker(points[0][0], "▲", name) for name in names]
+    chart = draw_history("".join(names), points, others=dict.fromkeys(names, points), markers=markers)
+    assert not re.search(r"\b(nan|inf)\b", chart.svg)
+    for line in paths(chart.svg, "c-line") + paths(chart.svg, "c-limit") + paths(chart.svg, "c-band"):
+        assert all(0 <= x <= 1000 and 0 <= y <= 200 for x, y in line)
+
+
+@given(number, optional, optional, number)
+def test_no_interval_makes_a_drawing_that_cannot_be_read(
+    estimate: float, lower: float | None, upper: float | None, limit: float
+) -> None:
+    """Zeros, ends that are not there, and everything at one place."""
+    chart = draw_interval("x", estimate, lower, upper, limit)
+    assert not re.search(r"\b(nan|inf)\b", chart.svg)
+    signs = [one for one in texts(chart.svg) if one in "◂▸"]
+    assert signs == [sign for sign, bound in (("◂", lower), ("▸", upper)) if bound is None]
+
+
+@given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
+def test_ticks_are_round_few_and_within_their_axis(low: float, span: float) -> None:
+    """At most six, ascending, no two with the same text."""
+    high = low + span
+    if high <= low or span < 1e-9 * abs(low):
+        return
+    axis = linear_axis(low, high)
+    values = [value for value, _ in axis.ticks]
+    assert values == sorted(values)
+    assert 1 <= len(values) <= 6
+    assert all(low - span * 1e-6 <= value <= high + span * 1e-6 for value in values)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-12, 1.0), (0.01, 0.03), (1e-300, 1e300), (5.0, 5.0001)])
+def test_a_logarithmic_axis_has_few_ticks(low: float, high: float) -> None:
+    """Over six hundred decades as over a part of one."""
+    assert len(log_axis(low, high).ticks) <= 7
+
+
+def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days() -> None:
+    """Where clocks are half an hour off, and over a night on which they change."""
+    start = datetime(2026, 1, 5, 9, 10, tzinfo=UTC).timestamp()
+    kolkata = time_axis(start, start + 6 * 3600, ZoneInfo("Asia/Kolkata"))
+    assert [text for _, text in kolkata.ticks] == ["15:00", "16:00", "17:00", "18:00", "19:00", "20:00"]
+    berlin = ZoneInfo("Europe/Berlin")
+    saturday = datetime(2026, 3, 28, 12, tzinfo=berlin).timestamp()
+    night = time_axis(saturday, saturday + 23 * 3600, berlin)
+    assert [text for _, text in night.ticks] == ["12:00", "18:00", "Mar 29", "06:00", "12:00"]
