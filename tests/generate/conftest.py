@@ -23,11 +23,8 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def schemas() -> Path:
-    """Folder of JSON Schemas beside the checkout; skips where it is not."""
-    folder = REPOSITORY.parent / "shared" / "data"
-    if not (folder / "grafana-jsonschema").is_dir():
-        pytest.skip(f"not validated against JSON Schemas: {folder} does not exist")
-    return folder
+    """Folder of others' JSON Schemas."""
+    return REPOSITORY / "tests" / "data"
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,5 @@ def request_of_metrics() -> ExportMetricsServiceRequest:
 
 @pytest.fixture
 def examples() -> Path:
-    """Folder of opentelemetry-proto's example payloads; beside the checkout, or where KC_OTEL_SHARED_DATA says."""
-    beside = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-    folder = Path(os.environ.get("KC_OTEL_SHARED_DATA", beside)) / "otlp-examples"
-    if not folder.is_dir():
-        pytest.skip(f"no example payloads of opentelemetry-proto at {folder}")
-    return folder
+    """Folder of opentelemetry-proto's example payloads."""
+    return Path(__file__).resolve().parents[2] / "data" / "otlp-examples"

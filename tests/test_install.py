@@ -1,0 +1,116 @@
+"""What `pip install kc-otel` brings: a recorder, a router and a verifier, in an environment with nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONTRACT = REPOSITORY / "contracts" / "serving-int8.yaml"
+MOST_MIB = 150
+MOST_SECONDS = 0.100
+
+RECORD = """
+import numpy as np
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+import kc_otel
+
+class Memory(MetricExporter):
+    names = set()
+    def export(self, metrics_data, timeout_millis=0, **_):
+        for resource in metrics_data.resource_metrics:
+            for scope in resource.scope_metrics:
+                self.names.update(metric.name for metric in scope.metrics)
+        return MetricExportResult.SUCCESS
+    def force_flush(self, timeout_millis=0): return True
+    def shutdown(self, timeout_millis=0, **_): pass
+
+recorder = kc_otel.Recorder({contract!r}, metric_exporter=Memory(), sampling=1.0)
+train = np.log(np.random.default_rng(0).uniform(0.1, 0.9, (4, 64)))
+recorder.compare(train, train - 0.01, attributes={{"task": "code"}})
+recorder.shutdown()
+print(*sorted(Memory.names))
+"""
+ROUTE = """
+import kc_otel
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.table import DecisionTable
+contract = kc_otel.load({contract!r})
+router = Router.from_table(DecisionTable(), contracts=[contract])
+print(router.choose(contract.name, {{"task": "code"}}))
+"""
+VERIFY = """
+import time
+from kc_otel.client.signing import Secret, sign
+from kc_otel.client.webhooks import new_secret, verify
+secret = new_secret()
+body = b'{{"status": "firing"}}'
+print(verify(secret, sign([Secret.parse(secret)], "msg_1", body, now=time.time()), body))
+"""
+ABSENT = ("scipy", "typer", "rich", "httpx", "fastapi", "starlette", "uvicorn", "plotly", "prometheus_client", "torch")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A virtual environment with the wheel of this checkout, and what it depends on."""
+    folder = tmp_path_factory.mktemp("install")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", *folder.glob("*.whl")], check=True)
+    return folder / "venv"
+
+
+@pytest.fixture
+def run(environment, tmp_path):
+    """A function that runs a program in that environment, away from the checkout, and returns what it prints."""
+
+    def program(source: str) -> str:
+        command = [environment / "bin" / "python", "-I", "-c", source.format(contract=str(CONTRACT))]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.strip()
+
+    return program
+
+
+def test_the_core_is_small(environment):
+    """A trainer's environment grows by less than 150 MB, bytecode included."""
+    assert sum(path.lstat().st_size for path in (environment / "lib").rglob("*")) < MOST_MIB * 1_000_000
+
+
+def test_nothing_of_an_extra_comes_along(run):
+    """No SciPy, no web framework, no command line, no plotting library."""
+    found = run(f"from importlib.util import find_spec; print([n for n in {ABSENT} if find_spec(n)])")
+    assert found == "[]"
+
+
+def test_importing_takes_less_than_a_tenth_of_a_second(run):
+    """`import kc_otel` in a fresh process: CPU time, the best of a few, since the machine has other tenants."""
+    source = "import time; t = time.process_time(); import kc_otel; print(time.process_time() - t)"
+    assert min(float(run(source)) for _ in range(3)) < MOST_SECONDS
+
+
+def test_a_recorder_records_and_exports(run):
+    """Two kernels' log-probabilities become metrics in the exporter's hands."""
+    names = run(RECORD).split()
+    assert {"kc.drift.k3", "kc.drift.log_ratio"} <= set(names)
+
+
+def test_a_router_routes(run):
+    """A contract is loaded from YAML and a request gets its kernel."""
+    assert run(ROUTE) == "inference-kernel"
+
+
+def test_a_webhook_is_verified(run):
+    """The signature of a webhook is checked with nothing but the core."""
+    assert run(VERIFY) == "{'status': 'firing'}"
+
+
+def test_the_command_says_what_to_install(environment):
+    """The script is installed, and says in one line which extra it needs."""
+    command = environment / "bin" / "kc-otel"
+    told = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (2, "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n")
