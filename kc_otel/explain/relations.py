@@ -124,6 +124,8 @@ def _about_implied(contract: Contract, clause: Clause, other: Clause, slice: str
     """What to do about a clause that another one implies."""
     if promise_of(clause, slice, contract.assumptions).metric == "tv_seq":
         return f"keep {clause.id}: it measures what {other.id} only guarantees, and still stands when {other.id} fails"
+    if other.parsed_statistic.kind == "max" and clause.parsed_statistic.kind != "max":
+        return f"keep {clause.id}: {other.id} speaks of what was observed, {clause.id} of what was not, too"
     own, known = (observations_to_pass(contract, one, slice) for one in (clause, other))
     counts = own.observations, known.observations
     if own.unit == known.unit and counts[0] is not None and counts[0] < (counts[1] or math.inf):

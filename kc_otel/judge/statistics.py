@@ -32,13 +32,12 @@ def metric_name(clause: Clause) -> str:
 
 
 def samples_needed(clause: Clause, observability: Observability) -> int:
-    """Observations below which the clause stays undecided: tokens, or sequences where these are its unit.
+    """Observations below which the clause cannot pass: tokens, or sequences where these are its unit.
 
-    The largest observation is a fact from the first one on, and what is observed once per batch may never be observed
-    hundreds of times in a window: the contract's minima are for means, quantiles and fractions of tokens and sequences.
+    Nor can it fail with fewer, except on a maximum: one observation above the limit is a fact, while a few below it
+    say nothing of the next. What is observed once per batch may never be observed hundreds of times in a window, so the
+    contract's minima are not for that.
     """
-    if clause.parsed_statistic.kind == "max":
-        return 1
     if clause.quantity is not None and clause.quantity.per is Unit.BATCH:
         return 1
     return observability.minimum(clause)[1]

@@ -60,11 +60,15 @@ class _Case:
 
     @property
     def status(self) -> Status:
-        if self.interval.samples < self.needed:
-            return Status.INCONCLUSIVE
-        if self.interval.lower > self.limit:
+        few = self.interval.samples < self.needed
+        if self.interval.lower > self.limit and (self.fails_at_once or not few):
             return Status.FAIL
-        return Status.PASS if self.interval.upper <= self.limit else Status.INCONCLUSIVE
+        return Status.PASS if self.interval.upper <= self.limit and not few else Status.INCONCLUSIVE
+
+    @property
+    def fails_at_once(self) -> bool:
+        """Whether too few observations to pass may be enough to fail: what was observed above a maximum is a fact."""
+        return self.evidence.clause.parsed_statistic.kind == "max"
 
 
 class Memo:
@@ -128,7 +132,9 @@ def _judged(
     def fails(case: _Case) -> Callable[[float], bool]:
         def at(level: float) -> bool:
             # What is not above the limit in the sample itself fails at no level.
-            if case.interval.samples < case.needed or not case.interval.estimate > case.limit:
+            if case.interval.samples < case.needed and not case.fails_at_once:
+                return False
+            if not case.interval.estimate > case.limit:
                 return False
             return memo.interval(contract, case.evidence, window, level, alpha).lower > case.limit
 

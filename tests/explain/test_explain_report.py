@@ -216,6 +216,20 @@ def test_relations_between_clauses(contract):
     assert not any(kind == "implied" and clauses[0] == "mean" for kind, clauses in found)
 
 
+def test_nobody_is_advised_to_drop_a_clause_about_traffic_for_one_about_what_was_seen(contract):
+    """A maximum says nothing of the tokens that were not observed, so a quantile below it keeps its place."""
+    worst = "  - {id: worst, metric: abs_log_ratio, statistic: max, limit: 0.5}"
+    tail = "  - {id: tail, metric: abs_log_ratio, statistic: p99, limit: 0.7}"
+    tighter = "  - {id: tighter, metric: abs_log_ratio, statistic: p99.9, limit: 0.5}"
+    advice = {
+        relation.clauses: relation.suggestion
+        for relation in explain(contract("statistical:", worst, tail, tighter)).relations
+        if relation.kind == "implied"
+    }
+    assert advice["tail", "worst"] == "keep tail: worst speaks of what was observed, tail of what was not, too"
+    assert advice["tail", "tighter"].startswith(("drop tail", "keep tail because it is decided sooner"))
+
+
 def test_a_clause_that_the_minimum_cannot_decide_is_slow(contract):
     """With the number of observations from the evaluator's own interval."""
     made = contract("statistical: [{id: kl, metric: k3, limit: 0.001}]", "observability: {min_samples: 2000}")

@@ -121,8 +121,19 @@ def test_the_number_of_missing_samples_is_about_right(contract: Any, mean: float
     assert judge(made, half, half).status is Status.INCONCLUSIVE
 
 
-def test_max_needs_no_minimum_of_samples(contract: Any) -> None:
-    """One observation above the limit of a max clause is a fact, and one below it is all that can be said."""
+def test_a_maximum_is_broken_by_one_observation_and_kept_by_no_fewer_than_the_minimum(contract: Any) -> None:
+    """One observation above the limit is a fact; below it, as many are asked for as of any other statistic."""
+    made = contract(statistical=[{"id": "worst", "metric": "abs_log_ratio", "statistic": "max", "limit": 1}])
+    least = made.observability.min_samples
+    cells = [evidence(made, np.full(n, x), np.full(n, x)) for x in (0.5, 2.0) for n in (1, least - 1, least)]
+    found = [decide(made, [cell], NOW)[0] for cell in cells]
+    doubt = Status.INCONCLUSIVE
+    assert [verdict.status for verdict in found] == [doubt, doubt, Status.PASS, Status.FAIL, Status.FAIL, Status.FAIL]
+    assert f"1 of {least:,} samples" in found[0].reason
+
+
+def test_what_comes_once_a_batch_needs_no_minimum(contract: Any) -> None:
+    """The lag of the weights is observed once a batch, and one observation decides it either way."""
     made = contract(runtime=[{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}])
     cells = [evidence(made, np.array([value]), np.array([value]), clause=1) for value in (1.0, 2.0)]
     assert [decide(made, [cell], NOW)[0].status for cell in cells] == [Status.PASS, Status.FAIL]

@@ -77,14 +77,19 @@ def _limits(clause: Clause, contract: Contract, own: Own) -> str:
 
 
 def _judged(clause: Clause, contract: Contract, own: Own) -> str:
-    """FAIL above the limit, PASS at or below it, and INCONCLUSIVE between or with too few observations."""
+    """FAIL above the limit, PASS at or below it, and INCONCLUSIVE between or with too few observations.
+
+    A maximum is broken by any number of them.
+    """
     limit = f"on ({CELL}) group_left () {own('kc.rule.limit')}"
-    enough = f"({own('kc.rule.window.samples')} >= bool {samples_needed(clause, contract.observability)})"
+    needed = samples_needed(clause, contract.observability)
+    enough = f"({own('kc.rule.window.samples')} >= bool {needed})"
+    any_ = f"({own('kc.rule.window.samples')} >= bool 1)" if clause.parsed_statistic.kind == "max" else enough
     fails = f"({own('kc.rule.window.lower')} > bool {limit})"
     passes = f"({own('kc.rule.window.upper')} <= bool {limit})"
     doubt = Status.INCONCLUSIVE.code
     return (
-        f"{doubt} + {Status.FAIL.code - doubt} * {fails} * {enough}\n- {doubt - Status.PASS.code} * {passes} * {enough}"
+        f"{doubt} + {Status.FAIL.code - doubt} * {fails} * {any_}\n- {doubt - Status.PASS.code} * {passes} * {enough}"
     )
 
 
