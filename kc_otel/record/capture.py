@@ -17,10 +17,23 @@ import numpy as np
 
 from kc_otel.record.measure.arrays import is_tensor
 
-__all__ = ["Rows", "device_ready", "laid_out", "measuring", "on_host", "row_of", "size_of", "taken"]
+__all__ = [
+    "DeviceEvent",
+    "Rows",
+    "Tree",
+    "device_ready",
+    "laid_out",
+    "measuring",
+    "on_host",
+    "row_of",
+    "size_of",
+    "taken",
+]
 
 Tree = Any
-"""An array, a list of arrays, or None."""
+"""An array of NumPy or torch, a list of them, one per sequence, or None."""
+DeviceEvent = Any
+"""A `torch.cuda.Event`, or None."""
 
 _NUMBER: Final = (int, float, np.generic)
 
@@ -49,7 +62,7 @@ def taken(data: Tree) -> Tree:
     return np.array(data)
 
 
-def device_ready(*data: Tree) -> Any:
+def device_ready(*data: Tree) -> DeviceEvent:
     """An event on the caller's CUDA stream after which the copies are complete; None when all of them are on the CPU.
 
     Raises:
@@ -66,7 +79,7 @@ def device_ready(*data: Tree) -> Any:
     return event
 
 
-def measuring(ready: Any) -> AbstractContextManager[Any]:
+def measuring(ready: DeviceEvent) -> AbstractContextManager[Any]:
     """The context in which a thread measures: no autograd, and on CUDA a stream of its own that waits for `ready`.
 
     On a stream of its own, reading results back waits for the measuring alone and not for the caller's kernels.

@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from kc_otel.contract.model import Contract
 from kc_otel.record import capture
 from kc_otel.record.operator_rows import observed
-from kc_otel.record.pairing import Pair, PairingBuffer, Role, paired_batch, sides_of, versions_of
+from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.record.telemetry.accumulate import Batch, WorstToken
@@ -26,7 +26,15 @@ from kc_otel.record.telemetry.compare_span import compare_span
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, TokenExemplar, drift_metrics, kernel_info
 from kc_otel.record.telemetry.sdk_points import gauge
-from kc_otel.record.work import Weights, Work
+from kc_otel.record.work import (
+    KernelSide,
+    LogitsComparison,
+    OperatorComparison,
+    PairChange,
+    SampledComparison,
+    Weights,
+    Work,
+)
 
 __all__ = ["Measurer"]
 
@@ -86,18 +94,16 @@ class Measurer:
         Raises:
             ValueError: If the arrays cannot be compared.
         """
-        if work.kind == "rollout":
-            return self._rollout(work.pair)
+        if isinstance(work, PairChange):
+            return self._change_pair(work.pair)
         with capture.measuring(work.ready):
-            if work.kind == "operator":
-                self._measure_operator(work)
-                return False
-            if work.kind in ("sampled", "scored"):
-                self._pair_up(work, now)
-                return False
-            trailing = 1 if work.kind == "logits" else 0
-            rows = capture.laid_out(dict(work.arrays), like="train", trailing=trailing)
-            self._measure(work, rows)
+            match work:
+                case SampledComparison() | LogitsComparison():
+                    self._measure(work)
+                case OperatorComparison():
+                    self._measure_operator(work)
+                case KernelSide():
+                    self._pair_up(work, now)
         return False
 
     def expire(self, now: float) -> None:
@@ -137,28 +143,26 @@ class Measurer:
                 if streams.retired and streams.batches == batches and self._streams.get(streams.pair) is streams:
                     del self._streams[streams.pair]
 
-    def _rollout(self, pair: KernelPair) -> bool:
+    def _change_pair(self, pair: KernelPair) -> bool:
         with self._lock:
             self._current = pair
             for each in self._streams.values():
                 each.retired = each.pair != pair
             return any(each.retired for each in self._streams.values())
 
-    def _measure(self, work: Work, rows: capture.Rows) -> None:
+    def _measure(self, work: SampledComparison | LogitsComparison) -> None:
+        logits = isinstance(work, LogitsComparison)
+        rows = capture.laid_out(work.arrays, like="train", trailing=int(logits))
         for reason, count in rows.invalid.items():
             self._counters.invalid(reason, count)
         if not rows.kept:
             return
         given = len(rows.kept) + sum(rows.invalid.values())
-        membership = self._table.of_batch(work.attributes, rows.kept, given)
-        train, inference = work.processing
-        declared = None if train is None or inference is None else (train, inference)
+        membership = self._table.of_batch(work.origin.attributes, rows.kept, given)
         with self._lock:
-            streams = self._streams_of(work.pair)
-            if work.kind == "logits":
-                batch = streams.accumulator.add_logits(**rows.arrays, membership=membership, processing=declared)
-            else:
-                batch = streams.accumulator.add_sampled(**rows.arrays, membership=membership, processing=declared)
+            streams = self._streams_of(work.origin.pair)
+            add = streams.accumulator.add_logits if logits else streams.accumulator.add_sampled
+            batch = add(**rows.arrays, membership=membership, processing=work.processing)
             streams.batches += 1
             lag = _lag(*work.weights)
             if lag is not None and batch.tokens:
@@ -172,29 +176,30 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
-    def _measure_operator(self, work: Work) -> None:
-        assert work.operator is not None
-        name, given = work.operator.name, work.arrays
-        if given["train"].shape != given["inference"].shape:
-            shapes = " and ".join(str(tuple(given[side].shape)) for side in ("train", "inference"))
-            self._counters.invalid("shape_mismatch", 1, f"the outputs of operator {name} have shapes {shapes}")
+    def _measure_operator(self, work: OperatorComparison) -> None:
+        if work.train.shape != work.inference.shape:
+            shapes = " and ".join(str(tuple(output.shape)) for output in (work.train, work.inference))
+            why = f"the outputs of operator {work.operator} have shapes {shapes}"
+            self._counters.invalid("shape_mismatch", 1, why)
             return
-        found = observed(work.operator, **given)
-        of_members = self._table.of_batch(work.attributes, range(found.members), found.members)
+        found = observed(work)
+        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
         with self._lock:
-            operators = self._streams_of(work.pair).operators
-            fits = operators.has_room(name)
+            streams = self._streams_of(work.origin.pair)
+            fits = streams.operators.has_room(work.operator)
             if fits and found.member.size:
-                operators.add(name, found.values, of_members[found.member])
-                self._streams_of(work.pair).batches += 1
+                streams.operators.add(work.operator, found.values, of_members[found.member])
+                streams.batches += 1
         if not fits:
-            self._counters.dropped("too-many-operators", f"no clause names {name}, and max_series leaves no more room")
+            why = f"no clause names {work.operator}, and max_series leaves no more room"
+            self._counters.dropped("too-many-operators", why)
             return
-        self._counters.invalid("operator_not_finite", found.not_finite, f"rows of {name} are not finite on one side")
+        why = f"rows of {work.operator} are not finite on one side"
+        self._counters.invalid("operator_not_finite", found.not_finite, why)
         if found.member.size:
             self._counters.measured(0, 0)
 
-    def _explain(self, work: Work, batch: Batch, rows: capture.Rows) -> None:
+    def _explain(self, work: SampledComparison | LogitsComparison, batch: Batch, rows: capture.Rows) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
         worst, end = batch.worst, time.time_ns()
         train, inference = work.weights
@@ -209,8 +214,8 @@ class Measurer:
                 "kc.contract": self._contract.name,
                 "kc.contract.version": self._contract.metadata.version,
                 "kc.contract.hash": self._contract.hash,
-                "kc.kernel.train": work.pair.train.fingerprint,
-                "kc.kernel.inference": work.pair.inference.fingerprint,
+                "kc.kernel.train": work.origin.pair.train.fingerprint,
+                "kc.kernel.inference": work.origin.pair.inference.fingerprint,
                 "kc.compare.sequences": batch.sequences,
                 "kc.compare.tokens": batch.tokens,
                 "kc.compare.slices": batch.slices,
@@ -218,36 +223,35 @@ class Measurer:
                 **({} if worst is None else _worst(worst, rows.kept)),
                 **weights,
             },
-            parent=work.parent,
-            links=work.links[:_MAX_LINKS],
-            start=work.at,
+            parent=work.origin.parent,
+            links=work.origin.links[:_MAX_LINKS],
+            start=work.origin.at,
             end=end,
         )
         if worst is not None and span.is_valid and span.trace_flags.sampled:
             with self._lock:
-                self._streams_of(work.pair).explain(TokenExemplar(worst, span, end, weights))
+                self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
 
-    def _pair_up(self, work: Work, now: float) -> None:
-        rows = capture.laid_out(dict(work.arrays), like="logprobs")
+    def _pair_up(self, work: KernelSide, now: float) -> None:
+        rows = capture.laid_out(work.per_token, like="logprobs")
         for reason, count in rows.invalid.items():
             self._counters.invalid(reason, count)
         if not capture.one_shape(rows.arrays):
             self._counters.invalid("shape_mismatch", len(rows.kept))
             return
-        role: Role = "sampled" if work.kind == "sampled" else "scored"
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
         for key, side in sides_of(work, rows):
-            if not work.one_key and not self._sampler.takes(key):
+            if work.one_key is None and not self._sampler.takes(key):
                 self._counters.unsampled()
                 continue
-            pair, evicted = self._pairing.add(role, key, side, now)
+            pair, evicted = self._pairing.add(work.role, key, side, now)
             self._counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
                 self._counters.invalid("token_mismatch", 1)
         for pairs in groups.values():
-            self._measure(*paired_batch(work, pairs))
+            self._measure(paired_batch(work, pairs))
 
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measure.operator_drift import OperatorDrift, compare_outputs
-from kc_otel.record.work import OperatorOutputs
+from kc_otel.record.work import OperatorComparison
 
 __all__ = ["Observed", "observed", "output_of", "values_of"]
 
@@ -36,24 +36,19 @@ class Observed:
     not_finite: int
 
 
-def observed(operator: OperatorOutputs, train: Any, inference: Any, mask: Any = None) -> Observed:
-    """Compare the rows of two outputs.
-
-    Args:
-        operator: What they are of.
-        train: [..., features]; one axis alone is one row.
-        inference: Of the same shape.
-        mask: Which rows count, of the outputs' first axes.
+def observed(work: OperatorComparison) -> Observed:
+    """Compare the rows of two outputs, [..., features]; one axis alone is one row.
 
     Raises:
         ValueError: If they cannot be compared.
     """
+    train, inference = work.train, work.inference
     if is_tensor(train) != is_tensor(inference):
         train, inference = capture.on_host(train), capture.on_host(inference)
-    drift = compare_outputs(train, inference, mask=mask, ulp_of=operator.ulp_of)
+    drift = compare_outputs(train, inference, mask=work.mask, ulp_of=work.ulp_of)
     members = train.shape[0] if train.ndim > 1 else 1
     per_member = int(np.prod(train.shape[1:-1], dtype=np.int64))
-    values = values_of(drift, of_batches=operator.of_batches)
+    values = values_of(drift, of_batches=work.of_batches)
     return Observed(members, drift.rows // per_member, values, drift.not_finite)
 
 

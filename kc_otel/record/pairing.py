@@ -1,8 +1,7 @@
 """Pairing: the same sequence as the inference kernel sampled it and as the training kernel scored it, at other times.
 
-Both sides are kept until their partner arrives, within a bound on tokens and on age. Pure: the clock is passed in.
-
-From batches of one kernel's log-probabilities to sequences that wait for the other's, and back to batches.
+A batch of one kernel's log-probabilities is cut into sequences; each waits for the other kernel's, within a bound on
+tokens and on age, and those that found each other become batches again. Pure: the clock is passed in.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record import capture
+from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import Work
+from kc_otel.record.work import KernelSide, Processing, Role, SampledComparison, Weights
 
-__all__ = ["Pair", "PairingBuffer", "Role", "Side", "content_key", "paired_batch", "sides_of", "versions_of"]
-
-
-Role = Literal["sampled", "scored"]
+__all__ = ["Pair", "PairingBuffer", "Side", "content_key", "paired_batch", "sides_of", "versions_of"]
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -43,12 +41,22 @@ class Side:
     Attributes:
         token_ids: Sampled tokens, [tokens].
         logprobs: Their log-probabilities under the kernel, nats, [tokens].
-        origin: Whatever the caller wants to have back with the pair: kernel, weights, attributes, trace context.
+        kernel: The kernel.
+        weights: Its weight version.
+        processing: Its sampling processing, as declared.
+        attributes: What decides the slices.
+        advantages: Of the tokens, [tokens]; None where there are none.
+        spans: Contexts of the spans that it belongs to.
     """
 
     token_ids: NDArray[np.integer]
     logprobs: NDArray[np.floating]
-    origin: Any = None
+    kernel: Kernel
+    weights: Weights = None
+    processing: Processing | None = None
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
+    advantages: NDArray[np.floating] | None = None
+    spans: tuple[SpanContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,16 +148,7 @@ class PairingBuffer:
         return gone
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Origin:
-    """What a side brings along besides its numbers."""
-
-    work: Work
-    attributes: Mapping[str, Scalar]
-    advantages: Any
-
-
-def sides_of(work: Work, rows: capture.Rows) -> Iterator[tuple[Hashable, Side]]:
+def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, Side]]:
     """The valid tokens of each sequence, with its key; sequences without any are left out.
 
     Raises:
@@ -157,76 +156,72 @@ def sides_of(work: Work, rows: capture.Rows) -> Iterator[tuple[Hashable, Side]]:
     """
     arrays = {name: capture.on_host(data) for name, data in rows.arrays.items() if data is not None}
     total = len(rows.kept) + sum(rows.invalid.values())
-    for name, given in (("key", work.keys), ("attributes", work.attributes)):
-        if (
-            isinstance(given, list | tuple)
-            and (name == "attributes" or isinstance(given, list))
-            and len(given) != total
-        ):
-            raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")
-    light = work.without_arrays()
+    attributes, pair = work.origin.attributes or {}, work.origin.pair
+    for name, each in (("key", isinstance(work.key, list)), ("attributes", not isinstance(attributes, Mapping))):
+        given = work.key if name == "key" else attributes
+        if each and len(given) != total:  # type: ignore[arg-type]  # lists, as `each` says
+            raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")  # type: ignore[arg-type]
+    spans = work.origin.spans
     for row, index in enumerate(rows.kept):
         inside = arrays["mask"][row] != 0 if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
         if not ids.size:
             continue
         # Rows are copied out of the batch: a view would keep the whole of it while one sequence waits.
-        advantages = _advantages(arrays, row)[inside].copy() if "advantages" in arrays else None
-        origin = _Origin(light, _attributes(work, index), advantages)
-        yield _key(work, ids, index, total), Side(ids.copy(), arrays["logprobs"][row][inside].copy(), origin)
+        side = Side(
+            ids.copy(),
+            arrays["logprobs"][row][inside].copy(),
+            pair.inference if work.role == "sampled" else pair.train,
+            work.weights,
+            work.processing,
+            attributes if isinstance(attributes, Mapping) else attributes[index],
+            _advantages(arrays, row)[inside].copy() if "advantages" in arrays else None,
+            spans,
+        )
+        yield _key(work, ids, index, total), side
 
 
 def versions_of(pair: Pair) -> Hashable:
     """What pairs must have in common to be measured as one batch: both kernels, weight versions and processings."""
-    sampled, scored = pair.sampled.origin.work, pair.scored.origin.work
-    processing = [
-        None if each is None else tuple(sorted(each.items())) for each in (scored.processing[0], sampled.processing[1])
-    ]
-    return scored.pair.train, sampled.pair.inference, scored.weights[0], sampled.weights[1], *processing
+    sides = (pair.scored, pair.sampled)
+    processing = [None if each.processing is None else tuple(sorted(each.processing.items())) for each in sides]
+    return *(each.kernel for each in sides), *(each.weights for each in sides), *processing
 
 
-def paired_batch(work: Work, pairs: Sequence[Pair]) -> tuple[Work, capture.Rows]:
-    """Pairs of the same versions as one batch, in the trace context of `work`, the side that came last.
+def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
+    """Pairs of the same versions as one batch, in the trace context of `last`, the side that came last.
 
     The spans of the sides that waited become links. Attributes of both sides count; the sampled side's win.
     """
-    sampled, scored = pairs[0].sampled.origin.work, pairs[0].scored.origin.work
-    advantages = [pair.scored.origin.advantages for pair in pairs]
-    arrays = {
-        "train": [pair.scored.logprobs for pair in pairs],
-        "inference": [pair.sampled.logprobs for pair in pairs],
-        "token_ids": [pair.sampled.token_ids for pair in pairs],
-        "mask": None,
-        "advantages": None if any(a is None for a in advantages) else advantages,
-    }
-    waited = [(pair.scored if work.kind == "sampled" else pair.sampled).origin.work for pair in pairs]
-    spans = (*work.links, *(span for other in waited for span in other.spans))
+    scored, sampled = pairs[0].scored, pairs[0].sampled
+    advantages = [pair.scored.advantages for pair in pairs]
+    waited = [pair.scored if last.role == "sampled" else pair.sampled for pair in pairs]
+    spans = (*last.origin.links, *(span for side in waited for span in side.spans))
     links = {(span.trace_id, span.span_id): span for span in spans}
-    batch = replace(
-        work.without_arrays(),
-        kind="compare",
-        pair=KernelPair(scored.pair.train, sampled.pair.inference),
-        attributes=[{**pair.scored.origin.attributes, **pair.sampled.origin.attributes} for pair in pairs],
-        processing=(scored.processing[0], sampled.processing[1]),
-        weights=(scored.weights[0], sampled.weights[1]),
-        links=tuple(links.values()),
+    declared = scored.processing, sampled.processing
+    return SampledComparison(
+        origin=replace(
+            last.origin,
+            pair=KernelPair(scored.kernel, sampled.kernel),
+            attributes=[{**pair.scored.attributes, **pair.sampled.attributes} for pair in pairs],
+            links=tuple(links.values()),
+        ),
+        train=[pair.scored.logprobs for pair in pairs],
+        inference=[pair.sampled.logprobs for pair in pairs],
+        token_ids=[pair.sampled.token_ids for pair in pairs],
+        advantages=None if any(each is None for each in advantages) else advantages,
+        processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
+        weights=(scored.weights, sampled.weights),
     )
-    return batch, capture.laid_out(arrays, like="train")
 
 
 def _advantages(arrays: Mapping[str, Any], row: int) -> NDArray[np.floating]:
     return np.broadcast_to(arrays["advantages"][row], arrays["logprobs"][row].shape)
 
 
-def _attributes(work: Work, index: int) -> Mapping[str, Scalar]:
-    if work.attributes is None:
-        return {}
-    return work.attributes if isinstance(work.attributes, Mapping) else work.attributes[index]
-
-
-def _key(work: Work, ids: NDArray[Any], index: int, total: int) -> Hashable:
-    if isinstance(work.keys, list):
-        return work.keys[index]  # type: ignore[no-any-return]
-    if work.keys is not None:
-        return work.keys if total == 1 else (work.keys, index)
+def _key(work: KernelSide, ids: NDArray[Any], index: int, total: int) -> Hashable:
+    if isinstance(work.key, list):
+        return work.key[index]
+    if work.key is not None:
+        return work.key if total == 1 else (work.key, index)
     return content_key(ids, capture.row_of(work.prompts, index))

@@ -7,7 +7,6 @@ child that records nothing starts no thread and exports nothing.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.model import Contract
 from kc_otel.record.engine import Engine, Export
+from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
@@ -34,14 +34,16 @@ __all__ = ["ProcessEngine"]
 _log: Final = logging.getLogger("kc_otel")
 _LONGEST_INTERVAL: Final = 60.0
 _alive: Final[weakref.WeakSet[ProcessEngine]] = weakref.WeakSet()
-_of_parents: Final[list[Engine]] = []
 
 
-class ProcessEngine:
+class ProcessEngine(PerProcess):
     """What a recorder needs to make an engine, and the one that it made in this process.
 
     Args are those of `Recorder`, with defaults resolved except for the exporter, the tracer and the interval.
     """
+
+    engine: Engine | None
+    _lock: threading.Lock
 
     def __init__(
         self,
@@ -56,7 +58,6 @@ class ProcessEngine:
         export_interval: float | None,
     ) -> None:
         self.pair = pair
-        self.engine: Engine | None = None
         self._contract = contract
         self._sampler = sampler
         self._metric_exporter = metric_exporter
@@ -66,7 +67,7 @@ class ProcessEngine:
         self._interval = _interval(export_interval, contract.observability.heartbeat)
         self._stopped = environment.sdk_disabled()
         self._instance = ""
-        self._lock = threading.Lock()
+        super().__init__()
         _alive.add(self)
 
     def running(self) -> Engine | None:
@@ -120,11 +121,7 @@ class ProcessEngine:
     def _exporters(self) -> Sequence[MetricExporter]:
         return environment.metric_exporters() if self._metric_exporter is None else (self._metric_exporter,)
 
-    def _after_fork(self) -> None:
-        if self.engine is not None:
-            # Its threads are gone, they may have held its locks, and a gRPC channel must not be closed in a child: it
-            # is kept, untouched, so that the garbage collector does not do it either.
-            _of_parents.append(self.engine)
+    def _begin(self) -> None:
         self.engine = None
         self._lock = threading.Lock()
 
@@ -143,12 +140,3 @@ def _interval(given: float | None, heartbeat: float) -> float:
             heartbeat,
         )
     return interval
-
-
-def _in_child() -> None:
-    for each in list(_alive):
-        each._after_fork()  # noqa: SLF001 - an object of this module
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

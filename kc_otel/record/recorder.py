@@ -19,14 +19,23 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.record import capture
 from kc_otel.record.engine import RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
 from kc_otel.record.quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import Attributes, OperatorOutputs, Processing, Weights, Work, copied
+from kc_otel.record.work import (
+    Attributes,
+    BatchOrigin,
+    BatchWork,
+    KernelSide,
+    LogitsComparison,
+    OperatorComparison,
+    Processing,
+    SampledComparison,
+    Weights,
+)
 
 __all__ = ["Recorder"]
 
@@ -137,23 +146,18 @@ class Recorder:
             key: Decides by its hash whether the batch is in the sample; without one, chance does.
             presampled: The caller has sampled already: measure it in any case.
         """
-        arrays = {
-            "train": train_logprobs,
-            "inference": inference_logprobs,
-            "mask": mask,
-            "advantages": advantages,
-            "token_ids": token_ids,
-            "inference_token_ids": inference_token_ids,
-        }
-        self._hand_over(
-            "compare",
-            arrays,
-            lambda: presampled or self._sampler.takes(key),
-            attributes=attributes,
+        work = SampledComparison(
+            origin=self._origin(attributes, links),
+            train=train_logprobs,
+            inference=inference_logprobs,
+            mask=mask,
+            advantages=advantages,
+            token_ids=token_ids,
+            inference_token_ids=inference_token_ids,
             processing=processing,
-            weights=weights,
-            links=links,
+            weights=weights or (None, None),
         )
+        self._submit(work, lambda: presampled or self._sampler.takes(key))
 
     def compare_logits(
         self,
@@ -175,16 +179,16 @@ class Recorder:
         or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what `compare` measures is
         measured too. Other arguments are those of `compare`.
         """
-        arrays = {"train": train_logits, "inference": inference_logits, "mask": mask, "targets": token_ids}
-        self._hand_over(
-            "logits",
-            arrays,
-            lambda: presampled or self._sampler.takes(key),
-            attributes=attributes,
+        work = LogitsComparison(
+            origin=self._origin(attributes, links),
+            train=train_logits,
+            inference=inference_logits,
+            mask=mask,
+            targets=token_ids,
             processing=processing,
-            weights=weights,
-            links=links,
+            weights=weights or (None, None),
         )
+        self._submit(work, lambda: presampled or self._sampler.takes(key))
 
     def compare_operator(
         self,
@@ -217,20 +221,20 @@ class Recorder:
             presampled: The caller has sampled already: measure it in any case.
         """
         try:
-            operator = OperatorOutputs(operator_name(name), of_batches, ulp_of)
+            operator_name(name)
         except (TypeError, ValueError) as error:
             self.drop("operator-name", error)
             return
-        arrays = {"train": train_output, "inference": inference_output, "mask": mask}
-        self._hand_over(
-            "operator",
-            arrays,
-            lambda: presampled or self._sampler.takes(key),
-            attributes=attributes,
-            weights=None,
-            links=(),
-            operator=operator,
+        work = OperatorComparison(
+            origin=self._origin(attributes, ()),
+            operator=name,
+            train=train_output,
+            inference=inference_output,
+            mask=mask,
+            ulp_of=ulp_of,
+            of_batches=of_batches,
         )
+        self._submit(work, lambda: presampled or self._sampler.takes(key))
 
     def sampled(
         self,
@@ -258,16 +262,18 @@ class Recorder:
             weights: Weight version of the inference kernel.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
-        arrays = {"token_ids": token_ids, "logprobs": logprobs, "mask": mask}
-        self._side(
-            "sampled",
-            key,
-            arrays,
-            prompt_ids,
-            attributes=attributes,
-            processing=(None, processing),
-            weights=(None, weights),
-            links=links,
+        self._submit_side(
+            KernelSide(
+                origin=self._origin(attributes, links),
+                role="sampled",
+                token_ids=token_ids,
+                logprobs=logprobs,
+                mask=mask,
+                prompts=prompt_ids,
+                key=list(key) if isinstance(key, list) else key,
+                processing=processing,
+                weights=weights,
+            )
         )
 
     def scored(
@@ -285,16 +291,19 @@ class Recorder:
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Hand over what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
-        arrays = {"token_ids": token_ids, "logprobs": logprobs, "mask": mask, "advantages": advantages}
-        self._side(
-            "scored",
-            key,
-            arrays,
-            prompt_ids,
-            attributes=attributes,
-            processing=(processing, None),
-            weights=(weights, None),
-            links=links,
+        self._submit_side(
+            KernelSide(
+                origin=self._origin(attributes, links),
+                role="scored",
+                token_ids=token_ids,
+                logprobs=logprobs,
+                mask=mask,
+                advantages=advantages,
+                prompts=prompt_ids,
+                key=list(key) if isinstance(key, list) else key,
+                processing=processing,
+                weights=weights,
+            )
         )
 
     def takes(self, key: Hashable) -> bool:
@@ -363,45 +372,15 @@ class Recorder:
     ) -> None:
         self.shutdown()
 
-    def _side(self, kind: Any, key: Any, arrays: dict[str, Any], prompts: Any, **rest: Any) -> None:
-        named = key is not None and not isinstance(key, list)
-        self._hand_over(kind, arrays, lambda: not named or self._sampler.takes(key), keys=key, prompts=prompts, **rest)
+    def _origin(self, attributes: Attributes, links: Sequence[trace.SpanContext]) -> BatchOrigin:
+        return BatchOrigin(self._process.pair, attributes, context.get_current(), links, time.time_ns())
 
-    def _hand_over(
-        self,
-        kind: Any,
-        arrays: dict[str, Any],
-        takes: Callable[[], bool],
-        *,
-        attributes: Attributes,
-        processing: tuple[Processing | None, Processing | None] | None = None,
-        weights: tuple[Weights, Weights] | None,
-        links: Sequence[trace.SpanContext],
-        prompts: Any = None,
-        keys: Any = None,
-        operator: OperatorOutputs | None = None,
-    ) -> None:
+    def _submit_side(self, side: KernelSide) -> None:
+        # Sequences with keys of their own are sampled one by one where they are measured.
+        one = side.one_key
+        self._submit(side, lambda: one is None or self._sampler.takes(one))
+
+    def _submit(self, work: BatchWork, takes: Callable[[], bool]) -> None:
         engine = self._process.running()
-        if engine is None:
-            return
-        pair = self._process.pair
-
-        def make() -> Work:
-            copies = {name: capture.taken(data) for name, data in arrays.items()}
-            return Work(
-                kind,
-                pair,
-                copies,
-                attributes=copied(attributes),
-                processing=processing or (None, None),
-                weights=weights or (None, None),
-                keys=list(keys) if isinstance(keys, list) else keys,
-                prompts=capture.taken(prompts),
-                parent=context.get_current(),
-                links=tuple(links),
-                at=time.time_ns(),
-                operator=operator,
-                ready=capture.device_ready(*copies.values()),
-            )
-
-        engine.submit(takes, {**arrays, "prompts": prompts}, make)
+        if engine is not None:
+            engine.submit(work, takes)

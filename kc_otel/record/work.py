@@ -1,18 +1,41 @@
-"""A batch as it was handed over, on its way from the caller's thread to the one that measures."""
+"""What a recorder's queue holds, on its way from the caller's thread to the one that measures.
+
+    Recorder.compare          -> SampledComparison --.
+    Recorder.compare_logits   -> LogitsComparison    |
+    Recorder.compare_operator -> OperatorComparison  +--> BoundedWorker --> Measurer.handle
+    Recorder.sampled, scored  -> KernelSide          |
+    Recorder.rollout          -> PairChange        --'
+
+Every kind of batch is made with the caller's own arrays, and copied by `taken` once there is room for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.record import capture
 from kc_otel.record.telemetry.pair_streams import KernelPair
 
-__all__ = ["Attributes", "OperatorOutputs", "Processing", "Weights", "Work", "copied"]
+__all__ = [
+    "Attributes",
+    "BatchOrigin",
+    "BatchWork",
+    "KernelSide",
+    "LogitsComparison",
+    "OperatorComparison",
+    "PairChange",
+    "Processing",
+    "Role",
+    "SampledComparison",
+    "Weights",
+    "Work",
+]
 
 Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """Of every sequence alike, or one mapping for each."""
@@ -20,61 +43,27 @@ Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
 Weights = int | str | None
 """A weight version: an optimizer step, or a name where there is no step."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorOutputs:
-    """Whose outputs a batch holds.
-
-    Attributes:
-        name: Name of the operator.
-        of_batches: Whether they are of one kernel, alone and in a batch, and not of two kernels.
-        ulp_of: dtype whose units in the last place count; None for that of the second output.
-    """
-
-    name: str
-    of_batches: bool = False
-    ulp_of: Any = None
+Role = Literal["sampled", "scored"]
+"""Which side of a pair: what the inference kernel sampled, or what the training kernel makes of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """One batch as it was handed over, or the news that another kernel pair is current.
+class BatchOrigin:
+    """Where a batch comes from.
 
     Attributes:
-        kind: What to do with it.
         pair: The kernel pair that was current.
-        arrays: What was taken from the caller, by name.
         attributes: Attributes of the sequences.
-        weights: Weight versions of the training and the inference kernel; one of them for one side of a pair.
-        processing: Temperature and other sampling processing of the training and the inference kernel, as declared.
-        keys: Names of the sequences of one side of a pair: one for all, a list with one for each, or None.
-        prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
         parent: Trace context of the caller.
         links: Further spans that the batch belongs to.
-        at: When it was handed over, unix nanoseconds.
-        operator: Whose outputs the arrays are; None where they are log-probabilities or logits.
-        ready: CUDA event after which the copies are complete.
+        at: When it was given to the recorder, unix nanoseconds.
     """
 
-    kind: Literal["compare", "logits", "operator", "sampled", "scored", "rollout"]
     pair: KernelPair
-    arrays: Mapping[str, Any] = field(default_factory=dict)
     attributes: Attributes = None
-    weights: tuple[Weights, Weights] = (None, None)
-    processing: tuple[Processing | None, Processing | None] = (None, None)
-    keys: Any = None
-    prompts: Any = None
     parent: Context | None = None
     links: Sequence[trace.SpanContext] = ()
     at: int = 0
-    operator: OperatorOutputs | None = None
-    ready: Any = None
-
-    @property
-    def one_key(self) -> bool:
-        """Whether one key names it, so that sampling was decided before it was copied."""
-        return self.keys is not None and not isinstance(self.keys, list)
 
     @property
     def spans(self) -> tuple[trace.SpanContext, ...]:
@@ -82,13 +71,136 @@ class Work:
         current = trace.get_current_span(self.parent).get_span_context()
         return (*((current,) if current.is_valid else ()), *self.links)
 
-    def without_arrays(self) -> Work:
-        """The same without the data, to be kept for long."""
-        return replace(self, arrays={}, prompts=None, ready=None)
+    def taken(self) -> BatchOrigin:
+        """The same, which the caller cannot change any more."""
+        given = self.attributes
+        if given is not None:
+            given = dict(given) if isinstance(given, Mapping) else [dict(each) for each in given]
+        return replace(self, attributes=given, links=tuple(self.links))
 
 
-def copied(attributes: Attributes) -> Attributes:
-    """Attributes that the caller cannot change any more."""
-    if attributes is None:
-        return None
-    return dict(attributes) if isinstance(attributes, Mapping) else [dict(each) for each in attributes]
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class QueuedBatch:
+    """Arrays, NumPy or torch, and where they come from.
+
+    Attributes:
+        origin: Where it comes from.
+        ready: CUDA event after which the copies are complete; None where none of them is on a device.
+    """
+
+    ARRAYS: ClassVar[tuple[str, ...]] = ()
+
+    origin: BatchOrigin
+    ready: capture.DeviceEvent = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a copy of the arrays takes."""
+        return sum(capture.size_of(getattr(self, name)) for name in self.ARRAYS)
+
+    @property
+    def arrays(self) -> dict[str, capture.Tree]:
+        """The arrays by name."""
+        return {name: getattr(self, name) for name in self.ARRAYS}
+
+    def taken(self) -> Self:
+        """The same with copies of the arrays, on the device where they are."""
+        copies: dict[str, Any] = {name: capture.taken(data) for name, data in self.arrays.items()}
+        return replace(self, origin=self.origin.taken(), ready=capture.device_ready(*copies.values()), **copies)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SampledComparison(QueuedBatch):
+    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`.
+
+    Attributes:
+        processing: Sampling processing of the training and the inference kernel, as declared.
+        weights: Weight versions of the training and the inference kernel.
+    """
+
+    ARRAYS = ("train", "inference", "mask", "advantages", "token_ids", "inference_token_ids")
+
+    train: capture.Tree
+    inference: capture.Tree
+    mask: capture.Tree = None
+    advantages: capture.Tree = None
+    token_ids: capture.Tree = None
+    inference_token_ids: capture.Tree = None
+    processing: tuple[Processing, Processing] | None = None
+    weights: tuple[Weights, Weights] = (None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LogitsComparison(QueuedBatch):
+    """Both kernels' logits; arguments as in `Recorder.compare_logits`, `targets` the tokens that were sampled."""
+
+    ARRAYS = ("train", "inference", "mask", "targets")
+
+    train: capture.Tree
+    inference: capture.Tree
+    mask: capture.Tree = None
+    targets: capture.Tree = None
+    processing: tuple[Processing, Processing] | None = None
+    weights: tuple[Weights, Weights] = (None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OperatorComparison(QueuedBatch):
+    """Two outputs of one operator; arguments as in `Recorder.compare_operator`."""
+
+    ARRAYS = ("train", "inference", "mask")
+
+    operator: str
+    train: capture.Tree
+    inference: capture.Tree
+    mask: capture.Tree = None
+    ulp_of: Any = None
+    of_batches: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KernelSide(QueuedBatch):
+    """One kernel's log-probabilities of sampled tokens, to be compared with the other's when they come.
+
+    Attributes:
+        role: Which side it is; arguments as in `Recorder.sampled` and `Recorder.scored`.
+        key: Name of the sequences: one for all, a list with one for each, or None.
+        prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
+        processing: Sampling processing of this kernel, as declared.
+        weights: Weight version of this kernel.
+    """
+
+    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts")
+
+    role: Role
+    token_ids: capture.Tree
+    logprobs: capture.Tree
+    mask: capture.Tree = None
+    advantages: capture.Tree = None
+    prompts: capture.Tree = None
+    key: Hashable | list[Hashable] = None
+    processing: Processing | None = None
+    weights: Weights = None
+
+    @property
+    def per_token(self) -> dict[str, capture.Tree]:
+        """The arrays with one value per sampled token."""
+        return {name: data for name, data in self.arrays.items() if name != "prompts"}
+
+    @property
+    def one_key(self) -> Hashable:
+        """The key that names all of it, by which sampling is decided before it is copied; None where there is none."""
+        return None if isinstance(self.key, list) else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class PairChange:
+    """Another kernel pair is current from here on."""
+
+    pair: KernelPair
+
+
+BatchWork = SampledComparison | LogitsComparison | OperatorComparison | KernelSide
+"""A batch to be measured."""
+Work = BatchWork | PairChange
+"""What waits in the queue."""

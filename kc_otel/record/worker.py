@@ -1,97 +1,247 @@
-"""The bounded queue between the caller's thread, which must never wait, and the thread that measures."""
+"""One bounded worker for all that must not hold up a kernel: a queue, a daemon thread, and counts of what was left out.
+
+The recorder measures on one, served requests wait for their disk on one, and so does the evaluator's recording.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
 import threading
-from collections import deque
-from typing import Generic, TypeVar
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
-__all__ = ["WorkQueue"]
+from kc_otel.record.forks import PerProcess
+
+__all__ = ["BoundedWorker", "ReasonCounts"]
+
+_log: Final = logging.getLogger("kc_otel")
+_EXIT_SECONDS: Final = 5.0
 
 T = TypeVar("T")
 
 
-class WorkQueue(Generic[T]):
-    """A first-in-first-out queue for one worker, bounded by the bytes of what waits and of what is being worked on.
+class ReasonCounts(PerProcess):
+    """Counts by reason, of this process and from any thread; the first of a reason is logged with its cause.
 
-    Room is reserved before anything is copied, so that a full queue costs its caller a comparison of two numbers.
+    Args:
+        message: What the log says before the cause, with %s for the reason.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._items: deque[tuple[T, int]] = deque()
-        self._bytes = 0
-        self._reserved = 0
-        self._put = 0
-        self._done = 0
-        self._open = True
-        self._changed = threading.Condition()
+    def __init__(self, message: str) -> None:
+        self._message = message
+        super().__init__()
 
-    def reserve(self, size: int) -> bool:
-        """Take room for `size` bytes, to be filled by `put` or given back by `release`; False when there is none."""
-        with self._changed:
-            if not self._open or self._bytes + size > self.max_bytes:
-                return False
-            self._bytes += size
-            self._reserved += 1
-            return True
+    def add(self, reason: str, why: object, count: int = 1) -> None:
+        """Count `count` of a reason; `why` is a sentence or the exception that caused it."""
+        if not count:
+            return
+        with self._lock:
+            first = not self._counts[reason]
+            self._counts[reason] += count
+        if first:
+            exc = why if isinstance(why, BaseException) else None
+            cause = f"{type(why).__name__}: {why}" if exc else why
+            _log.warning(
+                f"{self._message}: %s; further ones are only counted", reason, cause,
+                exc_info=exc if _log.isEnabledFor(logging.DEBUG) else None,
+            )  # fmt: skip
 
-    def release(self, size: int) -> None:
-        """Give back reserved room that is not used."""
+    def clear(self, reason: str) -> None:
+        """Begin again with a reason: its next one is logged."""
+        with self._lock:
+            self._counts.pop(reason, None)
+
+    def values(self) -> dict[str, int]:
+        """The counts now."""
+        with self._lock:
+            return dict(self._counts)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+
+class BoundedWorker(PerProcess, Generic[T]):
+    """Gives items to a handler on a daemon thread; whoever puts them neither waits nor sees an exception.
+
+    What waits and what is being handled is bounded in bytes and in number, and room is reserved before an item is made,
+    so that a full queue costs its caller a comparison of two numbers. The thread starts with the first item. A forked
+    child begins with an empty queue and a thread of its own. When the interpreter exits, what waits has 5 s.
+
+    What is left out is given to `drop`, by reason: `queue-full`; `too-large`, an item larger than the queue;
+    `closed`, put after closing or not handled before; `capture-failed`, it could not be made; `failed`, the handler
+    raised, which ends nothing.
+
+    Args:
+        handle: Called with the oldest items, one as a rule and at most `batch`, or with none when `wake` asks for it.
+        drop: Called with a reason, why, and how many items; from any thread.
+        name: Of the thread.
+        max_bytes: Most bytes, as `put` was told of them.
+        max_items: Most items. Those of 0 bytes, messages about others, are never refused for want of room.
+        batch: Most items that are handled at once.
+        wake: Seconds after which the handler is called although nothing came, asked before each wait; None for never.
+    """
+
+    _waiting: deque[tuple[T, int]]
+    _thread: threading.Thread | None
+    _open: bool
+    _bytes: int
+    _reserved: int
+    _put: int
+    _done: int
+
+    def __init__(
+        self,
+        handle: Callable[[Sequence[T]], object],
+        drop: Callable[[str, object, int], None],
+        *,
+        name: str,
+        max_bytes: int,
+        max_items: int = 1_000_000,
+        batch: int = 1,
+        wake: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self.max_bytes: Final = max_bytes
+        self._handle = handle
+        self._drop = drop
+        self._name = name
+        self._max_items = max_items
+        self._batch = batch
+        self._wake = wake
+        super().__init__()
+        atexit.register(self.close)
+
+    def put(self, make: Callable[[], T], size: int) -> bool:
+        """Queue what `make` returns, which is called at once if there is room for `size` bytes; whether it was queued.
+
+        Never raises, apart from what is no `Exception`.
+        """
+        if refused := self._reserve(size):
+            self._drop(*refused, 1)
+            return False
+        try:
+            item = make()
+        except BaseException as error:
+            self._release(size)
+            if not isinstance(error, Exception):
+                raise
+            self._drop("capture-failed", error, 1)
+            return False
         with self._changed:
-            self._bytes -= size
             self._reserved -= 1
-            self._changed.notify_all()
-
-    def put(self, item: T, size: int) -> None:
-        """Add an item of reserved `size` bytes."""
-        with self._changed:
-            self._reserved -= 1
-            self._items.append((item, size))
+            self._waiting.append((item, size))
             self._put += 1
+            failed = self._started()
             self._changed.notify_all()
+        if failed is not None:
+            self._drop("failed", failed, 1)
+        return failed is None
 
-    def get(self, timeout: float | None) -> tuple[T, int] | None:
-        """The next item and its size, to be answered by `done`; None after `timeout` seconds or when it is finished."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._finished(), timeout)
-            return self._items.popleft() if self._items else None
-
-    def done(self, size: int) -> None:
-        """An item from `get` is finished with."""
-        with self._changed:
-            self._done += 1
-            self._bytes -= size
-            self._changed.notify_all()
-
-    def drain(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds until what is queued now is finished; whether it is."""
+    def flush(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds until what is queued now has been handled; whether it has."""
         with self._changed:
             target = self._put
             return self._changed.wait_for(lambda: self._done >= target, max(timeout, 0.0))
 
-    def close(self) -> None:
-        """Accept no more; what is queued can still be taken."""
+    def close(self, timeout: float = _EXIT_SECONDS) -> bool:
+        """Take no more, and wait at most `timeout` seconds for what is queued; whether all of it was handled.
+
+        What was not is dropped and counted, that which is being handled at this moment included.
+        """
+        atexit.unregister(self.close)
+        deadline = time.monotonic() + timeout
         with self._changed:
-            self._open = False
+            first, self._open = self._open, False
             self._changed.notify_all()
+            done = self._changed.wait_for(lambda: self._idle, max(timeout, 0.0))
+            left = self._put - self._done
+            while self._waiting:
+                self._finish([self._waiting.popleft()])
+            thread = self._thread
+        if done and thread is not None:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        if first and left:
+            self._drop("closed", f"the queue was not empty after the {timeout:g} s that it had to be closed", left)
+        return done
 
     @property
     def open(self) -> bool:
-        """Whether it still accepts."""
+        """Whether it takes items."""
         with self._changed:
             return self._open
 
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to take and nothing can come."""
-        with self._changed:
-            return self._finished()
-
     def depth(self) -> tuple[int, int]:
-        """Items waiting or being worked on, and their bytes."""
+        """Items that wait or are being handled, and the bytes reserved for them."""
         with self._changed:
             return self._put - self._done, self._bytes
 
-    def _finished(self) -> bool:
-        return not (self._open or self._items or self._reserved)
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting = deque()
+        self._thread = None
+        self._open = True
+        self._bytes = self._reserved = self._put = self._done = 0
+
+    @property
+    def _idle(self) -> bool:
+        return not self._reserved and self._done == self._put
+
+    def _reserve(self, size: int) -> tuple[str, str] | None:
+        """Take room for an item; or why there is none."""
+        with self._changed:
+            if not self._open:
+                return "closed", "nothing is taken any more"
+            if size > self.max_bytes:
+                return "too-large", f"{size} bytes are more than the {self.max_bytes} that may wait"
+            waiting = self._put - self._done + self._reserved
+            if size and (self._bytes + size > self.max_bytes or waiting >= self._max_items):
+                return "queue-full", "items come faster than they are handled"
+            self._bytes += size
+            self._reserved += 1
+            return None
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._bytes -= size
+            self._reserved -= 1
+            self._changed.notify_all()
+
+    def _started(self) -> RuntimeError | None:
+        """Start the thread if there is none; why it cannot be, as when the interpreter exits."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._finish([self._waiting.pop()])
+                return error
+            self._thread = thread
+        return None
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            try:
+                self._handle([item for item, _ in taken])
+            except Exception as error:  # noqa: BLE001 - one bad item must not stop the others
+                self._drop("failed", error, max(len(taken), 1))
+            finally:
+                with self._changed:
+                    self._finish(taken)
+                    self._changed.notify_all()
+                del taken  # a batch is not held while the next is waited for
+
+    def _take(self) -> list[tuple[T, int]] | None:
+        """The oldest items, none if it is time to wake, None when nothing is left and nothing can come."""
+        seconds = self._wake()
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not (self._open or self._reserved), seconds)
+            if not (self._waiting or self._open or self._reserved):
+                return None
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batch))]
+
+    def _finish(self, taken: Sequence[tuple[T, int]]) -> None:
+        self._done += len(taken)
+        self._bytes -= sum(size for _, size in taken)

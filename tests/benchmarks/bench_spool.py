@@ -30,7 +30,7 @@ from _timing import interleaved, spread  # noqa: E402
 
 from kc_otel import Kernel, Recorder  # noqa: E402
 from kc_otel.contract.model import Contract  # noqa: E402
-from kc_otel.record.engine import Engine  # noqa: E402
+from kc_otel.record.worker import BoundedWorker  # noqa: E402
 from kc_otel.recordings.request import SampledRequest  # noqa: E402
 from kc_otel.recordings.rescore import Rescorer  # noqa: E402
 from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: E402
@@ -75,7 +75,7 @@ def memory(folder: Path) -> None:
         grown = resident() - before
     print(f"spool, queue of {QUEUE >> 20} MiB full: {handed - 1:,} requests wait, {grown / 2**20:.0f} MiB more memory")
     spool.close(0.0)
-    with mock.patch.object(Engine, "_work", return_value=None):
+    with mock.patch.object(BoundedWorker, "_run", return_value=None):
         recorder, before, handed = Recorder(Contract.model_validate(CONTRACT), queue_bytes=QUEUE), resident(), 0
         batch = np.full((256, 2048), -1.0, np.float32)
         while not recorder.stats().dropped:

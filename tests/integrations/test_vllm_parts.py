@@ -6,14 +6,16 @@ import asyncio
 import subprocess
 import sys
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kc_otel.integrations.vllm.completion import Completion, processing_of, request_of, weights_of
+from kc_otel.integrations.vllm.completion import Completion, FinishedCapture, processing_of, request_of, weights_of
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
+from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
     AttributeSource,
@@ -34,10 +36,15 @@ def completion(**changes):
     })  # fmt: skip
 
 
-def kernel():
-    done = Future()
-    done.set_result(Kernel("vllm"))
-    return done
+def finished(kernel=None, **changes):
+    """A completion as the engine leaves it."""
+    capture = RequestCapture(
+        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, None, logprobs=[-0.5, -1.5]
+    )
+    if kernel is None:
+        kernel = Future()
+        kernel.set_result(Kernel("vllm"))
+    return replace(FinishedCapture(capture, [1, 2, 3], [4, 5], (), "m", kernel, "raw"), **changes)
 
 
 def config(**model):
@@ -193,7 +200,7 @@ def test_a_delivery_gives_to_its_sink_and_counts():
     """What is handed over reaches the sink on another thread, with the kernel that was still to be asked for."""
     sink, asked = Sink(), Future()
     delivery = RequestDelivery(sink, lambda _: {"task": "code"})
-    delivery.submit(completion, 5, asked, "raw")
+    delivery.submit(finished(asked))
     assert not delivery.flush(0.05)
     asked.set_result(Kernel("vllm", dtype="fp8"))
     assert delivery.flush()
@@ -208,7 +215,7 @@ def test_a_full_queue_drops_and_counts(caplog):
     delivery = RequestDelivery(Sink(), lambda _: {}, queue_bytes=4096)
     stuck = Future()
     for _ in range(3):
-        delivery.submit(completion, 5, stuck, "raw")
+        delivery.submit(finished(stuck))
     assert delivery.stats().dropped == {"queue-full": 2}
     assert len(caplog.records) == 1
     stuck.set_result(Kernel("vllm"))
@@ -218,18 +225,18 @@ def test_a_full_queue_drops_and_counts(caplog):
 def test_what_fails_on_the_other_thread_is_counted():
     """Neither a sink, a completion nor an attributes function that fails ends the thread."""
 
-    def fail(_=None):
+    def fail(_):
         raise RuntimeError("no")
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
-    broken.submit(completion, 5, kernel(), "raw")
-    broken.submit(fail, 5, kernel(), "raw")
-    broken.submit(lambda: completion(logprobs=[]), 5, kernel(), "raw")
+    broken.submit(finished())
+    broken.submit(finished(capture=SimpleNamespace()))
+    broken.submit(finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()
     halting = RequestDelivery(sink, fail)
-    halting.submit(completion, 5, kernel(), "raw")
+    halting.submit(finished())
     assert halting.close()
     assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)
 

@@ -1,21 +1,24 @@
 """A finished completion as the engine left it, and the request to be kept that is made of it.
 
-What is here runs on the thread of the hand-over, never in the engine's.
+What is here runs on the thread of the delivery, never in the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from opentelemetry import baggage, trace
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 
-__all__ = ["Completion", "processing_of", "request_of", "weights_of"]
+__all__ = ["Completion", "FinishedCapture", "processing_of", "request_of", "weights_of"]
 
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "temperature": (1.0,),
@@ -36,6 +39,7 @@ _RESTRICTIONS: Final = (
     "thinking_token_budget",
     "watermarking",
 )
+_SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _UNASSERTED: Final = "default"
 """What vLLM calls weights of which nobody told it the version."""
 
@@ -80,6 +84,55 @@ class Completion:
     def extra(self) -> Mapping[str, Any]:
         """What the client sent as `vllm_xargs`, or the program as `SamplingParams.extra_args`."""
         return getattr(self.params, "extra_args", None) or {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedCapture:
+    """What was collected of a completion that the engine has finished, on its way to the thread that records it.
+
+    Attributes:
+        capture: What was collected while it was sampled.
+        prompt_ids: Prompt tokens.
+        token_ids: Sampled tokens.
+        versions: Weight versions that sampled it, in order.
+        model: Name under which the model is served.
+        kernel: What sampled it; may still be asked for, and is waited for where the request is recorded.
+        logprobs_mode: `raw` or `processed`.
+    """
+
+    capture: RequestCapture
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    versions: Sequence[str]
+    model: str
+    kernel: Future[Kernel]
+    logprobs_mode: str
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds, for the bound on what waits."""
+        return len(self.prompt_ids) + 2 * len(self.token_ids)
+
+    def completion(self) -> Completion:
+        """The completion, with the headers and the trace that its request came with."""
+        capture, context = self.capture, self.capture.context
+        headers = _headers(context.get("headers", ()))
+        return Completion(
+            capture.request_id,
+            capture.external_id,
+            self.prompt_ids,
+            self.token_ids,
+            capture.logprobs,
+            capture.params,
+            finish_reason=capture.finish_reason,
+            model=self.model,
+            lora=capture.lora,
+            weight_versions=self.versions,
+            headers=headers,
+            baggage=_baggage(context.get("otel"), headers),
+            traceparent=_traceparent(context.get("otel"), context.get("trace") or headers),
+            at=capture.at,
+        )
 
 
 def request_of(
@@ -143,3 +196,27 @@ def _automatic(completion: Completion) -> dict[str, Scalar]:
         "temperature": float(getattr(completion.params, "temperature", 1.0)),
         **{name: value for name, value in named.items() if value},
     }
+
+
+def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as text, without those that are secrets."""
+    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
+    return {name: value for name, value in found.items() if name not in _SECRET}
+
+
+def _baggage(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
+    """Baggage of the OpenTelemetry context where a program's own instrumentation has put it, else of the request."""
+    found = baggage.get_all(current) if current is not None else {}
+    if not found and "baggage" in headers:
+        from opentelemetry.baggage.propagation import W3CBaggagePropagator  # noqa: PLC0415 - few requests have any
+
+        found = baggage.get_all(W3CBaggagePropagator().extract({"baggage": headers["baggage"]}))
+    return {name: str(value) for name, value in found.items()}
+
+
+def _traceparent(current: Any, headers: Mapping[str, str]) -> str:
+    """The span that was current, else what the sender said."""
+    span = trace.get_current_span(current).get_span_context() if current is not None else trace.INVALID_SPAN_CONTEXT
+    if span.is_valid:
+        return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+    return headers.get("traceparent", "")

@@ -1,33 +1,24 @@
-"""From the engine's thread to the sink: a bounded queue, a thread of its own, and counts of everything left out.
-
-Where recorded requests go: a spool on disk, or a recorder of the same process.
-"""
+"""From the engine's thread to where recorded requests go: a spool on disk, or a recorder of the same process."""
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.completion import Completion, request_of
+from kc_otel.integrations.vllm.completion import Completion, FinishedCapture, request_of
 from kc_otel.integrations.vllm.request_attributes import AttributeFunction
+from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.worker import WorkQueue
+from kc_otel.record.worker import BoundedWorker, ReasonCounts
 from kc_otel.recordings.request import SampledRequest
 
 __all__ = ["CaptureStats", "RecorderSink", "RequestDelivery", "RequestSink"]
 
-
-_log = logging.getLogger(__name__)
-Make = Callable[[], Completion]
 _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
 _REQUEST_BYTES: Final = 2048
@@ -43,8 +34,9 @@ class CaptureStats:
         sampled: Of these, the ones in the sample.
         recorded: Handed to the sink.
         tokens: Their sampled tokens.
-        dropped: In the sample but not recorded, by reason: `queue-full`, `sink-failed`, `invalid`, `aborted`, `error`
-            (the engine's), `unsupported` (sessions, embeddings, images, replayed tokens), `failed` (ours).
+        dropped: In the sample but not recorded, by reason: `queue-full`, `too-large`, `closed`, `sink-failed`,
+            `invalid`, `aborted`, `error` (the engine's), `unsupported` (sessions, embeddings, images, replayed tokens),
+            `failed` (ours).
         attributes_failed: Recorded without the attributes of the function that failed.
     """
 
@@ -56,10 +48,8 @@ class CaptureStats:
     attributes_failed: int = 0
 
 
-class RequestDelivery:
+class RequestDelivery(PerProcess):
     """Takes finished completions without waiting, and gives them to the sink on a thread of its own.
-
-    The thread is started with the first completion, in the process that has one.
 
     Args:
         sink: Where requests go.
@@ -67,15 +57,18 @@ class RequestDelivery:
         queue_bytes: Most bytes, by estimate, that wait.
     """
 
+    _lock: threading.Lock
+    _counts: Counter[str]
+
     def __init__(self, sink: RequestSink, attributes: AttributeFunction, *, queue_bytes: int = 64 << 20) -> None:
         self.sink: Final = sink
         self._attributes = attributes
-        self._queue_bytes = queue_bytes
-        self._counts: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._logged: set[str] = set()
-        self._thread: threading.Thread | None = None
-        self._start()
+        self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
+        self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
+        self._worker: BoundedWorker[FinishedCapture] = BoundedWorker(
+            self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=queue_bytes
+        )
+        super().__init__()
 
     def count(self, name: str, number: int = 1) -> None:
         """Count something that `stats` reports."""
@@ -84,93 +77,53 @@ class RequestDelivery:
 
     def drop(self, reason: str, why: object) -> None:
         """Count a completion that is not recorded; `why` is logged the first time."""
-        with self._lock:
-            self._dropped[reason] += 1
-            first = reason not in self._logged
-            self._logged.add(reason)
-        if first:
-            said = f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else why
-            _log.warning("kc-otel: a sampled request is not recorded (%s): %s; further ones are counted", reason, said)
+        self._dropped.add(reason, why)
 
-    def submit(self, make: Make, tokens: int, kernel: Future[Kernel], logprobs_mode: str) -> None:
-        """Hand a completion over.
-
-        Args:
-            make: What makes it, called on the thread of the hand-over.
-            tokens: Numbers that it holds, for the bound on what waits.
-            kernel: What sampled it; may still be asked for, and is waited for on our side.
-            logprobs_mode: `raw` or `processed`.
-        """
-        if self._pid != os.getpid():
-            self._start()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, args=(self._queue,), name="kc-otel-vllm", daemon=True)
-            self._thread.start()
-        size = _REQUEST_BYTES + _TOKEN_BYTES * tokens
-        if self._queue.reserve(size):
-            self._queue.put((make, kernel, logprobs_mode), size)
-        else:
-            self.drop("queue-full", "requests finish faster than the sink takes them")
+    def submit(self, finished: FinishedCapture) -> None:
+        """Queue a completion that the engine has finished."""
+        self._worker.put(lambda: finished, _REQUEST_BYTES + _TOKEN_BYTES * finished.numbers)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Give what was handed over to the sink; whether that was done within `timeout` seconds."""
-        return self._pid != os.getpid() or self._thread is None or self._queue.drain(timeout)
+        """Give what was submitted to the sink; whether that was done within `timeout` seconds."""
+        return self._worker.flush(timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
         """Flush, and take no more."""
-        atexit.unregister(self.close)
-        done = self.flush(timeout)
-        self._queue.close()
-        return done
+        return self._worker.close(timeout)
 
     def stats(self) -> CaptureStats:
         """The counts now."""
         with self._lock:
-            return CaptureStats(**self._counts, dropped=dict(self._dropped))
+            counts = dict(self._counts)
+        failed = self._without_attributes.values().get("attributes", 0)
+        return CaptureStats(**counts, dropped=self._dropped.values(), attributes_failed=failed)
 
-    def _start(self) -> None:
-        """A queue of this process; threads and what they held do not survive a fork."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()  # whoever held it in the parent does not exist here
-        self._queue: WorkQueue[tuple[Make, Future[Kernel], str]] = WorkQueue(self._queue_bytes)
-        self._thread = None
-        atexit.register(self.close)
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counter()
 
-    def _work(self, queue: WorkQueue[tuple[Make, Future[Kernel], str]]) -> None:
-        while not queue.finished:
-            item = queue.get(None)
-            if item is None:
-                continue
-            (make, kernel, mode), size = item
+    def _record(self, waiting: Sequence[FinishedCapture]) -> None:
+        for finished in waiting:
+            completion = finished.completion()
+            kernel = finished.kernel.result(_WAIT_FOR_WORKERS)
             try:
-                self._record(make(), kernel, mode)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next completion is another one
-                self.drop("failed", error)
-            finally:
-                queue.done(size)
-
-    def _record(self, completion: Completion, kernel: Future[Kernel], mode: str) -> None:
-        try:
-            request = request_of(completion, kernel.result(_WAIT_FOR_WORKERS), mode, self._own(completion))
-        except ValueError as error:
-            self.drop("invalid", error)
-            return
-        try:
-            self.sink.put(request)
-        except Exception as error:  # noqa: BLE001 - sinks may be foreign code
-            self.drop("sink-failed", error)
-            return
-        self.count("recorded")
-        self.count("tokens", request.token_ids.size)
+                request = request_of(completion, kernel, finished.logprobs_mode, self._own(completion))
+            except ValueError as error:
+                self.drop("invalid", error)
+                continue
+            try:
+                self.sink.put(request)
+            except Exception as error:  # noqa: BLE001 - sinks may be foreign code
+                self.drop("sink-failed", error)
+                continue
+            self.count("recorded")
+            self.count("tokens", request.token_ids.size)
 
     def _own(self, completion: Completion) -> Mapping[str, Scalar]:
         try:
             return dict(self._attributes(completion))
         except Exception as error:  # noqa: BLE001 - the user's function; the request still counts as traffic
-            self.count("attributes_failed")
-            if "attributes" not in self._logged:
-                self._logged.add("attributes")
-                _log.warning("kc-otel: the attributes function failed (%s: %s)", type(error).__name__, error)
+            self._without_attributes.add("attributes", error)
             return {}
 
 

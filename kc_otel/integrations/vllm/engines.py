@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from opentelemetry import baggage, context, trace
+from opentelemetry import context
 
-from kc_otel.integrations.vllm.completion import Completion
+from kc_otel.integrations.vllm.completion import FinishedCapture
 from kc_otel.integrations.vllm.delivery import RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, supported
@@ -27,7 +27,6 @@ __all__ = ["Engines"]
 _log = logging.getLogger(__name__)
 _NOTHING: Final[Mapping[str, Any]] = {}
 _RPC_SECONDS: Final = 30.0
-_SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 
 
 class _Engine:
@@ -154,56 +153,19 @@ class Engines:
             self.delivery.drop(reason, "the engine did not finish it")
             return
         # Copies, because the caller has these lists in hand, too.
-        prompt_ids, token_ids = list(capture.prompt_ids), list(capture.detokenizer.output_token_ids)
-        versions = tuple(version for version, _ in capture.versions)
-
-        def make() -> Completion:
-            headers = _headers(capture.context.get("headers", ()))
-            return Completion(
-                capture.request_id,
-                capture.external_id,
-                prompt_ids,
-                token_ids,
-                capture.logprobs,
-                capture.params,
-                finish_reason=capture.finish_reason,
-                model=engine.model,
-                lora=capture.lora,
-                weight_versions=versions,
-                headers=headers,
-                baggage=_baggage(capture.context.get("otel"), headers),
-                traceparent=_traceparent(capture.context.get("otel"), capture.context.get("trace") or headers),
-                at=capture.at,
+        self.delivery.submit(
+            FinishedCapture(
+                capture,
+                list(capture.prompt_ids),
+                list(capture.detokenizer.output_token_ids),
+                tuple(version for version, _ in capture.versions),
+                engine.model,
+                engine.kernel,
+                str(engine.logprobs_mode),
             )
-
-        tokens = len(prompt_ids) + 2 * len(token_ids)
-        self.delivery.submit(make, tokens, engine.kernel, str(engine.logprobs_mode))
+        )
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:
     _log.warning("kc-otel: the workers did not say which attention backend they use (%s)", error)
     return []
-
-
-def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers as text, without those that are secrets."""
-    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
-    return {name: value for name, value in found.items() if name not in _SECRET}
-
-
-def _baggage(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Baggage of the OpenTelemetry context where a program's own instrumentation has put it, else of the request."""
-    found = baggage.get_all(current) if current is not None else {}
-    if not found and "baggage" in headers:
-        from opentelemetry.baggage.propagation import W3CBaggagePropagator  # noqa: PLC0415 - few requests have any
-
-        found = baggage.get_all(W3CBaggagePropagator().extract({"baggage": headers["baggage"]}))
-    return {name: str(value) for name, value in found.items()}
-
-
-def _traceparent(current: Any, headers: Mapping[str, str]) -> str:
-    """The span that was current, else what the sender said."""
-    span = trace.get_current_span(current).get_span_context() if current is not None else trace.INVALID_SPAN_CONTEXT
-    if span.is_valid:
-        return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
-    return headers.get("traceparent", "")

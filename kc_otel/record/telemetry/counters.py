@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,11 +11,10 @@ from opentelemetry.sdk.metrics.export import Metric
 
 from kc_otel.record.measure.reasons import remedy
 from kc_otel.record.telemetry.sdk_points import counter
+from kc_otel.record.worker import ReasonCounts
 
 __all__ = ["Counters", "RecorderCounts"]
 
-_log: Final = logging.getLogger("kc_otel")
-_OUTAGE: Final = ("export failed", "")
 _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quarantine.tv")
 
 
@@ -56,10 +54,10 @@ class Counters:
         self._contract = contract
         self._lock = threading.Lock()
         self._plain: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._invalid: Counter[str] = Counter()
+        self._dropped = ReasonCounts(f"contract {contract}: dropped (%s)")
+        self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
+        self._failures = ReasonCounts(f"contract {contract}: %s failed")
         self._rollouts: dict[str, tuple[int, int, float]] = {}
-        self._logged: set[tuple[str, str]] = set()
 
     def measured(self, sequences: int, tokens: int) -> None:
         """One batch was measured."""
@@ -75,21 +73,15 @@ class Counters:
         """A batch was measured, but its span could not be made."""
         with self._lock:
             self._plain["untraced"] += 1
-        self._log_once("span failed", "", why)
+        self._failures.add("span", why)
 
     def dropped(self, reason: str, why: object, count: int = 1) -> None:
         """`count` batches (sequences, for pairs) were not measured; `why` is logged the first time."""
-        if count:
-            with self._lock:
-                self._dropped[reason] += count
-            self._log_once("dropped", reason, why)
+        self._dropped.add(reason, why, count)
 
     def invalid(self, reason: str, count: int, why: object | None = None) -> None:
         """`count` sequences failed an input check; the first time `why` is logged, else the reason's own words."""
-        if count:
-            with self._lock:
-                self._invalid[reason] += count
-            self._log_once("input invalid", reason, remedy(reason) if why is None else why)
+        self._invalid.add(reason, remedy(reason) if why is None else why, count)
 
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
         """What became of sequences in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
@@ -103,18 +95,18 @@ class Counters:
         """Every endpoint accepted an export."""
         with self._lock:
             self._plain["exports"] += 1
-            self._logged.discard(_OUTAGE)  # the next outage is news again
+        self._failures.clear("export")  # the next outage is news again
 
     def export_failed(self, why: object) -> None:
         """An endpoint did not accept an export."""
         with self._lock:
             self._plain["export_failures"] += 1
-        self._log_once(*_OUTAGE, why)
+        self._failures.add("export", why)
 
     def values(self) -> RecorderCounts:
         """The counts now."""
         with self._lock:
-            return RecorderCounts(dropped=dict(self._dropped), invalid=dict(self._invalid), **self._plain)
+            return RecorderCounts(dropped=self._dropped.values(), invalid=self._invalid.values(), **self._plain)
 
     def metrics(self, start: int, now: int) -> list[Metric]:
         """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
@@ -138,16 +130,3 @@ class Counters:
             points = [({**contract, "kc.outcome": outcome}, totals[place]) for outcome, totals in rollouts]
             metrics.append(counter(name, points, start, now))
         return metrics
-
-    def _log_once(self, kind: str, reason: str, why: object) -> None:
-        with self._lock:
-            first = (kind, reason) not in self._logged
-            self._logged.add((kind, reason))
-        if first:
-            detail = f" ({reason})" if reason else ""
-            exc = why if isinstance(why, BaseException) else None
-            said = f"{type(why).__name__}: {why}" if exc else why
-            _log.warning(
-                "contract %s: %s%s: %s; further ones are only counted", self._contract, kind, detail, said,
-                exc_info=exc if _log.isEnabledFor(logging.DEBUG) else None,
-            )  # fmt: skip

@@ -10,15 +10,14 @@ import errno
 import logging
 import os
 import struct
-import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 from kc_otel.offline.replay.traffic_entries import MOST_BYTES, evaluated_frame, received_frame
 from kc_otel.offline.replay.traffic_reading import RecordingError
-from kc_otel.record.worker import WorkQueue
+from kc_otel.record.worker import BoundedWorker
 
 __all__ = ["RecordingFile"]
 
@@ -54,9 +53,9 @@ class RecordingFile:
             raise RecordingError(
                 f"{path}: cannot be written ({error.strerror or error}); name a file in a folder that can be"
             ) from None
-        self._queue: WorkQueue[bytes] = WorkQueue(_QUEUED)
-        self._thread = threading.Thread(target=self._write_all, name="kc-otel-recording", daemon=True)
-        self._thread.start()
+        self._worker: BoundedWorker[bytes] = BoundedWorker(
+            self._append, self._dropped, name="kc-otel-recording", max_bytes=_QUEUED
+        )
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -76,30 +75,29 @@ class RecordingFile:
 
     def close(self, timeout: float = 3.0) -> None:
         """Write what waits, for at most `timeout` seconds."""
-        self._queue.close()
-        self._thread.join(timeout)
+        if self._worker.close(timeout) and self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _put(self, frame: bytes) -> None:
         if not frame:
             return
-        if len(frame) > min(MOST_BYTES, self._most) or not self._queue.reserve(len(frame)):
+        if len(frame) > min(MOST_BYTES, self._most):
             self._counts["dropped"] += 1
         else:
-            self._queue.put(frame, len(frame))
+            self._worker.put(lambda: frame, len(frame))
 
-    def _write_all(self) -> None:
-        while (item := self._queue.get(None)) is not None:
-            frame, size = item
-            try:
-                self._write(frame)
-            except OSError as error:
-                self._failed(error)
-            else:
-                self._counts["written"] += 1
-                self._trouble = ""
-            self._queue.done(size)
-        if self._file is not None:
-            self._file.close()
+    def _dropped(self, reason: str, why: object, count: int) -> None:
+        if reason == "failed":
+            self._failed(why)
+        else:
+            self._counts["dropped"] += count
+
+    def _append(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self._write(frame)
+            self._counts["written"] += 1
+            self._trouble = ""
 
     def _write(self, frame: bytes) -> None:
         if self._size + len(frame) > self._most and self._size:
@@ -121,12 +119,12 @@ class RecordingFile:
         file.truncate(self._size)  # nothing may follow on a part of a message
         return file
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, why: object) -> None:
         self._counts["failed"] += 1
         if self._file is not None:
             self._file.close()
             self._file = None
-        said = error.strerror or str(error)
+        said = getattr(why, "strerror", None) or str(why)
         if said != self._trouble:
             self._trouble = said
             _log.warning("%s: what arrives is judged, but not recorded: %s", self.path, said)

@@ -6,12 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.record.kernel import Kernel
 from kc_otel.record.pairing import PairingBuffer, Side, content_key
 
 
-def side(*tokens, origin=None):
+def side(*tokens, weights=None):
     ids = np.array(tokens, dtype=np.int64)
-    return Side(ids, -np.ones(ids.size), origin)
+    return Side(ids, -np.ones(ids.size), Kernel("torch"), weights)
 
 
 def buffer(max_tokens=1000, max_age=60.0):
@@ -22,9 +23,9 @@ def test_a_pair_is_complete_whichever_side_comes_first():
     """The second side to arrive completes the pair, and nothing waits any more."""
     for first, second in (("sampled", "scored"), ("scored", "sampled")):
         waiting = buffer()
-        assert waiting.add(first, "a", side(1, 2, origin=first), 0.0) == (None, 0)
-        pair, evicted = waiting.add(second, "a", side(1, 2, origin=second), 1.0)
-        assert (pair.sampled.origin, pair.scored.origin) == ("sampled", "scored")
+        assert waiting.add(first, "a", side(1, 2, weights=first), 0.0) == (None, 0)
+        pair, evicted = waiting.add(second, "a", side(1, 2, weights=second), 1.0)
+        assert (pair.sampled.weights, pair.scored.weights) == ("sampled", "scored")
         assert pair.comparable
         assert evicted == 0
         assert (len(waiting), waiting.tokens) == (0, 0)
@@ -41,9 +42,9 @@ def test_other_tokens_under_one_key_are_not_comparable():
 def test_sides_of_one_key_pair_in_order():
     """The same answer sampled twice is paired first come, first served."""
     waiting = buffer()
-    waiting.add("sampled", "a", side(1, origin=1), 0.0)
-    waiting.add("sampled", "a", side(1, origin=2), 0.0)
-    found = [waiting.add("scored", "a", side(1), 0.0)[0].sampled.origin for _ in range(2)]
+    waiting.add("sampled", "a", side(1, weights=1), 0.0)
+    waiting.add("sampled", "a", side(1, weights=2), 0.0)
+    found = [waiting.add("scored", "a", side(1), 0.0)[0].sampled.weights for _ in range(2)]
     assert found == [1, 2]
 
 
@@ -80,12 +81,12 @@ def test_it_does_what_a_list_would_do(arrivals):
     """Whatever arrives, pairs, evictions and what is left agree with a plain list of waiting sides."""
     waiting, model = buffer(max_tokens=8), deque()
     for number, (role, key, size) in enumerate(arrivals):
-        pair, evicted = waiting.add(role, key, side(*range(size), origin=number), float(number))
+        pair, evicted = waiting.add(role, key, side(*range(size), weights=number), float(number))
         partner = next((m for m in model if m[0] != role and m[1] == key), None)
         if partner is not None:
             model.remove(partner)
             other = pair.scored if role == "sampled" else pair.sampled
-            assert other.origin == partner[3]
+            assert other.weights == partner[3]
             continue
         assert pair is None
         model.append((role, key, size, number))

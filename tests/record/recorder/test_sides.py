@@ -6,17 +6,17 @@ from kc_otel.record import capture
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.pairing import sides_of
 from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import Work
+from kc_otel.record.work import BatchOrigin, KernelSide
 
 
 def test_a_side_that_waits_keeps_nothing_of_its_batch():
     """One sequence that waits for hours must not keep the arrays of the thousand that came with it."""
-    arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "mask": None}
-    work = Work("sampled", KernelPair(Kernel("torch"), Kernel("vllm")), arrays, prompts=np.zeros((3, 1), int))
+    arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "advantages": np.ones((3, 4))}
+    origin = BatchOrigin(KernelPair(Kernel("torch"), Kernel("vllm")))
+    work = KernelSide(origin=origin, role="sampled", prompts=np.zeros((3, 1), int), **arrays)
     sides = [side for _, side in sides_of(work, capture.laid_out(arrays, like="logprobs"))]
     assert len(sides) == 3
     for side in sides:
         assert side.token_ids.base is None
         assert side.logprobs.base is None
-        assert side.origin.work.arrays == {}
-        assert side.origin.work.prompts is None
+        assert side.advantages.base is None

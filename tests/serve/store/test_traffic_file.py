@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_costs_the_recording_only(
     path = tmp_path / "recording"
     recording = record(path)
     recording.evaluated(START)
-    assert recording._queue.drain(5)
+    assert recording._worker.flush(5)
     opened, full = recording._opened, [True]
 
     def half_full() -> Any:
@@ -106,7 +106,7 @@ def test_a_disk_that_fills_up_costs_the_recording_only(
     with caplog.at_level(logging.WARNING):
         for index in range(1, 4):
             recording.evaluated(START + index)
-        assert recording._queue.drain(5)
+        assert recording._worker.flush(5)
     assert [one.getMessage() for one in caplog.records] == [
         f"{path}: what arrives is judged, but not recorded: {os.strerror(errno.ENOSPC)}"
     ]
@@ -122,7 +122,7 @@ def test_a_recording_that_is_taken_away_is_begun_anew(record: Callable[..., Reco
     path, size = tmp_path / "recording", len(evaluated_frame(START))
     recording = record(path, limit=6 * size)
     recording.evaluated(START)
-    assert recording._queue.drain(5)
+    assert recording._worker.flush(5)
     path.unlink()
     for index in range(1, 5):
         recording.evaluated(START + index)

@@ -1,0 +1,322 @@
+"""The bounded worker: nobody who puts something waits or fails, and everything left out is counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+
+from kc_otel.record.worker import BoundedWorker, ReasonCounts
+
+
+@pytest.fixture
+def workers():
+    made = []
+
+    def make(handle=lambda _: None, max_bytes=100, **options):
+        counts = options.pop("counts", None) or ReasonCounts("test: left out (%s)")
+        made.append((BoundedWorker(handle, counts.add, name="test-worker", max_bytes=max_bytes, **options), counts))
+        return made[-1]
+
+    yield make
+    for worker, _ in made:
+        worker.close(1.0)
+
+
+class Held:
+    """A handler that keeps what it is given, and waits until it may go on."""
+
+    def __init__(self):
+        self.taken, self.begun, self.release = [], threading.Event(), threading.Event()
+
+    def __call__(self, items):
+        self.begun.set()
+        self.release.wait(5)
+        self.taken += items
+
+
+def test_items_are_handled_in_order_on_a_thread_of_its_own(workers):
+    """First in, first out, on a daemon thread that is started with the first item."""
+    seen = []
+    threads = threading.active_count()
+    worker, counts = workers(lambda items: seen.extend((item, threading.current_thread()) for item in items))
+    assert threading.active_count() == threads
+    for number in range(20):
+        assert worker.put(lambda number=number: number, 1)
+    assert worker.flush(5)
+    assert [item for item, _ in seen] == list(range(20))
+    (thread,) = {thread for _, thread in seen}
+    assert (thread.name, thread.daemon) == ("test-worker", True)
+    assert counts.values() == {}
+
+
+def test_overload_is_bounded_by_bytes_until_they_are_handled(workers):
+    """What is being handled still counts, what does not fit is not even made, and put returns at once."""
+    held = Held()
+    worker, counts = workers(held, max_bytes=10)
+    assert worker.put(lambda: "a", 6)
+    assert held.begun.wait(5)
+    made = []
+    began = time.monotonic()
+    assert not worker.put(lambda: made.append(1), 5)
+    assert worker.put(lambda: "b", 4)
+    assert time.monotonic() - began < 1
+    assert (made, worker.depth(), counts.values()) == ([], (2, 10), {"queue-full": 1})
+    held.release.set()
+    assert worker.flush(5)
+    assert worker.put(lambda: "c", 10)
+    assert worker.flush(5)
+    assert (held.taken, worker.depth()) == (["a", "b", "c"], (0, 0))
+
+
+def test_overload_is_bounded_by_number_too(workers):
+    """Small items cannot pile up without end; a message of no bytes always gets through."""
+    held = Held()
+    worker, counts = workers(held, max_items=2)
+    assert [worker.put(lambda: "x", 1) for _ in range(4)] == [True, True, False, False]
+    assert worker.put(lambda: "message", 0)
+    held.release.set()
+    assert worker.flush(5)
+    assert held.taken == ["x", "x", "message"]
+    assert counts.values() == {"queue-full": 2}
+
+
+def test_what_can_never_fit_is_told_apart(workers):
+    """More room, not more speed, is what helps there."""
+    worker, counts = workers(max_bytes=10)
+    assert not worker.put(lambda: "x", 11)
+    assert counts.values() == {"too-large": 1}
+
+
+def test_an_item_that_cannot_be_made_costs_nobody_anything(workers):
+    """A copy that fails is counted, and its room goes to others; what is no Exception is the caller's."""
+    worker, counts = workers(max_bytes=10)
+
+    def fail():
+        raise ValueError("no copy")
+
+    def stop():
+        raise KeyboardInterrupt
+
+    assert not worker.put(fail, 10)
+    with pytest.raises(KeyboardInterrupt):
+        worker.put(stop, 10)
+    assert counts.values() == {"capture-failed": 1}
+    assert worker.put(lambda: "x", 10)
+
+
+def test_a_handler_that_fails_ends_nothing(workers, caplog):
+    """Failures are counted and logged once; what comes after is handled."""
+    seen = []
+
+    def handle(items):
+        if items == ["bad"]:
+            raise OSError("no disk")
+        seen.extend(items)
+
+    worker, counts = workers(handle)
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        for item in ("good", "bad", "bad", "better"):
+            worker.put(lambda item=item: item, 1)
+        assert worker.flush(5)
+    assert seen == ["good", "better"]
+    assert counts.values() == {"failed": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "test: left out (failed): OSError: no disk; further ones are only counted"
+    ]
+
+
+def test_batches_are_of_what_waits(workers):
+    """At most so many at once, none of them twice, and one that fails counts for all of its items."""
+    held, batches = Held(), []
+
+    def handle(items):
+        held(items)
+        batches.append(len(items))
+        if len(batches) == 3:
+            raise ValueError("the whole batch")
+
+    worker, counts = workers(handle, batch=4)
+    worker.put(lambda: 0, 1)
+    assert held.begun.wait(5)
+    for number in range(1, 8):
+        worker.put(lambda number=number: number, 1)
+    held.release.set()
+    assert worker.flush(5)
+    assert (batches, held.taken) == ([1, 4, 3], list(range(8)))
+    assert counts.values() == {"failed": 3}
+    assert worker.depth() == (0, 0)
+
+
+def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
+    """A producer that never stops does not keep flush from returning."""
+    worker, _ = workers(lambda _: time.sleep(0.0002))
+    stop = threading.Event()
+
+    def produce():
+        while not stop.is_set():
+            worker.put(lambda: "x", 1)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        assert worker.flush(5)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_flush_keeps_its_deadline(workers):
+    """While the handler hangs flush gives up in time."""
+    held = Held()
+    worker, _ = workers(held)
+    worker.put(lambda: "x", 1)
+    began = time.monotonic()
+    assert not worker.flush(0.05)
+    assert time.monotonic() - began < 2
+    held.release.set()
+
+
+def test_closing_handles_what_waits_and_refuses_what_comes(workers):
+    """Closing is final: nothing that was queued is lost, later items are counted, and the thread ends."""
+    seen = []
+    worker, counts = workers(seen.extend)
+    for number in range(50):
+        worker.put(lambda number=number: number, 1)
+    assert worker.close(5)
+    assert worker.close(5)
+    assert seen == list(range(50))
+    assert not worker.put(lambda: "late", 1)
+    assert counts.values() == {"closed": 1}
+    assert not worker.open
+    assert "test-worker" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
+    """What is not handled in time is dropped, is not handled later, and is counted once however often it is closed."""
+    held = Held()
+    worker, counts = workers(held)
+    for item in "abc":
+        worker.put(lambda item=item: item, 1)
+    assert held.begun.wait(5)
+    began = time.monotonic()
+    assert not worker.close(0.05)
+    assert time.monotonic() - began < 2
+    assert not worker.close(0.0)
+    assert counts.values() == {"closed": 3}
+    held.release.set()
+    assert worker.flush(5)
+    assert worker.depth() == (0, 0)
+    assert held.taken == ["a"]
+
+
+def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers):
+    """Every item of every thread is either handled or dropped, wherever closing falls between them."""
+    for _ in range(20):
+        seen = []
+        worker, counts = workers(seen.extend, max_bytes=1_000)
+        start = threading.Barrier(5)
+
+        def produce(name, worker=worker, start=start):
+            start.wait()
+            for number in range(50):
+                worker.put(lambda number=number: (name, number), 1)
+
+        threads = [threading.Thread(target=produce, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        assert worker.close(5)
+        for thread in threads:
+            thread.join()
+        assert len(seen) == len(set(seen))
+        assert len(seen) + sum(counts.values().values()) == 200
+        assert worker.depth() == (0, 0)
+
+
+def test_an_item_that_is_being_made_while_it_closes_is_still_handled(workers):
+    """Its room was reserved before, so closing waits for it."""
+    seen, making, go = [], threading.Event(), threading.Event()
+    worker, counts = workers(seen.extend)
+
+    def slow():
+        making.set()
+        go.wait(5)
+        return "slow"
+
+    thread = threading.Thread(target=lambda: worker.put(slow, 1))
+    thread.start()
+    assert making.wait(5)
+    closing = threading.Thread(target=lambda: worker.close(5))
+    closing.start()
+    while worker.open:
+        time.sleep(0.001)
+    go.set()
+    thread.join()
+    closing.join()
+    assert (seen, counts.values()) == (["slow"], {})
+
+
+def test_the_handler_is_woken_where_it_asks_for_it(workers):
+    """With nothing to handle it is called with nothing, as long as somebody waits for that."""
+    calls = []
+    worker, _ = workers(calls.append, wake=lambda: 0.01 if len(calls) < 3 else None)
+    worker.put(lambda: "x", 1)
+    deadline = time.monotonic() + 5
+    while len(calls) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert calls == [["x"], [], []]
+
+
+def test_a_forked_child_begins_with_an_empty_queue_and_a_thread_of_its_own(workers):
+    """Even when the parent's thread was at work and its locks were held; what it queued is handled by it alone."""
+    held = Held()
+    worker, counts = workers(held)
+    for item in "ab":
+        worker.put(lambda item=item: item, 1)
+    counts.add("failed", "in the parent")
+    assert held.begun.wait(5)
+    with worker._changed, counts._lock:
+        child = os.fork()
+    if child == 0:
+        held.release = threading.Event()
+        held.release.set()
+        ok = worker.depth() == (0, 0) and counts.values() == {}
+        ok = ok and worker.put(lambda: "child", 1) and worker.flush(5) and held.taken == ["child"]
+        os._exit(0 if ok and worker.close(5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.depth()[0] == 2
+    held.release.set()
+    assert worker.flush(5)
+    assert held.taken == ["a", "b"]
+    assert counts.values() == {"failed": 1}
+
+
+def test_a_thread_that_cannot_be_started_is_a_drop(workers, monkeypatch):
+    """At the interpreter's exit there are no new threads; that raises nothing, and leaves nothing behind."""
+
+    def refuse(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    worker, counts = workers()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert not worker.put(lambda: "x", 1)
+    assert counts.values() == {"failed": 1}
+    assert worker.close(0.0)
+
+
+def test_counts_of_a_reason_begin_again_when_it_is_cleared(caplog):
+    """An outage that ended is news when it comes back, and only then."""
+    counts = ReasonCounts("test: %s failed")
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        for _ in range(3):
+            counts.add("export", "refused")
+        counts.clear("export")
+        counts.add("export", "refused")
+        counts.add("export", "nothing at all", 0)
+    assert counts.values() == {"export": 1}
+    assert len(caplog.records) == 2
