@@ -42,29 +42,29 @@ def _options(
 def _register() -> None:
     with extra("cli", "the command line"):
         from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
-            compare_log,
+            compare_log_command,
             contract_commands,
             explain_command,
-            gate,
+            gate_command,
             generate_command,
             import_command,
-            init,
-            live,
+            init_command,
             operators_command,
             people_commands,
-            promote,
+            promote_command,
             replay_command,
             report_command,
             rescore_command,
             serve_command,
+            status_command,
         )
 
     subjects = {
-        "Write a contract": (init, contract_commands, explain_command),
-        "Measure": (compare_log, import_command, rescore_command, operators_command),
-        "Run the evaluator": (serve_command, live, report_command),
+        "Write a contract": (init_command, contract_commands, explain_command),
+        "Measure": (compare_log_command, import_command, rescore_command, operators_command),
+        "Run the evaluator": (serve_command, status_command, report_command),
         "People and the policy": (people_commands, replay_command),
-        "Roll out a kernel": (gate, promote),
+        "Roll out a kernel": (gate_command, promote_command),
         "Grafana and Prometheus": (generate_command,),
     }
     for subject, modules in subjects.items():

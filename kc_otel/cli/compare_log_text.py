@@ -1,9 +1,8 @@
-"""A comparison as text: for a terminal of any width, for Markdown, and as JSON."""
+"""A comparison as text: for a terminal of any width, and for Markdown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,14 +11,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.judge.verdict import Verdict
-from kc_otel.offline.compare_log.comparison import OURS, SliceReport, Tool
+from kc_otel.offline.compare_log.comparison import OURS, LogComparison, SliceReport, Tool
 from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
-from kc_otel.offline.gate.recorded_verdicts import Judged
 from kc_otel.stats import Interval
 
-__all__ = ["Comparison", "as_json", "as_markdown", "print_tables"]
+__all__ = ["as_markdown", "print_tables"]
 
 _STYLE: Final = {"PASS": "green", "INCONCLUSIVE": "yellow", "NO_DATA": "magenta", "FAIL": "bold red"}
 _WIDE: Final = 110
@@ -42,31 +39,6 @@ _TITLE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Everything that is shown.
-
-    Attributes:
-        source: The file.
-        sequences: Sequences in it.
-        tokens: Tokens in it.
-        masked: Sequences that its mask leaves no token of.
-        confidence: Of each interval.
-        clip: Clip range of the clip-budget share.
-        slices: The slices that are shown.
-        judged: What a contract says; None without one.
-    """
-
-    source: str
-    sequences: int
-    tokens: int
-    masked: int
-    confidence: float
-    clip: float
-    slices: Sequence[SliceReport]
-    judged: Judged | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Group:
     """Rows of one tool: a name, what it is in our terms, a cell per slice."""
 
@@ -74,35 +46,7 @@ class _Group:
     rows: list[tuple[str, str, list[str]]]
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Every digit of everything; a bound that is not claimed and a number that does not exist are null."""
-    judged = comparison.judged
-    return {
-        "source": comparison.source,
-        "sequences": comparison.sequences,
-        "tokens": comparison.tokens,
-        "masked_sequences": comparison.masked,
-        "confidence": comparison.confidence,
-        "clip": comparison.clip,
-        "slices": [
-            {
-                "slice": part.name,
-                "sequences": part.sequences,
-                "tokens": part.tokens,
-                "kc": {name: {**_interval_json(each), "unit": _unit(name)} for name, each in part.own.items()},
-                "tools": {
-                    str(tool): {name: _printed_json(name, each) for name, each in numbers.items()}
-                    for tool, numbers in part.tools.items()
-                },
-            }
-            for part in comparison.slices
-        ],
-        "verdicts": None if judged is None else [_verdict_json(verdict) for verdict in judged.verdicts],
-        "not_judged": None if judged is None else [str(each) for each in judged.left_out],
-    }
-
-
-def as_markdown(comparison: Comparison) -> str:
+def as_markdown(comparison: LogComparison) -> str:
     """A heading, a table per tool, a table of verdicts."""
     shown = _shown(comparison)
     lines = [f"## {_headline(comparison)}", ""]
@@ -119,7 +63,7 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n".join([*lines, *(f"- {note}" for note in _notes(comparison))])
 
 
-def print_tables(comparison: Comparison, console: Console) -> None:
+def print_tables(comparison: LogComparison, console: Console) -> None:
     """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
     shown = _shown(comparison)
     console.print(Text(_headline(comparison), style="bold"))
@@ -132,11 +76,11 @@ def print_tables(comparison: Comparison, console: Console) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _shown(comparison: Comparison) -> list[SliceReport]:
+def _shown(comparison: LogComparison) -> list[SliceReport]:
     return [part for part in comparison.slices if part.tokens]
 
 
-def _headline(comparison: Comparison) -> str:
+def _headline(comparison: LogComparison) -> str:
     masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
     return f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
 
@@ -211,7 +155,7 @@ def _verdict_cells(verdict: Verdict) -> list[str]:
     return [verdict.cell.clause, verdict.cell.slice, *numbers, f"{verdict.limit:.4g}", f"{verdict.samples:,}"]
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _notes(comparison: LogComparison) -> Iterator[str]:
     for part in comparison.slices:
         if not part.tokens:
             yield f"no sequence of this recording is in slice {part.name}"
@@ -244,34 +188,6 @@ def _digits(number: float) -> str:
 
 def _bound(number: float) -> str:
     return f"{number:.3g}"
-
-
-def _unit(name: str) -> str:
-    key = name.split(maxsplit=1)[0]
-    if key in QUANTITIES:
-        return QUANTITIES[key].unit
-    return DERIVED[key].unit if key in DERIVED else "1"
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _interval_json(of: Interval) -> dict[str, Any]:
-    numbers = {"estimate": _finite(of.estimate), "lower": _finite(of.lower), "upper": _finite(of.upper)}
-    return {**numbers, "samples": of.samples, "method": of.method, "note": of.note}
-
-
-def _printed_json(name: str, of: Printed) -> dict[str, Any]:
-    error: Mapping[str, Any] = {} if of.error is None else {"standard_error": _finite(of.error)}
-    ours: Mapping[str, Any] = {"kc": OURS[name]} if name in OURS else {}
-    return {"value": _finite(of.value), **error, **ours}
-
-
-def _verdict_json(of: Verdict) -> dict[str, Any]:
-    numbers = {name: _finite(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
-    about = {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status)}
-    return {**about, **numbers, "samples": of.samples, "method": of.method, "reason": of.reason}
 
 
 def _markdown_head(heads: Sequence[str]) -> list[str]:

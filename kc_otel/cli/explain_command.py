@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.contract.errors import ContractError
+from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.load import load
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def explain_contract(
         float | None,
         typer.Option("--gradient-budget", min=0.0, metavar="NORM", help="Gradient bias to work backwards from."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: PrintJson = False,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Draw how each bound grows with the horizon: .png, .svg or .pdf."),
@@ -56,7 +56,7 @@ def explain_contract(
     """Say what a contract's limits guarantee about reward and gradient, what a budget needs, and which clause binds."""
     from kc_otel.explain import explain  # noqa: PLC0415 - a quick --help
 
-    try:
+    with unusable(ModuleNotFoundError):
         loaded = load(contract)
         explanation = explain(
             loaded, slice=slice, horizon=horizon, reward_budget=budget, gradient_budget=gradient_budget
@@ -65,13 +65,6 @@ def explain_contract(
             from kc_otel.explain.horizon_plot import draw  # noqa: PLC0415
 
             draw(loaded, explanation, plot)
-    except ContractError as error:
-        for problem in error.problems:
-            typer.echo(str(problem), err=True)
-        raise typer.Exit(2) from None
-    except (ValueError, ModuleNotFoundError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     if as_json:
         from kc_otel.explain.explanation import as_json as data  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.cli.refusals import pairs, refuse, unusable
+from kc_otel.cli.terminal import columns_of, pairs, refuse, unusable
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
@@ -123,7 +123,7 @@ def gate_offline(options: Options, recordings: Callable[[], Iterable[str | Path]
 
     with unusable():
         contract, text = load_source(options.contract)
-        columns = pairs("--columns", (options.columns or "").split(","))
+        columns = columns_of(options.columns)
         terms = Terms(options.windows, tuple(options.require), tuple(options.slices), options.allow_unjudged, columns)
         kernels = _kernels(contract, options.kernel)
         check_terms(contract, terms)

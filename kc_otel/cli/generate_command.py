@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kc_otel.cli.terminal import unusable
 
 if TYPE_CHECKING:
     from kc_otel.contract import Contract
@@ -65,15 +66,12 @@ def _generate(
     check: bool,
 ) -> None:
     """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
-    from kc_otel.contract import ContractError, load_all  # noqa: PLC0415
+    from kc_otel.contract import load_all  # noqa: PLC0415
     from kc_otel.generate.files import stale, write  # noqa: PLC0415
 
-    try:
+    with unusable(ModuleNotFoundError):
         files = make(load_all(paths))
         changed = stale(files, out) if check else write(files, out)
-    except (ContractError, ValueError, ModuleNotFoundError, OSError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
     for file in files:
         state = "unchanged" if file not in changed else "stale" if check else "written"
         typer.echo(f"{state:9} {out / file.path}")

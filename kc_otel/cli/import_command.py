@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kc_otel.cli.terminal import PrintJson, columns_of, log_to_terminal, pairs, refuse, stopped_by_signals, unusable
 
 if TYPE_CHECKING:
     from kc_otel.record.engine import RecorderStats
@@ -46,23 +46,23 @@ def import_files(
     Where it is exported to is OpenTelemetry's own configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. A file is done
     when its drift was exported. Exits with 1 when a file could not be imported.
     """
-    from kc_otel.cli.follow_files import Ledger, stopped_by_signals, unseen  # noqa: PLC0415 - a quick --help
-    from kc_otel.contract import ContractError, load  # noqa: PLC0415
+    from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.recordings.importers import FORMATS, Importer, files_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.follow import Ledger, unseen  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    log_to_terminal()
     if format != "auto" and format not in FORMATS:
-        _refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
-    try:
+        refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
+    with unusable():
         ledger = Ledger.of(done)
         files_of(paths)
         with stopped_by_signals() as stop, Recorder(load(contract), sampling=1.0) as recorder:
             importer = Importer(
                 recorder,
                 format=next((each for each in FORMATS if each == format), None),
-                columns=_pairs("--columns", columns.split(",") if columns else []) or None,
-                attributes={name: _scalar(value) for name, value in _pairs("--attribute", attribute or []).items()},
+                columns=columns_of(columns) or None,
+                attributes={name: _scalar(value) for name, value in pairs("--attribute", attribute or []).items()},
                 trust=trust,
                 patience=patience,
                 stopped=stop.is_set,
@@ -72,14 +72,12 @@ def import_files(
                 if path not in importer.totals.failed:
                     ledger.add(path)
             _summarise(importer, recorder.stats())
-    except (ContractError, ValueError, OSError) as error:
-        _refuse(error)
     if importer.totals.failed:
         raise typer.Exit(1)
 
 
 def checks(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """List the reasons for which sequences are not measured: what each means, and what to do."""
     from kc_otel.record.measure.reasons import REASONS  # noqa: PLC0415 - a quick --help
@@ -120,25 +118,9 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
         )
 
 
-def _pairs(option: str, texts: list[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not (name.strip() and sign and value.strip()):
-            msg = f"{option}: {text!r} is not NAME=VALUE"
-            raise ValueError(msg)
-        found[name.strip()] = value.strip()
-    return found
-
-
 def _scalar(text: str) -> str | int | float | bool:
     try:
         value = json.loads(text)
     except ValueError:
         return text
     return value if isinstance(value, bool | int | float) else text
-
-
-def _refuse(why: object) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise typer.Exit(2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from kc_otel.cli.terminal import PrintJson, unusable
 
 if TYPE_CHECKING:
     from kc_otel.integrations.operators import CaseReport
@@ -29,7 +30,7 @@ def operators(
         typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.OperatorPair."),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Compare operators over shapes and dtypes: max abs, relative, ULP, cosine, dependence on the batch.
 
@@ -37,19 +38,14 @@ def operators(
     the contract cannot be used.
     """
     # Everything below needs NumPy, and the file most likely torch; --help does not.
-    from kc_otel.contract.errors import ContractError  # noqa: PLC0415
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.integrations.operators import compare_callables  # noqa: PLC0415
     from kc_otel.offline.operators import as_json as json_of  # noqa: PLC0415
     from kc_otel.offline.operators import comparisons_in, judge  # noqa: PLC0415
 
-    try:
+    with unusable():
         promise = load(contract) if contract is not None else None
         wanted = comparisons_in(comparisons)
-    except ContractError as error:
-        _refuse("\n".join(map(str, error.problems)))
-    except (ValueError, OSError) as error:
-        _refuse(error)
     reports = [
         report
         for each in wanted
@@ -97,8 +93,3 @@ def _print_tables(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], le
         console.print(judged)
     for sentence in left_out:
         console.print(Text(f"not judged: {sentence}"))
-
-
-def _refuse(why: object) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise typer.Exit(2)

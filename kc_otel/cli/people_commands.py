@@ -14,12 +14,12 @@ from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
 
 __all__ = ["register"]
 
-Contract = Annotated[str, typer.Argument(help="Name of the contract.")]
-Clause = Annotated[str | None, typer.Option(help="Only this clause.")]
-Slice = Annotated[str | None, typer.Option(help="Only this slice; `all` for the cells of all traffic.")]
+ContractName = Annotated[str, typer.Argument(help="Name of the contract.")]
+OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
+OnlySlice = Annotated[str | None, typer.Option(help="Only this slice; `all` for the cells of all traffic.")]
 Why = Annotated[str, typer.Option(help="Why; kept with the event.")]
 By = Annotated[str | None, typer.Option(help="Who; the login name by default.")]
-Json = Annotated[bool, typer.Option("--json", help="The API's own answer.")]
+ApiJson = Annotated[bool, typer.Option("--json", help="The API's own answer.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def alerts(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    as_json: Json = False,
+    as_json: ApiJson = False,
 ) -> None:
     """What waits and fires, who is at work on it, and what is silenced. Exits with 1 when anything fires, else 0."""
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
@@ -49,10 +49,10 @@ def alerts(
 
 
 def ack(
-    contract: Contract,
+    contract: ContractName,
     why: Why,
-    clause: Clause = None,
-    slice: Slice = None,
+    clause: OnlyClause = None,
+    slice: OnlySlice = None,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -63,11 +63,11 @@ def ack(
 
 
 def silence(
-    contract: Contract,
+    contract: ContractName,
     why: Why,
     lasting: Annotated[str, typer.Option("--for", help="How long, such as 2h.", metavar="DURATION")],
-    clause: Clause = None,
-    slice: Slice = None,
+    clause: OnlyClause = None,
+    slice: OnlySlice = None,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -93,7 +93,7 @@ def unsilence(
 
 
 def pin(
-    contract: Contract,
+    contract: ContractName,
     kernel: Annotated[str, typer.Argument(help="train-kernel or inference-kernel.")],
     why: Why,
     slice: Annotated[str, typer.Option(help="The slice; `all` for every request.")] = "all",
@@ -112,7 +112,7 @@ def pin(
 
 
 def unpin(
-    contract: Contract,
+    contract: ContractName,
     why: Why,
     slice: Annotated[str | None, typer.Option(help="Only this slice's pin.")] = None,
     by: By = None,
@@ -127,7 +127,7 @@ def events(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
     newest: Annotated[int, typer.Option(help="How many.", min=1, max=10_000)] = 20,
-    as_json: Json = False,
+    as_json: ApiJson = False,
 ) -> None:
     """What changed, oldest first: verdicts, alerts, routes, and what people did, with who and why."""
     wanted: dict[str, str | int] = {"newest": newest} | ({"contract": contract} if contract else {})

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.cli.terminal import refuse, seconds
 
 if TYPE_CHECKING:
     from kc_otel.report.document import Block
@@ -44,7 +44,7 @@ def report(
     targets = out or [Path("report.html")]
     for target in targets:
         if target.suffix not in {".html", ".md"}:
-            _fail(f"--out: {target} is neither HTML nor Markdown; give it a name that ends in .html or .md")
+            refuse(f"--out: {target} is neither HTML nor Markdown; give it a name that ends in .html or .md")
     blocks = _of_evidence(evidence) if evidence is not None else _of_period(url, contract, since)
     title = next(block.text for block in blocks if isinstance(block, Heading))
     for target in targets:
@@ -52,34 +52,28 @@ def report(
         try:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
-            _fail(f"{target}: cannot be written ({error.strerror})")
+            refuse(f"{target}: cannot be written ({error.strerror})")
         typer.echo(f"{target}: {title}")
 
 
 def _of_evidence(path: Path) -> tuple[Block, ...]:
-    from kc_otel.offline.gate.evidence import EvidenceError  # noqa: PLC0415 - a quick --help
-    from kc_otel.report.gate_report import gate_blocks  # noqa: PLC0415
+    from kc_otel.report.gate_report import gate_blocks  # noqa: PLC0415 - a quick --help
 
     try:
         return gate_blocks(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        _fail(f"{path}: cannot be read ({error.strerror})")
-    except (EvidenceError, ValueError) as error:
-        _fail(f"{path}: {error}")
+        refuse(f"{path}: cannot be read ({error.strerror})")
+    except ValueError as error:
+        refuse(f"{path}: {error}")
 
 
 def _of_period(url: str, contract: str | None, since: str) -> tuple[Block, ...]:
-    from kc_otel.contract.units import parse_duration  # noqa: PLC0415 - a quick --help
-    from kc_otel.report.period_report import period_blocks  # noqa: PLC0415
+    from kc_otel.report.period_report import period_blocks  # noqa: PLC0415 - a quick --help
 
-    try:
-        seconds = parse_duration(since)
-    except ValueError as error:
-        _fail(f"--since: {error}")
-    return period_blocks(_asked(url, contract, seconds))
+    return period_blocks(_asked(url, contract, seconds("--since", since)))
 
 
-def _asked(url: str, contract: str | None, seconds: float) -> Period:
+def _asked(url: str, contract: str | None, lasting: float) -> Period:
     """Everything that a report says, from the evaluator's API."""
     from dataclasses import replace  # noqa: PLC0415 - a quick --help
 
@@ -91,11 +85,11 @@ def _asked(url: str, contract: str | None, seconds: float) -> Period:
         one for one in get(url, "/api/v1/contracts")["contracts"] if contract is None or one["name"] == contract
     ]
     if not contracts:
-        _fail(f"--contract: {contract} is not served at {url}")
+        refuse(f"--contract: {contract} is not served at {url}")
     decisions = get(url, "/api/v1/decisions")
     events = get(url, "/api/v1/events", newest=_EVENTS, **only)["events"]
     found = Period(
-        start=end - seconds,
+        start=end - lasting,
         end=end,
         source=url,
         version=version("kc-otel"),
@@ -111,7 +105,7 @@ def _asked(url: str, contract: str | None, seconds: float) -> Period:
             one for one in get(url, "/api/v1/overview")["standing"] if contract is None or one["contract"] == contract
         ],
         health=get(url, "/api/v1/health"),
-        complete=len(events) < _EVENTS or events[0]["at"] <= end - seconds,
+        complete=len(events) < _EVENTS or events[0]["at"] <= end - lasting,
     )
     steps: dict[str, float] = {}
     histories: dict[Any, Any] = {}
@@ -126,8 +120,3 @@ def _asked(url: str, contract: str | None, seconds: float) -> Period:
                 histories[key] = series["points"]
         distributions[key] = get(url, "/api/v1/distribution", **at, **kernels)
     return replace(found, steps=steps, histories=histories, distributions=distributions)
-
-
-def _fail(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise typer.Exit(2)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import logging
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kc_otel._extras import MissingExtraError, extra
+from kc_otel.cli.terminal import log_to_terminal, refuse, stopped_by_signals, unusable
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
@@ -64,20 +61,20 @@ def rescore(
     Requests leave the spool once their drift has been exported. Where it is exported to is OpenTelemetry's own
     configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. Stop it with Ctrl-C at any time and start it again.
     """
-    from kc_otel.contract import ContractError, load  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.recordings.rescore import RescoreError, Rescorer  # noqa: PLC0415
     from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError, SpoolReader  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    log_to_terminal()
     if not spool.exists():
-        _refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
-    try:
+        refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
+    with unusable(SpoolError, RescoreError):
         loaded = load(contract)
         score, kernel = _kernel(model, scorer, dtype, device)
         with (
-            _stopped_by_signals() as stop,
+            stopped_by_signals() as stop,
             SpoolReader(spool) as reader,
             Recorder(loaded, train=kernel, sampling=1.0) as recorder,
         ):
@@ -93,24 +90,22 @@ def rescore(
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
             _summarise(rescorer.totals, len(reader), time.monotonic() - started)
-    except (ContractError, SpoolError, RescoreError, ValueError, OSError) as error:
-        _refuse(error)
 
 
 def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> tuple[Scorer, Kernel | None]:
     """The training kernel as a function, and its version where we know it."""
     if (model is None) == (scorer is None):
-        _refuse("say which training kernel: give either --model or --scorer")
+        refuse("say which training kernel: give either --model or --scorer")
     if scorer is not None:
         return _imported(scorer), None
     if dtype not in _DTYPES:
-        _refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
+        refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
     try:
         with extra("transformers", "--model"):
             import torch  # noqa: PLC0415 - only where a model is asked for
             import transformers  # noqa: PLC0415
     except MissingExtraError as error:
-        _refuse(f"{error}; or give --scorer")
+        refuse(f"{error}; or give --scorer")
 
     from kc_otel.record.kernel import Kernel  # noqa: PLC0415
     from kc_otel.recordings.scoring import hf_scorer  # noqa: PLC0415
@@ -126,9 +121,9 @@ def _imported(target: str) -> Any:
     try:
         found = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        _refuse(f"--scorer {target}: cannot be imported ({error}); write MODULE:FUNCTION")
+        refuse(f"--scorer {target}: cannot be imported ({error}); write MODULE:FUNCTION")
     if not callable(found):
-        _refuse(f"--scorer {target}: is not a function")
+        refuse(f"--scorer {target}: is not a function")
     return found
 
 
@@ -143,20 +138,8 @@ def _idle(below: int | None, device: str) -> Callable[[], bool]:
     try:
         idle()
     except Exception as error:  # noqa: BLE001 - no GPU, no driver, no NVML: each with its own kind
-        _refuse(f"--idle-below: the utilisation of {device} cannot be read ({error})")
+        refuse(f"--idle-below: the utilisation of {device} cannot be read ({error})")
     return idle
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that what was scored is exported before the end."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summarise(totals: RescoreTotals, left: int, seconds: float) -> None:
@@ -167,8 +150,3 @@ def _summarise(totals: RescoreTotals, left: int, seconds: float) -> None:
     )
     for reason, count in totals.refused.most_common():
         typer.echo(f"  not comparable: {count:,} {reason}")
-
-
-def _refuse(why: object) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise typer.Exit(2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kc_otel._extras import extra
+from kc_otel.cli.terminal import refuse
 from kc_otel.serve.config import ServeConfig
 
 __all__ = ["register"]
@@ -84,5 +84,4 @@ def serve(
     try:
         run(load_all(contracts), config)
     except (ContractError, ServiceError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error)

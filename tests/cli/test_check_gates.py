@@ -7,8 +7,8 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import contract_commands as commands
-from kc_otel.cli.gate_lint import shut_gates
 from kc_otel.contract import load_text
+from kc_otel.offline.gate.gate_lint import shut_gates
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract

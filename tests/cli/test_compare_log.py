@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import compare_log as compare
+from kc_otel.cli import compare_log_command as compare
 from kc_otel.offline.compare_log.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings import Recording, load_recording, save_recording
@@ -309,7 +309,7 @@ def test_the_command_is_there():
     """`kc-otel compare-log --help` names its options, and asking for help loads no NumPy."""
     script = (
         "import sys; sys.argv = ['kc-otel', 'compare-log', '--help']\n"
-        "from kc_otel.cli import compare_log as compare; import typer\n"
+        "from kc_otel.cli import compare_log_command as compare; import typer\n"
         "app = typer.Typer(); compare.register(app); app.callback()(lambda: None)\n"
         "try: app()\nexcept SystemExit: pass\n"
         "assert 'numpy' not in sys.modules"

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate
+from kc_otel.cli import gate_command
 from kc_otel.recordings import Recording, save_recording
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def contract(tmp_path):
 def run(monkeypatch):
     """Exit code, standard output and standard error of a command."""
     app = typer.Typer()
-    gate.register(app)
+    gate_command.register(app)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
 
@@ -175,7 +175,7 @@ def test_the_contract_may_come_from_standard_input(tmp_path, monkeypatch):
     """And is in the evidence as it was written."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     app = typer.Typer()
-    gate.register(app)
+    gate_command.register(app)
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
     arguments = ["gate", "run", "-", str(path), "--allow-unjudged", "--evidence", str(record)]
     assert CliRunner().invoke(app, arguments, input=CONTRACT).exit_code == 0

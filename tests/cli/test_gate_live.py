@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate
+from kc_otel.cli import gate_command
 from kc_otel.recordings import load_recording
 from tests.tools.completions import completions, table
 
@@ -58,7 +58,7 @@ def endpoints():
 def run():
     """Exit code, standard output and standard error of a command, in the folder."""
     app = typer.Typer()
-    gate.register(app)
+    gate_command.register(app)
 
     def invoke(*arguments):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])

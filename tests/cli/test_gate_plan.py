@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate
+from kc_otel.cli import gate_command
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.plan import Traffic, plan_gate, spoken
 
@@ -36,7 +36,7 @@ def planned(text=CONTRACT, windows=3, **traffic):
 def run(tmp_path, monkeypatch):
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
     app = typer.Typer()
-    gate.register(app)
+    gate_command.register(app)
     path = tmp_path / "policy.yaml"
 
     def invoke(*arguments, text=CONTRACT):

@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import import_command as command
-from kc_otel.cli.follow_files import Ledger, unseen
 from kc_otel.record.measure.reasons import REASONS
+from kc_otel.recordings.importers.follow import Ledger, unseen
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
     [
         (["nowhere"], "nowhere: there is no such file or folder"),
         (["token_exports", "--format", "csv"], "--format csv: write one of auto, verl"),
-        (["token_exports", "--columns", "train"], "--columns: 'train' is not NAME=VALUE"),
+        (["token_exports", "--columns", "train"], "--columns: 'train' is not ROLE=COLUMN"),
         (["token_exports", "--attribute", "=x"], "--attribute: '=x' is not NAME=VALUE"),
         (["token_exports", "--done", "contract.yaml"], "contract.yaml:1: is no record of a finished file"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import init as commands
+from kc_otel.cli import init_command as commands
 from kc_otel.contract import load
 from kc_otel.contract.load import check
 from kc_otel.explain import explain

@@ -11,8 +11,8 @@ import typer
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import live
 from kc_otel.cli import people_commands as people
+from kc_otel.cli import status_command
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -53,7 +53,7 @@ def kc(monkeypatch):
     monkeypatch.setattr(httpx, "request", request)
     app = typer.Typer()
     people.register(app)
-    live.register(app)
+    status_command.register(app)
 
     def run(*arguments):
         result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})

@@ -13,8 +13,8 @@ import typer
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import _promote_watch, gate, promote
 from kc_otel.cli import api_client as _client
+from kc_otel.cli import gate_command, promote_command, promote_watch
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -72,7 +72,7 @@ class Driven:
 def driven(monkeypatch):
     driven = Driven()
     monkeypatch.setattr(_client.httpx, "request", driven.request)
-    monkeypatch.setattr(_promote_watch, "time", SimpleNamespace(sleep=driven.tick))
+    monkeypatch.setattr(promote_watch, "time", SimpleNamespace(sleep=driven.tick))
     yield driven
     driven.connection.close()
 
@@ -81,8 +81,8 @@ def driven(monkeypatch):
 def run(driven, monkeypatch):  # noqa: ARG001 - it answers what is asked
     """Exit code, standard output and standard error of a command."""
     app = typer.Typer()
-    promote.register(app)
-    gate.register(app)
+    promote_command.register(app)
+    gate_command.register(app)
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
     monkeypatch.setenv("LOGNAME", "ada")
 
@@ -168,11 +168,11 @@ def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
     ]
     assert (code, all(str(file) in out for file in files)) == (1, True)
     for file in files:
-        assert run("verify", file)[0] == 0
+        assert run("gate", "verify", file)[0] == 0
     changed = json.loads(files[1].read_text())
     changed["step"]["by"] = "nobody"
     files[1].write_text(json.dumps(changed))
-    assert run("verify", files[1])[0] == 1
+    assert run("gate", "verify", files[1])[0] == 1
 
 
 def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):
@@ -229,7 +229,7 @@ def test_what_happens_while_a_hook_runs_is_seen(run, driven, monkeypatch):
         driven.tick()
         return 0
 
-    monkeypatch.setattr(_promote_watch, "_run", fail_meanwhile)
+    monkeypatch.setattr(promote_watch, "_run", fail_meanwhile)
     code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", "deploy")
     assert (code, "v2 is rolled back from shadow" in out) == (1, True), out
 

@@ -1,6 +1,6 @@
 """What `kc-otel compare-log` shows, before it is text: one recording in every tool's terms and in ours, by slice.
 
-How a recording is cut into slices by attributes that no contract names.
+Slices are a contract's, or come from attributes that no contract names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.compare_log.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
 from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
 from kc_otel.offline.gate.observations import ADVANTAGE, Part, Samples
+from kc_otel.offline.gate.recorded_verdicts import Judged
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.recordings import Recording
 from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
 
-__all__ = ["OURS", "SliceReport", "Tool", "by_attributes", "report"]
+__all__ = ["OURS", "LogComparison", "SliceReport", "Tool", "as_data", "by_attributes", "report"]
 
 
 class Tool(StrEnum):
@@ -74,6 +76,31 @@ class SliceReport:
     tokens: int
     own: Mapping[str, Interval]
     tools: Mapping[Tool, Mapping[str, Printed]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogComparison:
+    """A recording in every tool's terms and in ours, by slice, and what a contract says of it.
+
+    Attributes:
+        source: The file.
+        sequences: Sequences in it.
+        tokens: Tokens in it.
+        masked: Sequences that its mask leaves no token of.
+        confidence: Of each interval.
+        clip: Clip range of the clip-budget share.
+        slices: The slices that are shown.
+        judged: What a contract says; None without one.
+    """
+
+    source: str
+    sequences: int
+    tokens: int
+    masked: int
+    confidence: float
+    clip: float
+    slices: Sequence[SliceReport]
+    judged: Judged | None
 
 
 def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
@@ -166,6 +193,62 @@ _TOOLS: Final[Mapping[Tool, Callable[[Recording], Mapping[str, Any]]]] = Mapping
         Tool.LLAMA_CPP: _of_llama_cpp,
     }
 )
+
+
+def as_data(comparison: LogComparison) -> dict[str, Any]:
+    """Every digit of everything; a bound that is not claimed and a number that does not exist are null."""
+    judged = comparison.judged
+    return {
+        "source": comparison.source,
+        "sequences": comparison.sequences,
+        "tokens": comparison.tokens,
+        "masked_sequences": comparison.masked,
+        "confidence": comparison.confidence,
+        "clip": comparison.clip,
+        "slices": [
+            {
+                "slice": part.name,
+                "sequences": part.sequences,
+                "tokens": part.tokens,
+                "kc": {name: {**_interval_json(each), "unit": _unit(name)} for name, each in part.own.items()},
+                "tools": {
+                    str(tool): {name: _printed_json(name, each) for name, each in numbers.items()}
+                    for tool, numbers in part.tools.items()
+                },
+            }
+            for part in comparison.slices
+        ],
+        "verdicts": None if judged is None else [_verdict_json(verdict) for verdict in judged.verdicts],
+        "not_judged": None if judged is None else [str(each) for each in judged.left_out],
+    }
+
+
+def _unit(name: str) -> str:
+    key = name.split(maxsplit=1)[0]
+    if key in QUANTITIES:
+        return QUANTITIES[key].unit
+    return DERIVED[key].unit if key in DERIVED else "1"
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _interval_json(of: Interval) -> dict[str, Any]:
+    numbers = {"estimate": _finite(of.estimate), "lower": _finite(of.lower), "upper": _finite(of.upper)}
+    return {**numbers, "samples": of.samples, "method": of.method, "note": of.note}
+
+
+def _printed_json(name: str, of: Printed) -> dict[str, Any]:
+    error: Mapping[str, Any] = {} if of.error is None else {"standard_error": _finite(of.error)}
+    ours: Mapping[str, Any] = {"kc": OURS[name]} if name in OURS else {}
+    return {"value": _finite(of.value), **error, **ours}
+
+
+def _verdict_json(of: Verdict) -> dict[str, Any]:
+    numbers = {name: _finite(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
+    about = {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status)}
+    return {**about, **numbers, "samples": of.samples, "method": of.method, "reason": of.reason}
 
 
 _MOST: Final = 20

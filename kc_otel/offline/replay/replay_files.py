@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.offline.replay.course import Course
@@ -16,7 +17,7 @@ from kc_otel.offline.replay.differences import Differences, differences
 from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.traffic_reading import RecordingError, evaluations_recorded, read_recordings
 
-__all__ = ["EVERY", "Replayed", "replay_recordings"]
+__all__ = ["EVERY", "Replayed", "as_data", "replay_recordings"]
 
 EVERY: Final = 10.0
 """Seconds between evaluations where neither the recording nor a person says."""
@@ -74,6 +75,26 @@ def replay_recordings(
     (course, damage), (before, _) = _both(paths, new, old, every)
     changed = differences(before, course, apart=max(old.observability.window, new.observability.window))
     return Replayed(course, before, changed, (*course.untold, *unmeasured(old, new)), damage)
+
+
+def as_data(found: Replayed) -> dict[str, Any]:
+    """A replay as JSON data: the dataclasses' fields under their names, and by how many seconds what moved is later."""
+    plain = asdict(found)
+    if found.changed is not None:
+        plain["changed"] |= {
+            name: [asdict(one) | _shift(one.later, one.ends_later) for one in getattr(found.changed, name)]
+            for name in ("alerts_moved", "forces_moved")
+        }
+        plain["changed"]["messages"] = [
+            {"endpoint": endpoint, "reason": reason, "old": before, "new": after}
+            for (endpoint, reason), (before, after) in found.changed.messages.items()
+        ]
+    return plain
+
+
+def _shift(later: float, ends_later: float) -> dict[str, float | None]:
+    """Seconds; `ends_later` is null where only one of the two ends at all."""
+    return {"later": later, "ends_later": ends_later if math.isfinite(ends_later) else None}
 
 
 def _both(paths: Sequence[Path], new: Contract, old: Contract, every: float | None) -> tuple[_Found, _Found]:

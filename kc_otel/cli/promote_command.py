@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import getpass
 import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.cli.terminal import refuse
 from kc_otel.judge.promotion.stages import Stage
 
 __all__ = ["register"]
@@ -115,7 +115,7 @@ def promote(
         return
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
     if orders and orders[0] in _SIGNED and not why.strip():
-        _refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
+        refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
     known = {one["kernel"]: one for one in get(url, "/api/v1/promotions", contract=contract)["promotions"]}
     if kernel not in known and orders != ["start"]:
         post(url, path, {"order": "start", "by": who})
@@ -127,7 +127,7 @@ def promote(
             body["evidence"] = _record(evidence)
         post(url, path, body)
     if watch:
-        from kc_otel.cli._promote_watch import follow  # noqa: PLC0415 - only here
+        from kc_otel.cli.promote_watch import follow  # noqa: PLC0415 - only here
 
         found = follow(url, path, before=hook_before, after=hook_after, timeout=hook_timeout)
     else:
@@ -183,11 +183,13 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
 
 
 def _record(path: Path) -> Any:
-    file = path / "evidence.json" if path.is_dir() else path
+    from kc_otel.offline.gate.evidence_files import evidence_file  # noqa: PLC0415 - only here
+
+    file = evidence_file(path)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        _refuse(f"--evidence: {file}: cannot be read ({error})")
+        refuse(f"--evidence: {file}: cannot be read ({error})")
 
 
 def _save(url: str, path: str, folder: Path) -> None:
@@ -199,7 +201,7 @@ def _save(url: str, path: str, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         except OSError as error:
-            _refuse(f"--save: {file}: cannot be written ({error.strerror})")
+            refuse(f"--save: {file}: cannot be written ({error.strerror})")
         typer.echo(f"evidence: {file}")
 
 
@@ -208,13 +210,8 @@ def _refuse_mixed(
 ) -> None:
     if len(orders) > 1:
         names = " and ".join(f"--{'again' if name == 'start' else name}" for name in orders)
-        _refuse(f"{names}: decide one thing at a time")
+        refuse(f"{names}: decide one thing at a time")
     if any(hooks) and not watch:
-        _refuse("hooks run in this process, as long as it follows the promotion: add --watch")
+        refuse("hooks run in this process, as long as it follows the promotion: add --watch")
     if any(rates) and not plan:
-        _refuse("--tokens-per-second, --tokens-per-sequence and --share are for planning; add --plan")
-
-
-def _refuse(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise typer.Exit(2)
+        refuse("--tokens-per-second, --tokens-per-sequence and --share are for planning; add --plan")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Ledger", "stopped_by_signals", "unseen"]
+from kc_otel.recordings.importers.detect import complete, files_of
+
+__all__ = ["Ledger", "unseen"]
 
 _Version = tuple[str, int, int]
 
@@ -64,8 +64,6 @@ def unseen(
     Raises:
         FileNotFoundError: If a path is not there.
     """
-    from kc_otel.recordings.importers.detect import complete, files_of  # noqa: PLC0415 - NumPy and more
-
     tried: set[_Version] = set()
     grown: dict[Path, _Version] = {}
     while not stop.is_set():
@@ -80,18 +78,6 @@ def unseen(
                 yield path
         if not follow or stop.wait(poll):
             return
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that what was measured is exported before the end."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _version(path: Path) -> _Version:

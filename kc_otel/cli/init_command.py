@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kc_otel.cli.terminal import refuse
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.model import KernelSpec
 
@@ -89,21 +90,21 @@ def init(
         answers = _answers(given, ask=_on_terminal() and not yes)
         target = out if out is not None else Path(f"{answers['name']}.yaml")
         if str(target) != "-" and target.exists() and not force:
-            _refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
+            refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
         written = _write(answers, recording, raise_to_floor=raise_to_floor, margin=margin)
     except ContractError as error:
         for problem in error.problems:
             typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)
         raise typer.Exit(2) from None
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     if str(target) == "-":
         typer.echo(written.text, nl=False)
     else:
         try:
             target.write_text(written.text, encoding="utf-8")
         except OSError as error:
-            _refuse(f"--out: {target} cannot be written: {error.strerror or error}")
+            refuse(f"--out: {target} cannot be written: {error.strerror or error}")
     for line in _summary(written, target):
         typer.echo(line, err=True)
 
@@ -278,8 +279,3 @@ def _summary(written: Written, target: Path) -> list[str]:
     if str(target) != "-":
         lines.append(f"next: kc-otel explain {target}")
     return lines
-
-
-def _refuse(message: str) -> None:
-    typer.echo(message, err=True)
-    raise typer.Exit(2)

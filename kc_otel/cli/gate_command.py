@@ -13,7 +13,7 @@ import typer
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.gate_live import live
 from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
-from kc_otel.cli.refusals import refuse, unusable
+from kc_otel.cli.terminal import refuse, unusable
 from kc_otel.judge.promotion.stages import Stage
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kc_otel.cli.terminal import PrintJson, columns_of, unusable
+
 if TYPE_CHECKING:
     from kc_otel.offline.compare_log.comparison import Tool
     from kc_otel.offline.gate.observations import Part
@@ -33,7 +35,7 @@ def compare_log(
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
     confidence: Annotated[float, typer.Option(help="Of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
     clip: Annotated[float | None, typer.Option(help="PPO clip range; the contract's, else 0.2.", min=1e-9)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: PrintJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Print what verl, NeMo-RL, TRL, prime-rl and llama.cpp would report of a recording, beside our own, by slice.
@@ -41,37 +43,30 @@ def compare_log(
     Exits with 2 when the recording or an option cannot be used. Verdicts do not change the exit code.
     """
     # Everything below needs NumPy, rich or more; --help does not.
-    from kc_otel.cli.compare_log_text import Comparison, as_markdown, print_tables  # noqa: PLC0415
-    from kc_otel.cli.compare_log_text import as_json as json_of  # noqa: PLC0415
-    from kc_otel.contract.errors import ContractError  # noqa: PLC0415
+    from kc_otel.cli.compare_log_text import as_markdown, print_tables  # noqa: PLC0415
     from kc_otel.contract.load import load  # noqa: PLC0415
-    from kc_otel.offline.compare_log.comparison import by_attributes, report  # noqa: PLC0415
+    from kc_otel.offline.compare_log.comparison import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
     from kc_otel.recordings import load_recording  # noqa: PLC0415
 
-    try:
+    with unusable():
         tools = _tools(tool or [])
         _one_of(contract=contract is not None, by=bool(by))
         _one_of(json=as_json, markdown=markdown)
         promise = load(contract) if contract is not None else None
-        log = load_recording(recording, columns=_columns(columns))
+        log = load_recording(recording, columns=columns_of(columns))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
-    except ContractError as error:
-        for problem in error.problems:
-            typer.echo(str(problem), err=True)
-        raise typer.Exit(2) from None
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
     slices = [report(part, tools, confidence=confidence, clip=width) for part in parts]
     if judged is not None and slice:
         judged = judged.on(slice)
-    comparison = Comparison(log.source, log.lengths.size, log.train.size, log.masked, confidence, width, slices, judged)
+    comparison = LogComparison(
+        log.source, log.lengths.size, log.train.size, log.masked, confidence, width, slices, judged
+    )
     if as_json:
-        typer.echo(json.dumps(json_of(comparison), indent=2, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(as_data(comparison), indent=2, ensure_ascii=False, allow_nan=False))
     elif markdown:
         typer.echo(as_markdown(comparison))
     else:
@@ -94,15 +89,6 @@ def _one_of(**given: bool) -> None:
     if all(given.values()):
         msg = f"{' and '.join('--' + name for name in given)} exclude each other; give one of them"
         raise ValueError(msg)
-
-
-def _columns(text: str | None) -> dict[str, str]:
-    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    for role, sign, name in pairs:
-        if not (role.strip() and sign and name.strip()):
-            msg = f"--columns: {role + sign + name!r} is not ROLE=COLUMN; write train=NAME,inference=NAME"
-            raise ValueError(msg)
-    return {role.strip(): name.strip() for role, _, name in pairs}
 
 
 def _chosen(names: list[str], parts: list[Part]) -> list[Part]:
