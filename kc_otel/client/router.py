@@ -24,7 +24,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
 
-__all__ = ["Choice", "Kept", "Kernel", "Router"]
+__all__ = ["Choice", "Kernel", "Router", "TableFile"]
 
 
 _MAPPINGS: Final = (dict, Mapping)
@@ -67,7 +67,7 @@ class Router:
         keep: str | os.PathLike[str] | None = None,
     ) -> None:
         self._setup(contracts, stale_after, on_stale, time.monotonic)
-        self._kept = None if keep is None else Kept(Path(keep))
+        self._kept = None if keep is None else TableFile(Path(keep))
         self._poller: Poller | None = Poller(url, self._arrived, self._touch, wait=wait, refresh=refresh)
         if self._kept is not None and (last := self._kept.load()) is not None:
             self._take(last)
@@ -251,7 +251,7 @@ class Router:
 _log: Final = logging.getLogger(__name__)
 
 
-class Kept:
+class TableFile:
     """A file with one table. Processes may share it: each write replaces it in one step.
 
     Args:

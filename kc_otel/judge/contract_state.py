@@ -18,7 +18,7 @@ from kc_otel.contract.slices import OTHER
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import Ring
 from kc_otel.judge.points import INVALID, Point, metric_of, series_name
-from kc_otel.judge.streams import Horizon, Stream
+from kc_otel.judge.streams import Horizon, PointStream
 
 __all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
 
@@ -114,7 +114,7 @@ class ContractState:
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
-        self.streams: dict[bytes, Stream] = {}
+        self.streams: dict[bytes, PointStream] = {}
         self.series: dict[SeriesKey, Series] = {}
         self.heard: dict[Pair, Heard] = {}
         self.newest: dict[str, dict[Pair, float]] = {}
@@ -149,7 +149,7 @@ class ContractState:
         if stream is None:
             if len(self.streams) >= self._most_streams:
                 return "over_cap"
-            stream = self.streams[point.stream] = Stream()
+            stream = self.streams[point.stream] = PointStream()
         stream.heard = now
         step = stream.accept(point, horizon)
         self.changed_streams.add(point.stream)

@@ -12,9 +12,9 @@ from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
 from kc_otel.judge.cells import evidence
 from kc_otel.judge.contract_state import ContractState, Pair, Series
-from kc_otel.judge.facts import Example, Examples, KernelInfo, Kernels, examples_in
+from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.otlp.sink import Outcome
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.streams import Horizon
@@ -66,7 +66,7 @@ class Evaluator:
 
     Attributes:
         states: What is remembered, by the contract's name; the store reads and writes it.
-        facts: Kernels and examples, by the contract's name.
+        facts: KernelVersions and examples, by the contract's name.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `late`, `future`, `malformed`, `unknown_contract`, `unknown_slice`, `over_cap`,
             `ignored`. Each point counts once.
@@ -86,7 +86,8 @@ class Evaluator:
                 if clause.metric in DERIVED:
                     factors(clause.metric, contract.assumptions)
         self.facts = {
-            contract.name: (Kernels(), Examples(contract.observability.long_window)) for contract in contracts
+            contract.name: (KernelVersions(), WorstBatches(contract.observability.long_window))
+            for contract in contracts
         }
         self.counters: Counter[str] = Counter()
         self._tolerance = tolerance
@@ -98,7 +99,7 @@ class Evaluator:
                 self._gen_ai.setdefault(name, []).append(state)
         self._slices = {name: {ALL, OTHER, *state.contract.slices} for name, state in self.states.items()}
 
-    def ingest_metrics(self, request: Any, now: float) -> Outcome:
+    def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest that arrived at `now`, Unix seconds."""
         self._listen(now)
         counts: Counter[str] = Counter()
@@ -116,14 +117,14 @@ class Evaluator:
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
-        return Outcome(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if rejected else "")
+        return ExportResult(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if rejected else "")
 
-    def ingest_traces(self, request: Any, now: float) -> Outcome:
+    def ingest_traces(self, request: Any, now: float) -> ExportResult:
         """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
         for name, example in examples_in(request):
             if name in self.facts and example.at <= now + self._tolerance:
                 self.facts[name][1].offer(example, now)
-        return Outcome()
+        return ExportResult()
 
     def evaluate(self, now: float) -> tuple[Verdict, ...]:
         """Verdicts of every cell of every contract at `now`, Unix seconds."""
@@ -148,7 +149,7 @@ class Evaluator:
         """Kernel versions that reported themselves, the one seen last first."""
         return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
 
-    def examples(self, contract: str, now: float) -> tuple[Example, ...]:
+    def examples(self, contract: str, now: float) -> tuple[WorstBatch, ...]:
         """The worst measured batches of the long window, worst first."""
         return tuple(self.facts[contract][1].recent(now))
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Example", "Examples", "KernelInfo", "Kernels", "examples_in"]
+__all__ = ["KernelInfo", "KernelVersions", "WorstBatch", "WorstBatches", "examples_in"]
 
 COMPARE: Final = "kc.compare"
 _WORST: Final = "kc.compare.worst.abs_log_ratio"
@@ -37,7 +37,7 @@ class KernelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class WorstBatch:
     """A measured batch with a large log ratio in it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Example:
     attributes: dict[str, Scalar | list[Scalar]]
 
 
-class Kernels:
+class KernelVersions:
     """Kernel versions of one contract, at most _MOST_KERNELS: the ones seen last."""
 
     def __init__(self) -> None:
@@ -77,26 +77,26 @@ class Kernels:
         return True
 
 
-class Examples:
+class WorstBatches:
     """The worst batches of one contract within the long window, at most _MOST_EXAMPLES, worst first."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.kept: list[Example] = []
+        self.kept: list[WorstBatch] = []
 
-    def offer(self, example: Example, now: float) -> None:
+    def offer(self, example: WorstBatch, now: float) -> None:
         """Keep an example if it is among the worst."""
         fresh = [kept for kept in self.recent(now) if kept.span_id != example.span_id]
         fresh.append(example)
         fresh.sort(key=lambda kept: -kept.worst)
         self.kept = fresh[:_MOST_EXAMPLES]
 
-    def recent(self, now: float) -> list[Example]:
+    def recent(self, now: float) -> list[WorstBatch]:
         """The kept ones that are not too old."""
         return [example for example in self.kept if example.at > now - self._seconds]
 
 
-def examples_in(request: Any) -> list[tuple[str, Example]]:
+def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
     """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both."""
     found = []
     for resource_spans in request.resource_spans:
@@ -107,7 +107,7 @@ def examples_in(request: Any) -> list[tuple[str, Example]]:
                 attributes = {pair.key: value for pair in span.attributes if (value := _value(pair.value)) is not None}
                 contract, worst = attributes.get("kc.contract"), attributes.get(_WORST)
                 if isinstance(contract, str) and isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
-                    example = Example(
+                    example = WorstBatch(
                         at=span.end_time_unix_nano / 1e9,
                         trace_id=span.trace_id.hex(),
                         span_id=span.span_id.hex(),

@@ -34,7 +34,7 @@ from typing import Final
 from kc_otel.judge.histograms import Histogram, difference, layout, magnitude, sum_fits
 from kc_otel.judge.points import Point
 
-__all__ = ["MAX_WRITERS", "Horizon", "Last", "Step", "Stream"]
+__all__ = ["MAX_WRITERS", "Horizon", "Increment", "LatestValue", "PointStream"]
 
 MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
@@ -62,7 +62,7 @@ class Horizon:
 
 
 @dataclass(slots=True)
-class Last:
+class LatestValue:
     """The newest cumulative value of one start time."""
 
     start: int
@@ -71,7 +71,7 @@ class Last:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Increment:
     """What became of a point.
 
     Attributes:
@@ -86,7 +86,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Stream:
+class PointStream:
     """What has to be known of a stream to take its next point.
 
     Attributes:
@@ -97,70 +97,70 @@ class Stream:
     """
 
     heard: float = 0.0
-    writers: list[Last] = field(default_factory=list)
+    writers: list[LatestValue] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     forgotten: int = -1
 
-    def accept(self, point: Point, horizon: Horizon) -> Step:
+    def accept(self, point: Point, horizon: Horizon) -> Increment:
         """Take the stream's next point."""
         if point.histogram is None:
             raise ValueError("a stream is made of counts")
         if point.time > horizon.future:
-            return Step("future")
+            return Increment("future")
         if point.cumulative:
             return self._cumulative(point, point.histogram, horizon)
         return self._delta(point, point.histogram, horizon)
 
-    def _cumulative(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+    def _cumulative(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         last = next((writer for writer in self.writers if writer.start == point.start), None)
         if last is None:
             return self._first(point, value, horizon)
         if point.time <= last.time:
-            return Step("duplicate" if point.time == last.time else "out_of_order")
+            return Increment("duplicate" if point.time == last.time else "out_of_order")
         before, before_time = last.histogram, last.time
         last.histogram, last.time = value, point.time
         if self.writers[-1] is not last:
             self.writers.remove(last)
             self.writers.append(last)
         if point.time < horizon.oldest:
-            return Step("late")
+            return Increment("late")
         if before_time < horizon.start or layout(before) != layout(value):
-            return Step("baseline")
+            return Increment("baseline")
         gap = "gap" if point.time - before_time > horizon.gap else ""
         return _counted(value, before, gap)
 
-    def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+    def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         event = "reset" if self.writers else ""
-        self.writers.append(Last(point.start, point.time, value))
+        self.writers.append(LatestValue(point.start, point.time, value))
         came_back = point.start <= self.forgotten
         for writer in self.writers[:-MAX_WRITERS]:
             self.forgotten = max(self.forgotten, writer.start)
         del self.writers[:-MAX_WRITERS]
         if point.time < horizon.oldest:
-            return Step("late", event=event)
+            return Increment("late", event=event)
         if came_back or point.start < horizon.start:
-            return Step("baseline", event=event)
-        return Step("accepted", value, event)
+            return Increment("baseline", event=event)
+        return Increment("accepted", value, event)
 
-    def _delta(self, point: Point, value: Histogram, horizon: Horizon) -> Step:
+    def _delta(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         if point.time < horizon.oldest:
-            return Step("late")
+            return Increment("late")
         if point.time in self.times:
-            return Step("duplicate")
+            return Increment("duplicate")
         if len(self.times) >= _REMEMBERED and point.time < self.times[0]:
-            return Step("out_of_order")
+            return Increment("out_of_order")
         gap = "gap" if self.times and point.time - self.times[-1] > horizon.gap else ""
         self.times.append(point.time)
         self.times.sort()
         del self.times[:-_REMEMBERED]
-        return Step("accepted", value, gap)
+        return Increment("accepted", value, gap)
 
 
-def _counted(value: Histogram, before: Histogram, gap: str) -> Step:
+def _counted(value: Histogram, before: Histogram, gap: str) -> Increment:
     """What a cumulative value adds to the one before it, of the same layout."""
     increment = difference(value, before)
     if increment is None:
-        return Step("accepted", value, "reset")
+        return Increment("accepted", value, "reset")
     if not sum_fits(increment, _ROUNDING * (magnitude(before) + magnitude(value))):
-        return Step("baseline")
-    return Step("accepted", increment, gap)
+        return Increment("baseline")
+    return Increment("accepted", increment, gap)

@@ -22,20 +22,20 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
-from kc_otel.judge.escalation.notices import Notice, Reason, webhooks
+from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.plain import action_to_plain
-from kc_otel.judge.escalation.policies import Judged, judge
+from kc_otel.judge.escalation.policies import Escalation, judge
 from kc_otel.judge.escalation.webhook_body import alert_body, encode, summary
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.sink import Outcome
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.serve.gate_history import Rounds
-from kc_otel.serve.history import CellHistory, Change
+from kc_otel.serve.gate_history import GateHistory
+from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
 from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.standing import StandingStore
+from kc_otel.serve.store.standing import EscalationStore
 from kc_otel.serve.store.state_file import StateError, transaction
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.webhooks.outbox import Outbox
@@ -46,7 +46,7 @@ _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[str, str, Mapping[str, str]], None]
 """(severity, message, attributes) of something that changed."""
-_AGAIN: Final = frozenset({Reason.REMINDER, Reason.SILENCE_ENDED})
+_AGAIN: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _TELLING: Final = frozenset({"notify", "webhook"})
 
 
@@ -87,11 +87,11 @@ class Core:
             self._evaluator_store.restore(self.evaluator)
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
-            self._store = StandingStore(connection, self.events)
+            self._store = EscalationStore(connection, self.events)
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
-            self.rounds = Rounds()
+            self.rounds = GateHistory()
             self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, transaction)
             self.standing = self._store.begin(self.contracts, self.dry_run, now)
 
@@ -110,7 +110,7 @@ class Core:
         """Silences and acknowledgements in force."""
         return self.standing.people
 
-    def metrics(self, request: Any) -> Outcome:
+    def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest."""
         now = time.time()
         outcome = self.evaluator.ingest_metrics(request, now)
@@ -118,13 +118,13 @@ class Core:
             self.recording.received(request, now)
         return outcome
 
-    def traces(self, request: Any) -> Outcome:
+    def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""
         return self.evaluator.ingest_traces(request, time.time())
 
-    def logs(self, request: Any) -> Outcome:  # noqa: ARG002 - the receiver's interface
+    def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
         """Logs are not ours; they are accepted, so that a Collector's pipeline does not retry, and dropped."""
-        return Outcome()
+        return ExportResult()
 
     def tick(self, now: float) -> None:
         """Evaluate every cell, and carry out what follows.
@@ -235,7 +235,7 @@ class Core:
     def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
         return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
 
-    def _write(self, judged: Judged, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
+    def _write(self, judged: Escalation, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
         """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
         self._store.save(self.standing, judged.standing)
         self.events.record(judged.transitions, dry_run=self.dry_run, people=judged.standing.people)
@@ -259,7 +259,7 @@ class Core:
     def _told_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
         transition = notice.transition
         cell = transition.cell
-        why = "a reminder" if notice.reason is Reason.REMINDER else "a silence has ended"
+        why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
         message = f"{summary(transition)} still: {why}"
         said = {
             "clause": cell.clause, "slice": cell.slice, "kernel_train": cell.kernel_train,
@@ -278,7 +278,7 @@ class Core:
             severity, message = "info", f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
         return severity, message, attributes | {"kc.severity": transition.severity}
 
-    def _changed(self, change: Change, now: float) -> tuple[str, str, Mapping[str, str]]:
+    def _changed(self, change: StatusChange, now: float) -> tuple[str, str, Mapping[str, str]]:
         verdict = change.verdict
         cell, contract = verdict.cell, self.contracts[verdict.cell.contract]
         before = change.before.value if change.before else "new"
@@ -301,7 +301,7 @@ class Core:
         return severity, message, _attributes(contract, verdict)
 
 
-def _first_silence(change: Change) -> bool:
+def _first_silence(change: StatusChange) -> bool:
     """A cell that nobody has ever reported to is not news."""
     return change.before is None and change.verdict.status is Status.NO_DATA
 

@@ -12,13 +12,13 @@ from typing import Final
 from kc_otel.judge.promotion.stages import Round
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["Rounds"]
+__all__ = ["GateHistory"]
 
 _KEPT: Final = 2000
 _EVERY: Final = 5.0
 
 
-class Rounds:
+class GateHistory:
     """Per contract, an evaluation every few seconds, and each one whose statuses differ from the one before."""
 
     def __init__(self) -> None:

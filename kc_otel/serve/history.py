@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.serve.store.history_ring import KEPT, HistoryRing, Moment, moment_of
+from kc_otel.serve.store.history_ring import KEPT, HistoryPoint, ThinnedHistory, moment_of
 
-__all__ = ["GLANCES", "CellHistory", "Change", "Glance"]
+__all__ = ["GLANCES", "CellHistory", "Glance", "StatusChange"]
 
 GLANCES: Final = 120
 
@@ -23,7 +23,7 @@ Glance = tuple[float, float | None, float | None, float | None, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StatusChange:
     """A cell whose status is not what it was."""
 
     verdict: Verdict
@@ -34,7 +34,7 @@ class Change:
 class _Line:
     verdict: Verdict
     since: float
-    recent: deque[Moment]
+    recent: deque[HistoryPoint]
 
 
 class CellHistory:
@@ -47,7 +47,7 @@ class CellHistory:
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
-        self._ring = HistoryRing(connection, windows)
+        self._ring = ThinnedHistory(connection, windows)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_status (contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, "
             "kernel_inference TEXT, status TEXT NOT NULL, since REAL NOT NULL, "
@@ -60,13 +60,13 @@ class CellHistory:
         self._standing: dict[Cell, tuple[Status, float]] = remembered
         self._lines: dict[Cell, _Line] = {}
 
-    def write(self, verdicts: Sequence[Verdict]) -> list[Change]:
+    def write(self, verdicts: Sequence[Verdict]) -> list[StatusChange]:
         """Write an evaluation of every cell, and say what it changes; `adopt` follows when it is committed."""
         changes, gone = [], self._standing.keys() - {verdict.cell for verdict in verdicts}
         for verdict in verdicts:
             before, _ = self._standing.get(verdict.cell, (None, 0.0))
             if before is not verdict.status:
-                changes.append(Change(verdict, before))
+                changes.append(StatusChange(verdict, before))
                 self._save(verdict.cell, verdict.status, verdict.at)
         for cell in gone:
             self._forget(cell)
@@ -76,11 +76,11 @@ class CellHistory:
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
         """What was written has been committed; cells that are gone are forgotten."""
         lines = {}
-        moments: dict[Cell, Moment] = {}
+        moments: dict[Cell, HistoryPoint] = {}
         for verdict in verdicts:
             status, since = self._standing.get(verdict.cell, (None, verdict.at))
             line = self._lines.get(verdict.cell)
-            recent: deque[Moment] = line.recent if line else deque(maxlen=GLANCES)
+            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
             moment = moments[verdict.cell] = moment_of(verdict)
             recent.append(moment)
             lines[verdict.cell] = _Line(verdict, since if status is verdict.status else verdict.at, recent)
@@ -99,7 +99,7 @@ class CellHistory:
         """Seconds between two evaluations of the thinned past."""
         return self._ring.step(contract)
 
-    def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[Moment]]:
+    def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[HistoryPoint]]:
         """Evaluations of a clause on a slice by pair of kernels, oldest first.
 
         The last two minutes or so are whole, what is older is thinned.
@@ -126,7 +126,7 @@ class CellHistory:
         )
 
 
-def _glance(moment: Moment) -> Glance:
+def _glance(moment: HistoryPoint) -> Glance:
     return moment.at, moment.estimate, moment.lower, moment.upper, moment.status
 
 

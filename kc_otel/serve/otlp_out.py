@@ -17,16 +17,16 @@ from kc_otel.contract.registry import METRICS, Instrument
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
 
-__all__ = ["Readings", "Speaker"]
+__all__ = ["SelfMetrics", "TelemetryExporter"]
 
-Readings = Mapping[str, list[tuple[Mapping[str, str], float]]]
+SelfMetrics = Mapping[str, list[tuple[Mapping[str, str], float]]]
 """Metric name to (attributes, value) of each of its series."""
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
-class Speaker:
+class TelemetryExporter:
     """Exports the latest readings once per export interval, and log records as they happen.
 
     Args:
@@ -34,7 +34,7 @@ class Speaker:
         environ: Where the endpoint is configured.
     """
 
-    def __init__(self, readings: Readings, *, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, readings: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
         self._latest = readings
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
@@ -50,7 +50,7 @@ class Speaker:
         """Whether an endpoint is configured."""
         return bool(self._stop)
 
-    def publish(self, readings: Readings) -> None:
+    def publish(self, readings: SelfMetrics) -> None:
         """What the next export says; the exporter's thread only ever sees a finished reading."""
         self._latest = readings
 

@@ -18,13 +18,13 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import Canary, DecisionTable, DirectiveKind, remove_canary, set_canary
 from kc_otel.judge.promotion import machine, orders
 from kc_otel.judge.promotion.machine import Moved, share_of
-from kc_otel.judge.promotion.promotion_state import Kind, Move, OrderError, Promotion, Standing
+from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.admission import admit
 from kc_otel.offline.gate.evidence import step_evidence
 from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.promotion_store import PromotionStore, Record
+from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
 
 __all__ = ["Promotions", "Said"]
 
@@ -38,7 +38,7 @@ _ENDED: Final = 20
 table, and a router looks at all of them."""
 _LARGEST: Final = 32 * 1024 * 1024
 """Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
-_EVIDENT: Final = frozenset({Kind.ADVANCE, Kind.FORCE, Kind.ROLLBACK})
+_EVIDENT: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveKind.ROLLBACK})
 
 
 class Promotions:
@@ -85,7 +85,7 @@ class Promotions:
             raise LookupError(f"kernel {version} is not on its way under {contract}; start its promotion first")
         return found
 
-    def evidence(self, contract: str, version: str) -> list[Record]:
+    def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
         """What was kept of a version's steps, oldest first."""
         return self._store.evidence(contract, version)
 
@@ -109,7 +109,7 @@ class Promotions:
         """
         known, said = dict(self._known), list[Said]()
         for key, before in sorted(self._known.items()):
-            if not self._acts(before.contract) or before.standing is not Standing.RUNNING:
+            if not self._acts(before.contract) or before.standing is not PromotionStatus.RUNNING:
                 continue
             contract = self._contracts[before.contract]
             own = [verdict for verdict in verdicts if verdict.cell.contract == contract.name]
@@ -139,7 +139,7 @@ class Promotions:
         if not by.strip():
             raise OrderError("say who starts it; it is kept")
         for other in self.all(contract):
-            on_its_way = other.standing is Standing.RUNNING and other.place.stage is not Stage.FULL
+            on_its_way = other.standing is PromotionStatus.RUNNING and other.place.stage is not Stage.FULL
             if other.version != version and on_its_way:
                 raise OrderError(f"{other.version} is on its way, in {other.place}; one version goes at a time")
         previous = self._known.get((contract, version))
@@ -234,19 +234,24 @@ class Promotions:
                 self._store.forget(gone)
                 del known[gone.contract, gone.version]
             said = self._moved(contract, before or after, moves, own, moves[0].at)
-            if after.place.stage is Stage.FULL and after.standing is Standing.RUNNING:
+            if after.place.stage is Stage.FULL and after.standing is PromotionStatus.RUNNING:
                 said += self._replace_others(known, contract, after, moves[0].at)
         self._known = known
         return said
 
     def _moved(
-        self, contract: Contract, before: Promotion, moves: Sequence[Move], verdicts: Sequence[Verdict], now: float
+        self,
+        contract: Contract,
+        before: Promotion,
+        moves: Sequence[PromotionMove],
+        verdicts: Sequence[Verdict],
+        now: float,
     ) -> list[Said]:
         """Write the events and the evidence of moves."""
         said = []
         for move in moves:
             kept = None
-            if move.kind in _EVIDENT and not (move.kind is Kind.ADVANCE and move.before.stage is Stage.OFFLINE_CI):
+            if move.kind in _EVIDENT and not (move.kind is MoveKind.ADVANCE and move.before.stage is Stage.OFFLINE_CI):
                 record = step_evidence(contract, before, move, verdicts, now)
                 label = f"{move.kind} from {move.before} to {move.after}"
                 kept = self._store.keep(contract.name, before.version, label, record, now)
@@ -256,14 +261,14 @@ class Promotions:
                 "missing": list(move.decision.missing), "message": move.message,
             }  # fmt: skip
             self._events.record_event(contract.name, "promotion", data, now)
-            severity = "warning" if move.kind in {Kind.ROLLBACK, Kind.FORCE} else "info"
+            severity = "warning" if move.kind in {MoveKind.ROLLBACK, MoveKind.FORCE} else "info"
             said.append(_announced(before, severity, move.message))
         return said
 
     def _replace_others(self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float) -> list[Said]:
         said = []
         for key, other in sorted(known.items()):
-            running = other.standing is Standing.RUNNING and other.contract == contract.name
+            running = other.standing is PromotionStatus.RUNNING and other.contract == contract.name
             if running and other.version != by.version and other.place.stage is Stage.FULL:
                 known[key], moves = machine.replaced(other, by.version, now)
                 self._store.save(known[key])
@@ -271,7 +276,9 @@ class Promotions:
         return said
 
     def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
-        own = [one for one in known.values() if one.contract == contract and one.standing is not Standing.RUNNING]
+        own = [
+            one for one in known.values() if one.contract == contract and one.standing is not PromotionStatus.RUNNING
+        ]
         return sorted(own, key=lambda one: -one.started)[_ENDED:]
 
     def _shares(self, decisions: DecisionTable, known: Mapping[Key, Promotion], now: float) -> DecisionTable:

@@ -12,10 +12,10 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.machine import share_of
-from kc_otel.judge.promotion.promotion_state import Standing
+from kc_otel.judge.promotion.promotion_state import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.otlp_out import SelfMetrics
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -37,7 +37,7 @@ _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
 }
 
 
-def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> Readings:
+def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> SelfMetrics:
     """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
     verdicts = [verdict for verdict, _, _ in core.history.cells()]
     readings: dict[str, Series] = {
@@ -72,7 +72,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     return readings
 
 
-def exposition(readings: Readings) -> bytes:
+def exposition(readings: SelfMetrics) -> bytes:
     """The Prometheus text format."""
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
     from prometheus_client.registry import Collector  # noqa: PLC0415
@@ -116,11 +116,11 @@ def _promotions(core: Core) -> dict[str, Series]:
     """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
     readings: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
     for one in core.promotions.all():
-        if one.standing is Standing.REPLACED:
+        if one.standing is PromotionStatus.REPLACED:
             continue
         where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
         share = share_of(one)
-        back = one.standing is Standing.ROLLED_BACK
+        back = one.standing is PromotionStatus.ROLLED_BACK
         readings["kc.promotion.stage"].append((where, -1 if back else one.place.rank[0]))
         readings["kc.promotion.share"].append((where, 1.0 if share is None else share))
         readings["kc.promotion.windows"].append((where, one.tally.passed))

@@ -25,7 +25,7 @@ from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import Readings, Speaker
+from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
@@ -35,7 +35,7 @@ from kc_otel.serve.store.evaluator_store import StoreError
 from kc_otel.serve.store.state_file import StateError, StatePlace
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Endpoint, EndpointError, Rotation, endpoints_from_env
+from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 
 __all__ = ["ServiceError", "run"]
 
@@ -60,7 +60,7 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (BindError, EndpointError, RecordingError, StateError, StoreError) as error:
+    except (BindError, WebhookEndpointError, RecordingError, StateError, StoreError) as error:
         raise ServiceError(str(error)) from None
 
 
@@ -84,19 +84,22 @@ def _endpoint_names(contracts: Sequence[Contract]) -> set[str]:
 
 def _endpoints(
     contracts: Sequence[Contract], config: ServeConfig, environ: Mapping[str, str]
-) -> Mapping[str, Endpoint]:
+) -> Mapping[str, WebhookEndpoint]:
     try:
         return endpoints_from_env(_endpoint_names(contracts), environ)
-    except EndpointError as error:
+    except WebhookEndpointError as error:
         if config.webhooks:
             msg = f"{error}; or start with --no-webhooks, and they wait in the outbox"
-            raise EndpointError(msg) from None
+            raise WebhookEndpointError(msg) from None
         _log.warning("webhooks wait in the outbox: %s", error)
         return {}
 
 
 async def _serve(
-    contracts: Sequence[Contract], config: ServeConfig, endpoints: Mapping[str, Endpoint], dry_run: frozenset[str]
+    contracts: Sequence[Contract],
+    config: ServeConfig,
+    endpoints: Mapping[str, WebhookEndpoint],
+    dry_run: frozenset[str],
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,10 +117,10 @@ async def _serve(
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
 
-    def readings() -> Readings:
+    def readings() -> SelfMetrics:
         return read(core, requests, dispatcher.attempts)
 
-    speaker = Speaker(readings())
+    speaker = TelemetryExporter(readings())
     core.announce = speaker.transition
 
     def ticked() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import _register, app
 from kc_otel.contract import load
-from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.offline.gate.evidence import make_evidence
 
@@ -32,7 +32,7 @@ def record(tmp_path: Path) -> Path:
         5000, "short", "betting", "fine", contract.metadata.version, contract.hash,
     )  # fmt: skip
     wide = replace(passed, cell=replace(passed.cell, slice="x"), status=Status.INCONCLUSIVE, upper=float("inf"))
-    decision = Decision(Outcome.WAIT, Stage.CANARY, 1, ("x needs 400 more samples",))
+    decision = Decision(GateOutcome.WAIT, Stage.CANARY, 1, ("x needs 400 more samples",))
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps(make_evidence(contract, Stage.CANARY, "b", decision, [passed, wide], 20.0)))
     return path

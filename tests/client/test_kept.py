@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from kc_otel.client.router import Kept, Router
+from kc_otel.client.router import Router, TableFile
 from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import DecisionTable, set_canary
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     """The newest table, in one file."""
-    kept = Kept(tmp_path / "table.json")
+    kept = TableFile(tmp_path / "table.json")
     assert kept.load() is None
     kept.save(DecisionTable(3))
     table = set_canary(DecisionTable(7), Canary("c", "all", "v", 0.5, "why", 1.0))
@@ -33,7 +33,7 @@ def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, content):
 
 def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):
     """Routing goes on without it."""
-    kept = Kept(tmp_path / "missing" / "table.json")
+    kept = TableFile(tmp_path / "missing" / "table.json")
     with caplog.at_level(logging.WARNING):
         kept.save(DecisionTable(1))
         kept.save(DecisionTable(2))

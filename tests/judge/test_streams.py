@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, difference
 from kc_otel.judge.points import Point, PointKind
-from kc_otel.judge.streams import MAX_WRITERS, Horizon, Stream
+from kc_otel.judge.streams import MAX_WRITERS, Horizon, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 S = 10**9
@@ -44,20 +44,20 @@ def content(step_increments: list[ExponentialHistogram]) -> Counter[int]:
     return +found
 
 
-def outcomes(stream: Stream, *points: Point) -> list[tuple[str, str, int]]:
+def outcomes(stream: PointStream, *points: Point) -> list[tuple[str, str, int]]:
     steps = [stream.accept(item, HORIZON) for item in points]
     return [(step.outcome, step.event, step.increment.count if step.increment else 0) for step in steps]
 
 
 def test_first_point_counts_when_its_start_is_in_the_long_window() -> None:
     """A cumulative stream that began within the long window counts from its beginning."""
-    assert outcomes(Stream(), point(NOW - LONG, NOW, [1, 1, 2])) == [("accepted", "", 3)]
+    assert outcomes(PointStream(), point(NOW - LONG, NOW, [1, 1, 2])) == [("accepted", "", 3)]
 
 
 def test_first_point_of_an_older_stream_is_a_baseline() -> None:
     """A cumulative stream that began earlier counts from its second point on."""
     start = NOW - LONG - 1
-    stream = Stream()
+    stream = PointStream()
     assert outcomes(stream, point(start, NOW - 9, [1, 1]), point(start, NOW, [1, 1, 2])) == [
         ("baseline", "", 0),
         ("accepted", "", 1),
@@ -66,14 +66,14 @@ def test_first_point_of_an_older_stream_is_a_baseline() -> None:
 
 def test_unknown_start_is_a_baseline() -> None:
     """A cumulative point without a start time says nothing of when it began."""
-    assert outcomes(Stream(), point(0, NOW, [1])) == [("baseline", "", 0)]
+    assert outcomes(PointStream(), point(0, NOW, [1])) == [("baseline", "", 0)]
 
 
 def test_duplicates_and_old_points_do_not_count() -> None:
     """The same time again is a duplicate, an earlier time is out of order; neither counts."""
     begin = NOW - 100
     found = outcomes(
-        Stream(), point(begin, NOW - 50, [1]), point(begin, NOW - 50, [1]), point(begin, NOW - 60, []),
+        PointStream(), point(begin, NOW - 50, [1]), point(begin, NOW - 50, [1]), point(begin, NOW - 60, []),
         point(begin, NOW - 40, [1, 2]),
     )  # fmt: skip
     assert found == [("accepted", "", 1), ("duplicate", "", 0), ("out_of_order", "", 0), ("accepted", "", 1)]
@@ -81,27 +81,30 @@ def test_duplicates_and_old_points_do_not_count() -> None:
 
 def test_reset_with_new_start_counts_fully() -> None:
     """After a restart the new value counts from the new start."""
-    found = outcomes(Stream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 40, NOW - 30, [2]))
+    found = outcomes(PointStream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 40, NOW - 30, [2]))
     assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
 
 
 def test_reset_without_new_start_counts_fully() -> None:
     """A value that went down under the same start is counted as a whole, and as a reset."""
-    found = outcomes(Stream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 90, NOW - 30, [1]))
+    found = outcomes(PointStream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 90, NOW - 30, [1]))
     assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
 
 
 def test_last_flush_of_a_process_counts_after_its_successor_began() -> None:
     """Writers of one identity are kept apart by their start times."""
     found = outcomes(
-        Stream(), point(NOW - 90, NOW - 50, [1]), point(NOW - 40, NOW - 30, [2]), point(NOW - 90, NOW - 35, [1, 1, 1])
+        PointStream(),
+        point(NOW - 90, NOW - 50, [1]),
+        point(NOW - 40, NOW - 30, [2]),
+        point(NOW - 90, NOW - 35, [1, 1, 1]),
     )
     assert found == [("accepted", "", 1), ("accepted", "reset", 1), ("accepted", "", 2)]
 
 
 def test_forgotten_writers_never_count_twice() -> None:
     """More writers than are remembered lose counts, but do not count again from their start."""
-    stream = Stream()
+    stream = PointStream()
     writers = [NOW - 1000 + i for i in range(MAX_WRITERS + 1)]
     first = outcomes(stream, *[point(start, NOW - 500, [1, 1]) for start in writers])
     assert [count for _, _, count in first] == [2] * len(writers)
@@ -111,14 +114,14 @@ def test_forgotten_writers_never_count_twice() -> None:
 def test_gap_is_counted_and_its_content_too() -> None:
     """A step longer than the short window counts, and is told as a gap."""
     begin = NOW - 1000 * S
-    found = outcomes(Stream(), point(begin, NOW - 900 * S, [1]), point(begin, NOW, [1, 2, 2]))
+    found = outcomes(PointStream(), point(begin, NOW - 900 * S, [1]), point(begin, NOW, [1, 2, 2]))
     assert found == [("accepted", "", 1), ("accepted", "gap", 2)]
 
 
 def test_silence_longer_than_the_long_window_begins_anew() -> None:
     """What was counted over a silence that no window covers is not counted."""
     begin = NOW - 3 * LONG
-    stream = Stream()
+    stream = PointStream()
     stream.accept(point(begin, NOW - 2 * LONG, [1]), HORIZON)
     assert outcomes(stream, point(begin, NOW, [1, 2, 2])) == [("baseline", "", 0)]
 
@@ -126,7 +129,7 @@ def test_silence_longer_than_the_long_window_begins_anew() -> None:
 def test_late_and_future_points() -> None:
     """What no pane covers does not count; a late cumulative value is still what the next one is compared with."""
     begin = NOW - LONG - 100 * S
-    stream = Stream()
+    stream = PointStream()
     assert outcomes(stream, point(begin, NOW + 1, [1]), point(begin, NOW - LONG - 90 * S, [1])) == [
         ("future", "", 0),
         ("late", "", 0),
@@ -141,7 +144,7 @@ def test_change_of_edges_begins_anew() -> None:
         return Point(PointKind.HISTOGRAM, "m", b"id", {}, {}, NOW - 90, time, True, value)
 
     found = outcomes(
-        Stream(), explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]),
+        PointStream(), explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]),
         explicit((2.0,), NOW - 30, [6, 2]),
     )  # fmt: skip
     assert found == [("accepted", "", 3), ("baseline", "", 0), ("accepted", "", 1)]
@@ -162,14 +165,14 @@ def test_a_difference_that_contradicts_itself_begins_anew() -> None:
 
 def test_delta_points_count_once() -> None:
     """Delta points count in any order, and not again when they are sent again."""
-    stream = Stream()
+    stream = PointStream()
     times = [NOW - 30, NOW - 10, NOW - 20]
     points = [point(time - 10, time, [1, 2], cumulative=False) for time in times]
     assert [outcome for outcome, _, _ in outcomes(stream, *points, *points)] == ["accepted"] * 3 + ["duplicate"] * 3
     many = [point(NOW - 9, NOW - 9 + i, [1], cumulative=False) for i in range(9)]
     many += [point(0, NOW - 5000 + i, [1], cumulative=False) for i in range(32)]
-    assert {outcome for outcome, _, _ in outcomes(Stream(), *many)} == {"accepted"}
-    full = Stream(times=list(range(NOW - 50, NOW - 18)))
+    assert {outcome for outcome, _, _ in outcomes(PointStream(), *many)} == {"accepted"}
+    full = PointStream(times=list(range(NOW - 50, NOW - 18)))
     assert outcomes(full, point(0, NOW - 60, [1], cumulative=False)) == [("out_of_order", "", 0)]
 
 
@@ -195,7 +198,7 @@ def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
 ) -> None:
     """However points are lost, repeated and reordered, what is counted is each life's latest snapshot that arrived."""
     snapshots, order = history
-    stream = Stream()
+    stream = PointStream()
     counted = []
     for place in order:
         start, time, values = snapshots[place]

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from kc_otel.client.signing import Secret
 from kc_otel.contract import Contract
 from kc_otel.judge.decisions.table import DecisionTable
-from kc_otel.judge.otlp.sink import Outcome, RequestCounts
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from kc_otel.judge.promotion.promotion_state import Promotion
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
@@ -24,7 +24,7 @@ from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from tests.tools.panel_traffic import ENGINE, STEP, Recorded
 
 TICK = 10
@@ -71,7 +71,7 @@ class _Told(Core):
 
     clock = 0.0
 
-    def metrics(self, request: Any) -> Outcome:
+    def metrics(self, request: Any) -> ExportResult:
         return self.evaluator.ingest_metrics(request, self.clock)
 
 
@@ -88,7 +88,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
     requests = RequestCounts()
     with closing(open_state(None)) as connection:
         core = _Told(contracts, connection, external_url="http://evaluator", now=begin)
-        endpoint = Endpoint("pager", pager, (Secret(bytes(range(32))),), allow_private=True)
+        endpoint = WebhookEndpoint("pager", pager, (Secret(bytes(range(32))),), allow_private=True)
         dispatcher = Dispatcher(core.outbox, {"pager": endpoint}, clock=lambda: core.clock)
         api = make_api(core, lambda: read(core, requests, dispatcher.attempts), Changes(), "0")
         with TestClient(http_app(core, counts=requests)) as otlp, TestClient(api) as reader:

@@ -26,10 +26,10 @@ from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.policy import edge, step_keys
 
-__all__ = ["Book", "Notice", "Reason", "Said", "notices", "webhooks"]
+__all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notices", "webhooks"]
 
 
-class Reason(StrEnum):
+class NoticeReason(StrEnum):
     """Why somebody is told."""
 
     FIRING = "firing"
@@ -48,11 +48,11 @@ class Notice:
     """
 
     transition: Transition
-    reason: Reason
+    reason: NoticeReason
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NotifiedAlert:
     """An alert of which people know.
 
     Attributes:
@@ -69,7 +69,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class NotificationLog:
     """What has been said of a contract's alerts.
 
     Attributes:
@@ -78,12 +78,12 @@ class Book:
     """
 
     contract: str
-    said: tuple[Said, ...] = ()
+    said: tuple[NotifiedAlert, ...] = ()
 
     @classmethod
-    def of(cls, contract: str, firing: Iterable[Alert]) -> Book:
+    def of(cls, contract: str, firing: Iterable[Alert]) -> NotificationLog:
         """The book of a contract all of whose alerts have been said."""
-        return cls(contract, _sorted(Said(alert.fingerprint, 1, 0.0, alert.seen) for alert in firing))
+        return cls(contract, _sorted(NotifiedAlert(alert.fingerprint, 1, 0.0, alert.seen) for alert in firing))
 
     def to_json(self) -> dict[str, Any]:
         """The book as a JSON object."""
@@ -91,19 +91,19 @@ class Book:
         return {"contract": self.contract, "said": said}
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Book:
+    def from_json(cls, plain: Mapping[str, Any]) -> NotificationLog:
         """The book that `to_json` wrote."""
-        return cls(plain["contract"], tuple(Said(*one) for one in plain["said"]))
+        return cls(plain["contract"], tuple(NotifiedAlert(*one) for one in plain["said"]))
 
 
 def notices(
     contract: Contract,
-    book: Book,
+    book: NotificationLog,
     firing: Sequence[Alert],
     transitions: Sequence[Transition],
     people: People,
     now: float,
-) -> tuple[Book, tuple[Notice, ...]]:
+) -> tuple[NotificationLog, tuple[Notice, ...]]:
     """What to say after an evaluation.
 
     Args:
@@ -120,7 +120,7 @@ def notices(
     known = {one.fingerprint: one for one in book.said}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
     fired = {one.fingerprint: one for one in transitions if one.what is What.FIRING}
-    said: list[Said] = []
+    said: list[NotifiedAlert] = []
     fresh: set[str] = set()
     late: list[Notice] = []
     for alert in firing:
@@ -128,26 +128,26 @@ def notices(
         if before is None or alert.fingerprint in fired:
             if muted:
                 continue
-            said.append(Said(alert.fingerprint, 1, 0.0, now))
+            said.append(NotifiedAlert(alert.fingerprint, 1, 0.0, now))
             if alert.fingerprint in fired:
                 fresh.add(alert.fingerprint)
             else:
-                late.append(Notice(edge(alert, What.FIRING, now), Reason.SILENCE_ENDED))
+                late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.SILENCE_ENDED))
             continue
         quiet = muted or people.acknowledged(alert.fingerprint) is not None
         after, reminds = _waited(before, repeats.get(alert.step, 0.0), contract.observability.window, now, quiet=quiet)
         said.append(after)
         if reminds:
-            late.append(Notice(edge(alert, What.FIRING, now), Reason.REMINDER))
+            late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
     first = [
-        Notice(one, Reason.FIRING if one.what is What.FIRING else Reason.RESOLVED)
+        Notice(one, NoticeReason.FIRING if one.what is What.FIRING else NoticeReason.RESOLVED)
         for one in transitions
         if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
     ]
-    return Book(contract.name, _sorted(said)), (*first, *late)
+    return NotificationLog(contract.name, _sorted(said)), (*first, *late)
 
 
-def webhooks(told: Sequence[Notice]) -> Iterator[tuple[str, Reason, list[Transition]]]:
+def webhooks(told: Sequence[Notice]) -> Iterator[tuple[str, NoticeReason, list[Transition]]]:
     """The webhooks that say it: (endpoint, reason, alerts), one per endpoint, step and reason, by endpoint."""
     targets = {
         str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
@@ -158,14 +158,16 @@ def webhooks(told: Sequence[Notice]) -> Iterator[tuple[str, Reason, list[Transit
             yield target, reason, [notice.transition for notice in group]
 
 
-def _waited(said: Said, repeat: float, window: float, now: float, *, quiet: bool) -> tuple[Said, bool]:
+def _waited(
+    said: NotifiedAlert, repeat: float, window: float, now: float, *, quiet: bool
+) -> tuple[NotifiedAlert, bool]:
     if quiet:
-        return Said(said.fingerprint, said.times, said.waited, now), False
+        return NotifiedAlert(said.fingerprint, said.times, said.waited, now), False
     waited = said.waited + min(max(0.0, now - said.seen), window)
     if repeat > 0 and waited >= repeat:
-        return Said(said.fingerprint, said.times + 1, 0.0, now), True
-    return Said(said.fingerprint, said.times, waited, now), False
+        return NotifiedAlert(said.fingerprint, said.times + 1, 0.0, now), True
+    return NotifiedAlert(said.fingerprint, said.times, waited, now), False
 
 
-def _sorted(said: Iterable[Said]) -> tuple[Said, ...]:
+def _sorted(said: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:
     return tuple(sorted(said, key=lambda one: one.fingerprint))

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, Pin, apply
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
-from kc_otel.judge.escalation.notices import Book, Notice, notices
+from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
 from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["Judged", "Standing", "judge"]
+__all__ = ["Escalation", "EscalationState", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EscalationState:
     """What holds between two evaluations.
 
     Attributes:
@@ -33,14 +33,14 @@ class Standing:
     """
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
-    books: Mapping[str, Book] = field(default_factory=dict)
+    books: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
     would: DecisionTable = field(default_factory=DecisionTable)
     people: People = field(default_factory=People)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Escalation:
     """What an evaluation makes of what held before.
 
     Attributes:
@@ -51,7 +51,7 @@ class Judged:
         pins: Pins that have come to their end.
     """
 
-    standing: Standing
+    standing: EscalationState
     transitions: tuple[Transition, ...]
     notices: tuple[Notice, ...]
     silences: tuple[Silence, ...]
@@ -60,12 +60,12 @@ class Judged:
 
 def judge(
     contracts: Sequence[Contract],
-    before: Standing,
+    before: EscalationState,
     verdicts: Sequence[Verdict],
     invalid: Callable[[Contract], Mapping[str, int]],
     dry_run: Collection[str],
     now: float,
-) -> Judged:
+) -> Escalation:
     """One evaluation of every policy.
 
     Args:
@@ -85,11 +85,11 @@ def judge(
         policies[name], edges[name] = advance(contract, state, own, invalid(contract), now)
     fires = {alert.fingerprint for state in policies.values() for alert in state.firing}
     people, ended = current(before.people, fires, now)
-    books: dict[str, Book] = {}
+    books: dict[str, NotificationLog] = {}
     decisions, would, told = before.decisions, before.would, list[Notice]()
     for contract in contracts:
         name, transitions = contract.name, edges[contract.name]
-        book = before.books.get(name, Book(name))
+        book = before.books.get(name, NotificationLog(name))
         if name in dry_run:
             decisions, would = apply(decisions, (), contract, now), apply(would, transitions, contract, now)
             books[name] = book
@@ -97,8 +97,8 @@ def judge(
         decisions = apply(decisions, transitions, contract, now)
         books[name], said = notices(contract, book, policies[name].firing, transitions, people, now)
         told += said
-    return Judged(
-        standing=Standing(policies, books, decisions, would, people),
+    return Escalation(
+        standing=EscalationState(policies, books, decisions, would, people),
         transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
         notices=tuple(told),
         silences=ended,

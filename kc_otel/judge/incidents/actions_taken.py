@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.incidents.incident import Deed, Incident
+from kc_otel.judge.incidents.incident import ActionTaken, Incident
 
 __all__ = ["deeds_of"]
 
@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 def deeds_of(
     incident: Incident, events: Sequence[Json], decisions: Json, waiting: Mapping[str, float]
-) -> tuple[Deed, ...]:
+) -> tuple[ActionTaken, ...]:
     """Actions of the alerts that fired for its cells while it lasted, and what people did to its slices; oldest first.
 
     Args:
@@ -33,7 +33,7 @@ def deeds_of(
     kernels = (incident.kernel_train, incident.kernel_inference)
     cells = {(one.clause, one.slice, *kernels) for one in incident.places}
     deeds = [
-        Deed(event["at"], event["kind"], event["message"])
+        ActionTaken(event["at"], event["kind"], event["message"])
         for event in mine
         if event["kind"] in _BY_PEOPLE and _concerns(incident, event["data"])
     ]
@@ -55,10 +55,12 @@ def deeds_of(
             # Messages of an endpoint leave in order: what came after the oldest one that waits has not left either.
             late = target in waiting and waiting[target] <= at
             text = f"{target} is still to be told: its webhook waits" if late else f"told {target} by webhook"
-            deeds.append(Deed(at, kind, text))
+            deeds.append(ActionTaken(at, kind, text))
         else:
             deeds.append(_deed(incident, kind, at, list(dict.fromkeys(slices)), decisions))
-    deeds += [Deed(at, "would-fire", f"dry run: it would {' '.join(said).strip()}") for said, at in would.items()]
+    deeds += [
+        ActionTaken(at, "would-fire", f"dry run: it would {' '.join(said).strip()}") for said, at in would.items()
+    ]
     deeds += _forgotten(incident, {kind for kind, _ in fired}, decisions)
     return tuple(sorted(deeds, key=lambda deed: (deed.at, deed.kind, deed.text)))
 
@@ -69,7 +71,7 @@ def _within(incident: Incident, event: Json) -> bool:
     return bool(event["contract"] == incident.contract and incident.since <= event["at"] <= until)
 
 
-def _forgotten(incident: Incident, told: Collection[str], decisions: Json) -> Iterable[Deed]:
+def _forgotten(incident: Incident, told: Collection[str], decisions: Json) -> Iterable[ActionTaken]:
     """What is in force for its slices, though the event that says so is not among those that were given."""
     routes = [("route", one) for one in decisions["routes"] if one["avoid"] == incident.kernel_inference]
     slices = {one.slice for one in incident.places}
@@ -102,7 +104,7 @@ def _plain(action: Any) -> tuple[str, str]:
     return (action, "") if isinstance(action, str) else next(iter(action.items()))
 
 
-def _deed(incident: Incident, kind: str, at: float, slices: Sequence[str], decisions: Json) -> Deed:
+def _deed(incident: Incident, kind: str, at: float, slices: Sequence[str], decisions: Json) -> ActionTaken:
     where = listed([place(name) for name in slices])
     if kind == "route":
         held = {
@@ -111,9 +113,9 @@ def _deed(incident: Incident, kind: str, at: float, slices: Sequence[str], decis
             if (route["contract"], route["avoid"]) == (incident.contract, incident.kernel_inference)
         }
         text = f"{where} routed to the training kernel"
-        return Deed(at, kind, text, in_force=bool(held & set(slices)))
+        return ActionTaken(at, kind, text, in_force=bool(held & set(slices)))
     if kind == "notify":
-        return Deed(at, kind, "announced in the log")
+        return ActionTaken(at, kind, "announced in the log")
     text = {
         "sample-more": "recorders asked to sample more",
         "hold-promotion": "promotions held",
@@ -122,4 +124,4 @@ def _deed(incident: Incident, kind: str, at: float, slices: Sequence[str], decis
         "halt": "trainers told to halt",
     }.get(kind, kind)
     asked = any((one["contract"], one["kind"]) == (incident.contract, kind) for one in decisions["directives"])
-    return Deed(at, kind, text, in_force=asked)
+    return ActionTaken(at, kind, text, in_force=asked)

@@ -8,14 +8,14 @@ from typing import Final
 
 from kc_otel.contract.words import interval, listed, number, place
 
-__all__ = ["BROKEN", "Deed", "Incident", "Place"]
+__all__ = ["BROKEN", "ActionTaken", "BrokenCell", "Incident"]
 
 BROKEN: Final = ("FAIL", "NO_DATA")
 """Statuses that make an incident, the more urgent first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BrokenCell:
     """A cell of an incident: where it was broken, and how badly when it was last seen.
 
     Attributes:
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class ActionTaken:
     """Something that the policy or a person did.
 
     Attributes:
@@ -81,8 +81,8 @@ class Incident:
     status: str
     kernel_train: str
     kernel_inference: str
-    places: tuple[Place, ...]
-    deeds: tuple[Deed, ...] = ()
+    places: tuple[BrokenCell, ...]
+    deeds: tuple[ActionTaken, ...] = ()
 
     @property
     def id(self) -> str:
@@ -91,7 +91,7 @@ class Incident:
         return hashlib.sha256("\0".join(said).encode()).hexdigest()[:12]
 
     @property
-    def current(self) -> tuple[Place, ...]:
+    def current(self) -> tuple[BrokenCell, ...]:
         """The cells that are broken still; all of them once it is over."""
         return tuple(one for one in self.places if one.until is None) or self.places
 
@@ -133,7 +133,7 @@ class Incident:
         return tuple((clause, _extent(worst[clause], self.status)) for clause in self.clauses)
 
 
-def _extent(worst: Place, status: str) -> str:
+def _extent(worst: BrokenCell, status: str) -> str:
     if status == "NO_DATA" or worst.estimate is None:
         return worst.reason
     times = f", at least {worst.badness:.2g} times that" if worst.badness > 1 else ""

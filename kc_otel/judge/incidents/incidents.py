@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kc_otel.judge.incidents.actions_taken import deeds_of
-from kc_otel.judge.incidents.incident import BROKEN, Deed, Incident, Place
+from kc_otel.judge.incidents.incident import BROKEN, ActionTaken, BrokenCell, Incident
 
-__all__ = ["Deed", "Incident", "Place", "incidents"]
+__all__ = ["ActionTaken", "BrokenCell", "Incident", "incidents"]
 
 _KEY: Final = ("contract", "clause", "slice", "kernel_train", "kernel_inference")
 
@@ -140,7 +140,7 @@ def _incident(
 ) -> Incident:
     contract, _, _, train, inference = group[0].key
     places = [
-        Place(
+        BrokenCell(
             clause=one.key[1],
             slice=one.key[2],
             since=one.since,

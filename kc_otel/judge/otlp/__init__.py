@@ -1,7 +1,4 @@
-"""Receiving OTLP over gRPC and HTTP: limits, decoding, status codes. What arrives goes to a `Sink`.
-
-The servers are in `grpc_server` and `http_server`; they are not imported here, so that naming a `Sink` costs nothing.
-"""
+"""Receiving OTLP over any transport: limits, decoding, status codes. What arrives goes to a `TelemetrySink`."""
 
 from kc_otel.judge.otlp.errors import (
     BadRequestError,
@@ -12,16 +9,16 @@ from kc_otel.judge.otlp.errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.limits import Limits
-from kc_otel.judge.otlp.sink import Outcome, RequestCounts, Sink
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts, TelemetrySink
 
 __all__ = [
     "BadRequestError",
     "BindError",
+    "ExportResult",
     "Limits",
-    "Outcome",
     "ReceiveError",
     "RequestCounts",
-    "Sink",
+    "TelemetrySink",
     "ThrottledError",
     "TooLargeError",
     "UnsupportedMediaError",

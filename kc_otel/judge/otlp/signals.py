@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from kc_otel.judge.otlp.errors import InternalError, ReceiveError
-from kc_otel.judge.otlp.sink import Outcome, RequestCounts, Sink
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts, TelemetrySink
 
 __all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "Signal", "deliver"]
 
@@ -30,7 +30,7 @@ class Signal:
     """One of metrics, traces, logs.
 
     Attributes:
-        name: Method of `Sink`, and last part of the HTTP path.
+        name: Method of `TelemetrySink`, and last part of the HTTP path.
         service: Full name of the gRPC service.
         request: Class of the request message.
         response: Class of the response message.
@@ -66,7 +66,7 @@ class Signal:
                         data = metric.WhichOneof("data")
                         yield len(getattr(metric, data).data_points) if data else 0
 
-    def answer(self, outcome: Outcome) -> Any:
+    def answer(self, outcome: ExportResult) -> Any:
         """The response message that says this outcome."""
         response = self.response()
         if outcome.rejected or outcome.message:
@@ -102,7 +102,7 @@ LOGS: Final = Signal(
 SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
-def deliver(sink: Sink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
+def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
     """Hand a decoded request to the sink and return the response message.
 
     Raises:
@@ -110,7 +110,7 @@ def deliver(sink: Sink, signal: Signal, request: Any, transport: str, counts: Re
         InternalError: If the sink failed in a way of its own; the cause is logged here.
     """
     try:
-        outcome: Outcome = getattr(sink, signal.name)(request)
+        outcome: ExportResult = getattr(sink, signal.name)(request)
     except ReceiveError:
         raise
     except Exception:  # noqa: BLE001 - the server outlives whatever the sink does

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Outcome", "RequestCounts", "Sink"]
+__all__ = ["ExportResult", "RequestCounts", "TelemetrySink"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExportResult:
     """What became of one request that could be read.
 
     Attributes:
@@ -23,21 +23,21 @@ class Outcome:
     message: str = ""
 
 
-class Sink(Protocol):
+class TelemetrySink(Protocol):
     """Takes decoded requests. The methods run on the servers' event loop: synchronous, and quick.
 
     A method may raise `ThrottledError` to make the sender wait and send again.
     """
 
-    def metrics(self, request: Any) -> Outcome:
+    def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest."""
         ...
 
-    def traces(self, request: Any) -> Outcome:
+    def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""
         ...
 
-    def logs(self, request: Any) -> Outcome:
+    def logs(self, request: Any) -> ExportResult:
         """Take an ExportLogsServiceRequest."""
         ...
 

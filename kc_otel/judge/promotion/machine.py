@@ -15,16 +15,24 @@ from typing import Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.promotion import Promotion as Terms
-from kc_otel.judge.promotion.promotion_state import Kind, Move, OrderError, Place, Promotion, Standing, path_of
-from kc_otel.judge.promotion.stages import Decision, GateSpec, Outcome, Round, Stage, counted, decided
+from kc_otel.judge.promotion.promotion_state import (
+    MoveKind,
+    OrderError,
+    Position,
+    Promotion,
+    PromotionMove,
+    PromotionStatus,
+    path_of,
+)
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Round, Stage, counted, decided
 from kc_otel.judge.promotion.tally import Tally
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = ["Moved", "advance", "begin", "gate_of", "refused", "replaced", "rolled_back", "share_of", "stepped"]
 
-Moved = tuple[Promotion, tuple[Move, ...]]
+Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
-_REFUSED: Final = Place(Stage.OFFLINE_CI)
+_REFUSED: Final = Position(Stage.OFFLINE_CI)
 
 
 def begin(
@@ -44,7 +52,7 @@ def begin(
     Raises:
         OrderError: If it is on its way already.
     """
-    if previous is not None and previous.standing is Standing.RUNNING:
+    if previous is not None and previous.standing is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is on its way already, in {previous.place}")
     attempt = 1 if previous is None else previous.attempt + 1
     first = path_of(contract.promotion)[0]
@@ -54,8 +62,8 @@ def begin(
         contract.name, contract.hash, version, first, now, now, Tally(pass_from=now, fail_from=now if again else None),
         attempt=attempt, reason=message,
     )  # fmt: skip
-    nothing = Decision(Outcome.WAIT, first.stage, 0)
-    return promotion, (Move(Kind.START, _REFUSED, first, now, nothing, by, message=message),)
+    nothing = Decision(GateOutcome.WAIT, first.stage, 0)
+    return promotion, (PromotionMove(MoveKind.START, _REFUSED, first, now, nothing, by, message=message),)
 
 
 def advance(
@@ -74,7 +82,7 @@ def advance(
         One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
         many failing windows as the contract bears, held or not. Else the same place, with what is missing.
     """
-    if promotion.standing is not Standing.RUNNING:
+    if promotion.standing is not PromotionStatus.RUNNING:
         return promotion, ()
     if promotion.contract_hash != contract.hash:
         # What was shown under other limits shows nothing under these.
@@ -87,23 +95,23 @@ def advance(
         tally = counted(gate, promotion.version, promotion.tally, round)
         decision = decided(gate, promotion.version, tally, round, None, asked, now)
     promotion = replace(promotion, tally=tally)
-    if decision.outcome is Outcome.ROLLBACK:
+    if decision.outcome is GateOutcome.ROLLBACK:
         return rolled_back(promotion, decision, now)
     following = next((one for one in path_of(contract.promotion) if one.rank > promotion.place.rank), None)
-    if decision.outcome is Outcome.WAIT or following is None:
+    if decision.outcome is GateOutcome.WAIT or following is None:
         return replace(promotion, missing=decision.missing, awaiting=""), ()
     needed, awaiting = _agreement(promotion, following, contract.promotion)
     if needed:
         return replace(promotion, missing=(needed,), awaiting=awaiting), ()
     decision = replace(decision, stage=following.stage)
     shown = "the offline gate is open" if promotion.place.stage is Stage.OFFLINE_CI else _shown(decision.windows)
-    return stepped(promotion, following, Kind.ADVANCE, decision, now, said=shown)
+    return stepped(promotion, following, MoveKind.ADVANCE, decision, now, said=shown)
 
 
 def stepped(
     promotion: Promotion,
-    to: Place,
-    kind: Kind,
+    to: Position,
+    kind: MoveKind,
     decision: Decision,
     now: float,
     *,
@@ -130,11 +138,11 @@ def stepped(
     message = f"{subject} from {before} to {to}: {why or said}"
     after = replace(
         promotion,
-        place=to, entered=now, standing=Standing.RUNNING,
+        place=to, entered=now, standing=PromotionStatus.RUNNING,
         tally=Tally(pass_from=now, fail_from=now if failing else None),
         confirmed="", awaiting="", missing=(), reason=message,
     )  # fmt: skip
-    return after, (Move(kind, before, to, now, decision, by, why, promotion.tally.failed, message),)
+    return after, (PromotionMove(kind, before, to, now, decision, by, why, promotion.tally.failed, message),)
 
 
 def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str = "", why: str = "") -> Moved:
@@ -146,30 +154,32 @@ def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str
         message = f"{promotion.version} is rolled back from {place}: {'; '.join(decision.missing)}"
     after = replace(
         promotion,
-        place=_REFUSED, entered=now, standing=Standing.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None,
-        confirmed="", awaiting="", missing=(), reason=message,
+        place=_REFUSED, entered=now, standing=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
+        hold=None, confirmed="", awaiting="", missing=(), reason=message,
     )  # fmt: skip
-    return after, (Move(Kind.ROLLBACK, place, _REFUSED, now, decision, by, why, promotion.tally.failed, message),)
+    return after, (
+        PromotionMove(MoveKind.ROLLBACK, place, _REFUSED, now, decision, by, why, promotion.tally.failed, message),
+    )
 
 
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     """Another version has become the one that serves everything."""
     message = f"{promotion.version} is replaced by {version}"
-    after = replace(promotion, standing=Standing.REPLACED, entered=now, missing=(), awaiting="", reason=message)
-    decision = Decision(Outcome.WAIT, promotion.place.stage, 0)
-    return after, (Move(Kind.REPLACE, promotion.place, promotion.place, now, decision, message=message),)
+    after = replace(promotion, standing=PromotionStatus.REPLACED, entered=now, missing=(), awaiting="", reason=message)
+    decision = Decision(GateOutcome.WAIT, promotion.place.stage, 0)
+    return after, (PromotionMove(MoveKind.REPLACE, promotion.place, promotion.place, now, decision, message=message),)
 
 
 def share_of(promotion: Promotion) -> float | None:
     """Share of the requests that the version may serve, 0 to 1; None where nothing limits it any more."""
-    if promotion.standing is Standing.ROLLED_BACK:
+    if promotion.standing is PromotionStatus.ROLLED_BACK:
         return 0.0
-    if promotion.standing is Standing.REPLACED or promotion.place.stage is Stage.FULL:
+    if promotion.standing is PromotionStatus.REPLACED or promotion.place.stage is Stage.FULL:
         return None
     return promotion.place.share
 
 
-def gate_of(contract: Contract, place: Place) -> GateSpec:
+def gate_of(contract: Contract, place: Position) -> GateSpec:
     """The gate that a version has to pass to leave a place."""
     return GateSpec.of(contract, place.stage, contract.promotion.windows, contract.promotion.failure_limit)
 
@@ -187,11 +197,11 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
             f"`kc-otel promote {promotion.contract} {promotion.version} --evidence FILE` hands it over"
         )  # fmt: skip
     if missing:
-        return Decision(Outcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
-    return Decision(Outcome.ADVANCE, Stage.SHADOW, 1)
+        return Decision(GateOutcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
+    return Decision(GateOutcome.ADVANCE, Stage.SHADOW, 1)
 
 
-def _agreement(promotion: Promotion, to: Place, terms: Terms) -> tuple[str, str]:
+def _agreement(promotion: Promotion, to: Position, terms: Terms) -> tuple[str, str]:
     """Who has still to agree to a step that the gate allows, and the place where it is a process."""
     entering = to.stage is not promotion.place.stage
     if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:

@@ -8,8 +8,8 @@ from typing import Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.machine import Moved, refused, rolled_back, stepped
-from kc_otel.judge.promotion.promotion_state import Kind, OrderError, Promotion, Said, Standing, path_of
-from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.promotion_state import Hold, MoveKind, OrderError, Promotion, PromotionStatus, path_of
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Verdict
 
 __all__ = ["approve", "confirm", "force", "hold", "hook", "resume", "roll_back", "whereabouts"]
@@ -42,7 +42,7 @@ def hold(promotion: Promotion, by: str, why: str, now: float) -> Promotion:
     """
     _named(by, why)
     _running(promotion)
-    return replace(promotion, hold=Said(by, why, now), awaiting="")
+    return replace(promotion, hold=Hold(by, why, now), awaiting="")
 
 
 def resume(promotion: Promotion) -> Promotion:
@@ -101,12 +101,12 @@ def force(
     target = next(
         (one for one in path_of(contract.promotion) if one.stage is stage and one.rank > promotion.place.rank), None
     )
-    if target is None or promotion.standing is Standing.REPLACED:
+    if target is None or promotion.standing is PromotionStatus.REPLACED:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {whereabouts(promotion)}")
-    decision = Decision(Outcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
+    decision = Decision(GateOutcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
     forced = replace(promotion, offline="")
     return stepped(
-        forced, target, Kind.FORCE, decision, now, by=by, why=why, failing=refused(promotion, verdicts)
+        forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=refused(promotion, verdicts)
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
     """
     _named(by, why)
     _running(promotion)
-    decision = Decision(Outcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
+    decision = Decision(GateOutcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
     return rolled_back(promotion, decision, now, by=by, why=why)
 
 
@@ -128,12 +128,12 @@ def _named(by: str, why: str) -> None:
 
 
 def _running(promotion: Promotion) -> None:
-    if promotion.standing is not Standing.RUNNING:
+    if promotion.standing is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is {whereabouts(promotion)}; start it again first")
 
 
 def whereabouts(promotion: Promotion) -> str:
     """Where a version is, in words."""
-    if promotion.standing is Standing.RUNNING:
+    if promotion.standing is PromotionStatus.RUNNING:
         return f"in {promotion.place}"
     return promotion.standing.value.replace("-", " ")

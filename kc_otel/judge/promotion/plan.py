@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import Unit
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.promotion.promotion_state import Place, path_of
+from kc_otel.judge.promotion.promotion_state import Position, path_of
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Verdict
@@ -108,7 +108,7 @@ class PlannedStep:
         why: Why it can never open, or what the time leaves out because it cannot be told; empty otherwise.
     """
 
-    place: Place
+    place: Position
     seconds: float | None
     slowest: str
     why: str

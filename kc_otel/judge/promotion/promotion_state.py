@@ -13,14 +13,14 @@ from kc_otel.contract.promotion import shown_share
 from kc_otel.judge.promotion.stages import Decision, Stage
 from kc_otel.judge.promotion.tally import Tally
 
-__all__ = ["Kind", "Move", "OrderError", "Place", "Promotion", "Said", "Standing", "path_of"]
+__all__ = ["Hold", "MoveKind", "OrderError", "Position", "Promotion", "PromotionMove", "PromotionStatus", "path_of"]
 
 
 class OrderError(ValueError):
     """What a person asked for cannot be done; the message says why, and what can."""
 
 
-class Standing(StrEnum):
+class PromotionStatus(StrEnum):
     """Whether a version is on its way."""
 
     RUNNING = "running"
@@ -28,7 +28,7 @@ class Standing(StrEnum):
     REPLACED = "replaced"
 
 
-class Kind(StrEnum):
+class MoveKind(StrEnum):
     """Why a version moved."""
 
     START = "start"
@@ -39,10 +39,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """A stage, and in the canary the share of the requests.
 
-    >>> str(Place(Stage.CANARY, 0.05)), str(Place(Stage.SHADOW))
+    >>> str(Position(Stage.CANARY, 0.05)), str(Position(Stage.SHADOW))
     ('canary at 5%', 'shadow')
     """
 
@@ -58,19 +58,19 @@ class Place:
         return f"{self.stage} at {shown_share(self.share)}" if self.stage is Stage.CANARY else self.stage.value
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Place:
+    def from_json(cls, plain: Mapping[str, Any]) -> Position:
         """The place that `dataclasses.asdict` wrote."""
         return cls(Stage(plain["stage"]), plain["share"])
 
 
-def path_of(terms: Terms) -> tuple[Place, ...]:
+def path_of(terms: Terms) -> tuple[Position, ...]:
     """Every place that a version passes under a contract's terms, in order."""
-    before = [Place(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
-    return (*before, *(Place(Stage.CANARY, share) for share in terms.steps), Place(Stage.FULL, 1.0))
+    before = [Position(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
+    return (*before, *(Position(Stage.CANARY, share) for share in terms.steps), Position(Stage.FULL, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Hold:
     """What a person decided: who, why, and when (unix time, seconds)."""
 
     by: str
@@ -96,8 +96,8 @@ class Promotion:
         approved: Stages that a person has let it into.
         hold: A person's hold.
         hooked: Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step.
-        confirmed: Place whose step that process has confirmed.
-        awaiting: Place whose step waits for that process; empty while other things are missing.
+        confirmed: Position whose step that process has confirmed.
+        awaiting: Position whose step waits for that process; empty while other things are missing.
         missing: What the next step waits for, one sentence each.
         reason: Why it is where it is, in a sentence.
     """
@@ -105,15 +105,15 @@ class Promotion:
     contract: str
     contract_hash: str
     version: str
-    place: Place
+    place: Position
     entered: float
     started: float
     tally: Tally
-    standing: Standing = Standing.RUNNING
+    standing: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
     offline: str = ""
     approved: tuple[str, ...] = ()
-    hold: Said | None = None
+    hold: Hold | None = None
     hooked: bool = False
     confirmed: str = ""
     awaiting: str = ""
@@ -134,18 +134,18 @@ class Promotion:
         return cls(
             **{
                 **plain,
-                "place": Place.from_json(plain["place"]),
+                "place": Position.from_json(plain["place"]),
                 "tally": Tally.from_json(plain["tally"]),
-                "standing": Standing(plain["standing"]),
+                "standing": PromotionStatus(plain["standing"]),
                 "approved": tuple(plain["approved"]),
                 "missing": tuple(plain["missing"]),
-                "hold": plain["hold"] and Said(**plain["hold"]),
+                "hold": plain["hold"] and Hold(**plain["hold"]),
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PromotionMove:
     """A version goes from one place to another: what traffic, hooks, evidence and events follow.
 
     Attributes:
@@ -160,9 +160,9 @@ class Move:
         message: The whole of it in a sentence.
     """
 
-    kind: Kind
-    before: Place
-    after: Place
+    kind: MoveKind
+    before: Position
+    after: Position
     at: float
     decision: Decision
     by: str = ""

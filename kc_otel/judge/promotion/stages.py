@@ -22,7 +22,7 @@ from kc_otel.judge.promotion.tally import Tally
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status, Verdict
 
-__all__ = ["Decision", "GateSpec", "Outcome", "Round", "Stage", "counted", "decide", "decided"]
+__all__ = ["Decision", "GateOutcome", "GateSpec", "Round", "Stage", "counted", "decide", "decided"]
 
 
 class Stage(StrEnum):
@@ -41,7 +41,7 @@ class Stage(StrEnum):
         return stages[place] if place < len(stages) else None
 
 
-class Outcome(StrEnum):
+class GateOutcome(StrEnum):
     """What a gate says."""
 
     ADVANCE = "advance"
@@ -117,7 +117,7 @@ class Decision:
         missing: For wait, what has to happen; for rollback, what failed; one sentence each.
     """
 
-    outcome: Outcome
+    outcome: GateOutcome
     stage: Stage
     windows: int
     missing: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ def decided(
     if failed is None:
         failed = {} if own is None else _failures(version, own)
     if tally.failed >= gate.failure_limit:
-        return Decision(Outcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(said for _, said in sorted(failed.items())))
+        return Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(said for _, said in sorted(failed.items())))
     windows = min(tally.passed, gate.windows)
     missing = [f"held: {reason}" for reason in holds]
     if own is None or now - own.at > gate.window > 0:
@@ -201,8 +201,8 @@ def decided(
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
     following = gate.stage.next
     if missing or following is None:
-        return Decision(Outcome.WAIT, gate.stage, windows, tuple(missing) or (f"{gate.stage} is the last stage",))
-    return Decision(Outcome.ADVANCE, following, windows)
+        return Decision(GateOutcome.WAIT, gate.stage, windows, tuple(missing) or (f"{gate.stage} is the last stage",))
+    return Decision(GateOutcome.ADVANCE, following, windows)
 
 
 def _of(version: str, one: Round) -> Round:

@@ -8,8 +8,8 @@ from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.orders import whereabouts
-from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, Standing
-from kc_otel.judge.promotion.stages import Outcome, Stage
+from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, PromotionStatus
+from kc_otel.judge.promotion.stages import GateOutcome, Stage
 from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
 
 __all__ = ["admit"]
@@ -27,7 +27,7 @@ def admit(promotion: Promotion, contract: Contract, record: Mapping[str, Any]) -
         OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this
             contract.
     """
-    if promotion.place.stage is not Stage.OFFLINE_CI or promotion.standing is not Standing.RUNNING:
+    if promotion.place.stage is not Stage.OFFLINE_CI or promotion.standing is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")
     try:
         verify_evidence(record)
@@ -43,7 +43,7 @@ def admit(promotion: Promotion, contract: Contract, record: Mapping[str, Any]) -
             f"than the one in force ({contract.name} {contract.hash[:12]}); run the gate again"
         )
     decision = record["decision"]
-    if decision["outcome"] != Outcome.ADVANCE:
+    if decision["outcome"] != GateOutcome.ADVANCE:
         raise OrderError(
             f"the offline gate says {decision['outcome']}: {'; '.join(decision['missing'])}; to go on all the same, "
             f"a person has to force it and say why"

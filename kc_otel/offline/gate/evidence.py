@@ -19,8 +19,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.plain import finite_or_none
 from kc_otel.judge.escalation.webhook_body import rfc3339
-from kc_otel.judge.promotion.promotion_state import Move, Promotion
-from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.promotion_state import Promotion, PromotionMove
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.gate_section import gate_again, section, section_problems
 from kc_otel.offline.gate.recorded_gate import OfflineGate
@@ -100,7 +100,7 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
 
 
 def step_evidence(
-    contract: Contract, promotion: Promotion, move: Move, verdicts: Sequence[Verdict], now: float
+    contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
 ) -> dict[str, Any]:
     """The record of a step that the evaluator or a person took.
 
@@ -116,7 +116,7 @@ def step_evidence(
         A JSON object that `verify_evidence` accepts.
     """
     own = [one for one in verdicts if one.cell.kernel_inference == promotion.version]
-    if move.decision.outcome is Outcome.ADVANCE:
+    if move.decision.outcome is GateOutcome.ADVANCE:
         asked = {(clause.id, slice) for clause in contract.clauses for slice in (ALL, *contract.slices)}
         own = [one for one in own if (one.cell.clause, one.cell.slice) in asked]
     rows = [_verdict(one) for one in sorted(own, key=lambda one: (one.cell, one.at))]
@@ -192,10 +192,10 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
             problems.append(f"{where} is FAIL, but its lower bound is not above the limit")
     if _OFFLINE in record:
         return problems + section_problems(record)
-    outcome = Outcome(record["decision"]["outcome"])
-    if outcome is Outcome.ADVANCE and statuses != {Status.PASS}:
+    outcome = GateOutcome(record["decision"]["outcome"])
+    if outcome is GateOutcome.ADVANCE and statuses != {Status.PASS}:
         problems.append("the decision is to advance, but not every verdict is PASS")
-    if outcome is Outcome.ROLLBACK and Status.FAIL not in statuses:
+    if outcome is GateOutcome.ROLLBACK and Status.FAIL not in statuses:
         problems.append("the decision is to roll back, but no verdict is FAIL")
     return problems + (step_problems(record) if _STEP in record else [])
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kc_otel.contract.registry import Unit
-from kc_otel.judge.promotion.stages import Outcome
+from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.findings import Finding, findings, for_whom, how_far, notes
 from kc_otel.offline.gate.recorded_gate import OfflineGate
@@ -26,14 +26,14 @@ def headline(gate: OfflineGate) -> str:
     """The decision in one sentence: who is hurt most, and by how much."""
     version, found = f"{gate.inference.engine} {gate.inference.fingerprint}", findings(gate)
     contract = f"{gate.contract.name} v{gate.contract.metadata.version}"
-    if gate.decision.outcome is Outcome.ROLLBACK:
+    if gate.decision.outcome is GateOutcome.ROLLBACK:
         worst, failed = found[0].verdict, sum(each.verdict.status is Status.FAIL for each in found)
         more = f"; {failed} verdicts failed in all" if failed > 1 else ""
         return (
             f"{version} breaks {contract}: {worst.cell.clause} on {for_whom(worst.cell.slice)} is "
             f"{how_far(worst)} of {worst.limit:.4g}{more}"
         )
-    if gate.decision.outcome is Outcome.WAIT:
+    if gate.decision.outcome is GateOutcome.WAIT:
         missing = len(gate.decision.missing)
         return f"{version} cannot be decided under {contract}: {missing} thing{'s' * (missing != 1)} missing"
     return f"{version} keeps {contract} and may go on to {gate.decision.stage}"
@@ -41,11 +41,11 @@ def headline(gate: OfflineGate) -> str:
 
 def markdown(gate: OfflineGate) -> str:
     """The gate as a Markdown document: the decision, the verdicts worst first, what is missing, what it rests on."""
-    open_ = gate.decision.outcome is Outcome.ADVANCE
-    mark = "✅" if open_ else "❌" if gate.decision.outcome is Outcome.ROLLBACK else "⏸️"
+    open_ = gate.decision.outcome is GateOutcome.ADVANCE
+    mark = "✅" if open_ else "❌" if gate.decision.outcome is GateOutcome.ROLLBACK else "⏸️"
     found = findings(gate)
     lines = [f"## {mark} {_safe(headline(gate))}", ""]
-    if gate.decision.outcome is Outcome.WAIT:
+    if gate.decision.outcome is GateOutcome.WAIT:
         lines += ["**What is missing**", "", *(f"- {_safe(each)}" for each in gate.decision.missing), ""]
     bad = [each for each in found if each.verdict.status is not Status.PASS]
     good = [each for each in found if each.verdict.status is Status.PASS]

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kc_otel.contract.promotion import Promotion as Terms
-from kc_otel.judge.promotion.promotion_state import Kind, Move, Place, Promotion
-from kc_otel.judge.promotion.stages import Outcome, Stage
+from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
+from kc_otel.judge.promotion.stages import GateOutcome, Stage
 
 __all__ = ["step_problems", "step_section"]
 
 _FIELDS: Final = {"kind", "attempt", "from", "to", "terms", "failed_windows", "by", "why"}
 
 
-def step_section(terms: Terms, promotion: Promotion, move: Move) -> dict[str, Any]:
+def step_section(terms: Terms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
     """The section of a step, a JSON object.
 
     Args:
@@ -43,41 +43,41 @@ def step_problems(record: Mapping[str, Any]) -> list[str]:
     step = record["step"]
     if set(step) != _FIELDS:
         raise ValueError(f"step has the fields {', '.join(sorted(step))}")
-    kind, before, after = Kind(step["kind"]), Place.from_json(step["from"]), Place.from_json(step["to"])
-    outcome = Outcome(record["decision"]["outcome"])
+    kind, before, after = MoveKind(step["kind"]), Position.from_json(step["from"]), Position.from_json(step["to"])
+    outcome = GateOutcome(record["decision"]["outcome"])
     problems = []
     if before.stage != record["stage"]:
         problems.append(f"the step leaves {before}, and the record is of stage {record['stage']}")
-    if kind is Kind.ADVANCE:
+    if kind is MoveKind.ADVANCE:
         problems += _advanced(record, step, after)
-    elif kind is Kind.ROLLBACK:
+    elif kind is MoveKind.ROLLBACK:
         problems += _rolled_back(outcome, step, after)
-    elif kind is not Kind.FORCE:
+    elif kind is not MoveKind.FORCE:
         problems.append(f"{kind} is not a step that evidence is written of")
-    if kind is not Kind.ROLLBACK and after.rank <= before.rank:
+    if kind is not MoveKind.ROLLBACK and after.rank <= before.rank:
         problems.append(f"the step goes from {before} to {after}, which is not onward")
-    if (kind is Kind.FORCE or step["by"]) and not (step["by"] and step["why"]):
+    if (kind is MoveKind.FORCE or step["by"]) and not (step["by"] and step["why"]):
         problems.append("a person decided the step, and the record does not say who and why")
     return problems
 
 
-def _rolled_back(outcome: Outcome, step: Mapping[str, Any], after: Place) -> list[str]:
+def _rolled_back(outcome: GateOutcome, step: Mapping[str, Any], after: Position) -> list[str]:
     problems = [] if after.stage is Stage.OFFLINE_CI else [f"the step rolls back to {after}"]
-    if not step["by"] and outcome is not Outcome.ROLLBACK:
+    if not step["by"] and outcome is not GateOutcome.ROLLBACK:
         problems.append("the step rolls back, but neither the decision nor a person does")
     if not step["by"] and step["failed_windows"] < step["terms"]["failure_limit"]:
         problems.append("the step rolls back after fewer failing windows than its terms say")
     return problems
 
 
-def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Place) -> list[str]:
+def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Position) -> list[str]:
     problems, decision = [], record["decision"]
-    if decision["outcome"] != Outcome.ADVANCE or decision["stage"] != after.stage:
+    if decision["outcome"] != GateOutcome.ADVANCE or decision["stage"] != after.stage:
         problems.append("the step goes on, but the decision is another")
     if decision["windows"] < step["terms"]["windows"]:
         problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
     return problems
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: Position) -> dict[str, Any]:
     return {"stage": place.stage.value, "share": place.share}

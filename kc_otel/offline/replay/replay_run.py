@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.notices import Book, notices, webhooks
+from kc_otel.judge.escalation.notices import NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.evaluator import Evaluator
@@ -70,7 +70,7 @@ class _Run:
         self._contract = contract
         self._evaluator = Evaluator([contract])
         self._policy = PolicyState(contract.name)
-        self._book = Book(contract.name)
+        self._book = NotificationLog(contract.name)
         self._decisions = DecisionTable()
         self._spans = Spans()
         self._messages: list[Message] = []

@@ -21,16 +21,16 @@ from kc_otel.serve.api.routes_past import past_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
-from kc_otel.serve.api.views import Problem
+from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.page import page_routes
 from kc_otel.serve.store.state_file import StateError
 
 __all__ = ["make_api"]
 
 
-def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, version: str) -> FastAPI:
+def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, version: str) -> FastAPI:
     """The application.
 
     Args:
@@ -45,17 +45,17 @@ def make_api(core: Core, readings: Callable[[], Readings], decided: Changes, ver
         summary="Verdicts, events and decisions of kernel contracts.",
         docs_url=None,
         redoc_url=None,
-        responses={404: {"model": Problem}, 422: {"model": Problem}},
+        responses={404: {"model": ProblemDetails}, 422: {"model": ProblemDetails}},
     )
 
     @api.exception_handler(HTTPException)
     async def problem(_: Request, error: HTTPException) -> Response:
-        body = Problem(title="request refused", detail=str(error.detail), status=error.status_code)
+        body = ProblemDetails(title="request refused", detail=str(error.detail), status=error.status_code)
         return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
 
     @api.exception_handler(StateError)
     async def unwritten(_: Request, error: StateError) -> Response:
-        body = Problem(title="state cannot be written", detail=str(error), status=503)
+        body = ProblemDetails(title="state cannot be written", detail=str(error), status=503)
         return JSONResponse(body.model_dump(), 503, media_type="application/problem+json")
 
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)

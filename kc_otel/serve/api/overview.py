@@ -12,7 +12,7 @@ from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incidents import Incident, incidents
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.serve.api.views import DeedView, IncidentView, Overview, PlaceView, StandingView, view_of
+from kc_otel.serve.api.views import ActionView, BrokenCellView, IncidentView, InForceView, Overview, view_of
 from kc_otel.serve.core import Core
 
 __all__ = ["Overviews"]
@@ -103,30 +103,30 @@ def _incident(one: Incident) -> IncidentView:
         kernel_inference=one.kernel_inference,
         clauses=list(one.clauses),
         slices=list(one.slices),
-        places=[PlaceView(**dataclasses.asdict(place)) for place in lasting[:_PLACES]],
+        places=[BrokenCellView(**dataclasses.asdict(place)) for place in lasting[:_PLACES]],
         more=max(len(lasting) - _PLACES, 0),
-        deeds=[DeedView(**dataclasses.asdict(deed)) for deed in one.deeds],
+        deeds=[ActionView(**dataclasses.asdict(deed)) for deed in one.deeds],
     )
 
 
-def _standing(core: Core, open_now: list[Incident]) -> list[StandingView]:
+def _standing(core: Core, open_now: list[Incident]) -> list[InForceView]:
     """Routes outlive their cause, until a person ends them; what people decided holds until they or a time end it."""
     return [*_routes(core, open_now), *_by_people(core)]
 
 
-def _by_people(core: Core) -> Iterator[StandingView]:
+def _by_people(core: Core) -> Iterator[InForceView]:
     for name in sorted(core.dry_run & core.contracts.keys()):
-        yield StandingView(
+        yield InForceView(
             contract=name, kind="dry-run", slice="all", since=core.started_at,
             text=f"{name} runs dry: what it would do is only recorded",
         )  # fmt: skip
     for pin in core.decisions.pins:
-        yield StandingView(
+        yield InForceView(
             contract=pin.contract, kind="pin", slice=pin.slice, since=pin.at, until=pin.until,
             text=f"{place(pin.slice)} is pinned to the {_KERNELS.get(pin.kernel, pin.kernel)} by {pin.by} ({pin.why})",
         )  # fmt: skip
     for silence in core.people.silences:
-        yield StandingView(
+        yield InForceView(
             contract=silence.contract, kind="silence", slice=silence.slice or "all", since=silence.at,
             until=silence.until, id=silence.id, text=f"{silence.where} is silenced by {silence.by} ({silence.why})",
         )  # fmt: skip
@@ -137,16 +137,16 @@ def _by_people(core: Core) -> Iterator[StandingView]:
             taken.setdefault((one.contract, one.by, one.why, one.at), []).append(firing[one.fingerprint])
     for (contract, by, why, at), cells in taken.items():
         places = dict.fromkeys(f"{cell.clause} on {place(cell.slice)}" for cell in cells)
-        yield StandingView(
+        yield InForceView(
             contract=contract, kind="acknowledgement", slice=cells[0].slice, since=at,
             text=f"{by} is at work on {listed(list(places))} ({why})",
         )  # fmt: skip
 
 
-def _routes(core: Core, open_now: list[Incident]) -> list[StandingView]:
+def _routes(core: Core, open_now: list[Incident]) -> list[InForceView]:
     broken = {(one.contract, one.kernel_inference, place.slice) for one in open_now for place in one.places}
     return [
-        StandingView(
+        InForceView(
             contract=route.contract,
             kind="route",
             slice=route.slice,

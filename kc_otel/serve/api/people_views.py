@@ -10,15 +10,15 @@ __all__ = [
     "AcknowledgeRequest",
     "Acknowledged",
     "AcknowledgementView",
+    "AlertList",
     "AlertView",
-    "Alerts",
     "DryRun",
     "EndRequest",
     "PinRequest",
     "Pinned",
+    "SilenceList",
     "SilenceRequest",
     "SilenceView",
-    "Silences",
     "UnpinRequest",
 ]
 
@@ -77,8 +77,8 @@ class AlertView(_View):
     """Whether its contract runs dry: nothing of what the step does is done."""
 
 
-class Alerts(_View):
-    """Alerts that wait or fire."""
+class AlertList(_View):
+    """AlertList that wait or fire."""
 
     at: float | None
     """Unix time of the last evaluation; null before the first."""
@@ -96,7 +96,7 @@ class AcknowledgeRequest(_Signed):
 
 
 class Acknowledged(_View):
-    """Alerts that were taken on."""
+    """AlertList that were taken on."""
 
     fingerprints: list[str]
 
@@ -128,8 +128,8 @@ class SilenceView(_View):
     """Unix time at which it ends, seconds."""
 
 
-class Silences(_View):
-    """Silences in force."""
+class SilenceList(_View):
+    """SilenceList in force."""
 
     silences: list[SilenceView]
 

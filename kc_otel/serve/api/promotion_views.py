@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from kc_otel.judge.promotion.promotion_state import Standing
+from kc_otel.judge.promotion.promotion_state import PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
 
-__all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "PromotionView", "Promotions", "StepView"]
+__all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "PromotionList", "PromotionView", "StepView"]
 
 
 class _View(BaseModel):
@@ -30,7 +30,7 @@ class PromotionView(_View):
     contract: str
     kernel: str
     """Short fingerprint of the inference kernel version."""
-    standing: Standing
+    standing: PromotionStatus
     place: str
     """Where it is, such as `canary at 5%`."""
     stage: Stage
@@ -62,8 +62,8 @@ class PromotionView(_View):
     """Why it is where it is, in a sentence."""
 
 
-class Promotions(_View):
-    """Promotions by contract, the newest first."""
+class PromotionList(_View):
+    """PromotionList by contract, the newest first."""
 
     promotions: list[PromotionView]
 

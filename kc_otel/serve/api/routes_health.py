@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
 
 __all__ = ["health_routes"]
@@ -18,7 +18,7 @@ __all__ = ["health_routes"]
 _LATE: Final = 30.0
 
 
-def health_routes(core: Core, readings: Callable[[], Readings]) -> APIRouter:
+def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
     """`/healthz`, `/readyz` and `/metrics`."""
     router = APIRouter(tags=["health"])
 

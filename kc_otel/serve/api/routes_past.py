@@ -17,14 +17,22 @@ from kc_otel.contract.words import number
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.distribution import distribution_of
 from kc_otel.serve.api.overview import Overviews
-from kc_otel.serve.api.views import DistributionView, HealthView, History, MarkView, OutboxView, Overview, SeriesView
+from kc_otel.serve.api.views import (
+    DistributionView,
+    HealthView,
+    HistoryView,
+    MarkView,
+    OutboxView,
+    Overview,
+    SeriesView,
+)
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import Readings
+from kc_otel.serve.otlp_out import SelfMetrics
 
 __all__ = ["distribution_view", "find_clause", "past_routes"]
 
 
-def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Readings]) -> APIRouter:
+def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMetrics]) -> APIRouter:
     """`/api/v1/overview`, `history`, `distribution` and `health`."""
     router = APIRouter(prefix="/api/v1")
 
@@ -40,11 +48,11 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], Reading
         slice: str = ALL,
         start: Annotated[float, Query(alias="from", description="Unix time, seconds.")] = 0.0,
         end: Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")] = None,
-    ) -> History:
+    ) -> HistoryView:
         """The past of a clause on a slice: twenty points per long window, over twenty-four of them."""
         find_clause(core, contract, clause, slice)
         past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
-        return History(
+        return HistoryView(
             step=core.history.step(contract),
             series=[
                 SeriesView(

@@ -17,14 +17,14 @@ from kc_otel.serve.api.people_views import (
     Acknowledged,
     AcknowledgementView,
     AcknowledgeRequest,
-    Alerts,
+    AlertList,
     AlertView,
     DryRun,
     EndRequest,
     Pinned,
     PinRequest,
+    SilenceList,
     SilenceRequest,
-    Silences,
     SilenceView,
     UnpinRequest,
 )
@@ -38,7 +38,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
-    async def alerts(contract: Annotated[str | None, Query(description="Only this contract.")] = None) -> Alerts:
+    async def alerts(contract: Annotated[str | None, Query(description="Only this contract.")] = None) -> AlertList:
         """Steps of the escalation policies that wait or fire, who acknowledged them, and what silences them."""
         now = time.time()
         found = [
@@ -48,7 +48,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             for times in [{one.fingerprint: one.times for one in core.standing.books[name].said}]
             for alert in state.alerts
         ]
-        return Alerts(at=core.evaluated_at, alerts=found)
+        return AlertList(at=core.evaluated_at, alerts=found)
 
     @router.post("/alerts/acknowledge", tags=["people"])
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
@@ -60,10 +60,10 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         return Acknowledged(fingerprints=[alert.fingerprint for alert in taken])
 
     @router.get("/silences", tags=["people"])
-    async def silences() -> Silences:
-        """Silences in force, oldest first."""
+    async def silences() -> SilenceList:
+        """SilenceList in force, oldest first."""
         now = time.time()
-        return Silences(
+        return SilenceList(
             silences=[SilenceView(**dataclasses.asdict(one)) for one in core.people.silences if now < one.until]
         )
 

@@ -14,14 +14,14 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
-from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, Standing, path_of
+from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, PromotionStatus, path_of
 from kc_otel.serve.api.promotion_views import (
     EvidenceList,
     EvidenceView,
     HoldView,
     OrderRequest,
     PlanView,
-    Promotions,
+    PromotionList,
     PromotionView,
     StepView,
 )
@@ -43,9 +43,9 @@ def _add_states(router: APIRouter, core: Core) -> None:
     @router.get("")
     async def promotions(
         contract: Annotated[str | None, Query(description="Only this contract.")] = None,
-    ) -> Promotions:
+    ) -> PromotionList:
         """Every kernel version that is on its way, was rolled back, or was replaced."""
-        return Promotions(promotions=[_view(core, one) for one in core.promotions.all(contract)])
+        return PromotionList(promotions=[_view(core, one) for one in core.promotions.all(contract)])
 
     @router.get("/{contract}/{kernel}")
     async def promotion(contract: str, kernel: str) -> PromotionView:
@@ -146,7 +146,7 @@ def _answered() -> Iterator[None]:
 def _view(core: Core, one: Promotion) -> PromotionView:
     terms = core.contracts[one.contract].promotion
     path = path_of(terms)
-    running = one.standing is Standing.RUNNING
+    running = one.standing is PromotionStatus.RUNNING
     following = next((place for place in path if place.rank > one.place.rank), None) if running else None
     share = share_of(one)
     return PromotionView(

@@ -11,15 +11,15 @@ from kc_otel.contract.sentences import promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.views import (
-    Cells,
+    CellList,
     CellView,
     ClauseView,
-    Contracts,
+    ContractList,
     ContractView,
-    Event,
-    Events,
+    EventList,
+    EventView,
     KernelView,
-    Verdicts,
+    VerdictList,
     view_of,
 )
 from kc_otel.serve.core import Core
@@ -35,19 +35,19 @@ def verdict_routes(core: Core) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/contracts", tags=["contracts"])
-    async def contracts() -> Contracts:
+    async def contracts() -> ContractList:
         """Every contract, its clauses, and the kernel versions that have reported."""
-        return Contracts(contracts=[_contract(core, contract) for contract in core.contracts.values()])
+        return ContractList(contracts=[_contract(core, contract) for contract in core.contracts.values()])
 
     @router.get("/verdicts", tags=["verdicts"])
-    async def verdicts(contract: ContractName = None, status: Status | None = None) -> Verdicts:
+    async def verdicts(contract: ContractName = None, status: Status | None = None) -> VerdictList:
         """The newest verdict of every cell."""
         found = [
             view_of(verdict)
             for verdict, _, _ in core.history.cells()
             if contract in {None, verdict.cell.contract} and status in {None, verdict.status}
         ]
-        return Verdicts(at=core.evaluated_at, verdicts=found)
+        return VerdictList(at=core.evaluated_at, verdicts=found)
 
     @router.get("/cells", tags=["verdicts"])
     async def cells(
@@ -55,9 +55,9 @@ def verdict_routes(core: Core) -> APIRouter:
         clause: str | None = None,
         slice: str | None = None,
         glances: Annotated[int, Query(ge=0, le=GLANCES, description="Evaluations of the recent past.")] = GLANCES,
-    ) -> Cells:
+    ) -> CellList:
         """Every cell: its verdict, since when, what fires, and its recent past."""
-        return Cells(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
+        return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
 
     @router.get("/events", tags=["events"])
     async def events(
@@ -66,15 +66,15 @@ def verdict_routes(core: Core) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         newest: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many, instead.")] = None,
         verdicts: Annotated[bool, Query(description="With changes of verdicts; only for the newest.")] = True,
-    ) -> Events:
+    ) -> EventList:
         """What changed: verdicts, alerts, routes, what people did. Oldest first."""
         if newest is not None:
             found = core.events.newest(contract, newest, verdicts=verdicts)
         else:
             found = core.events.events(contract, after, limit)
-        return Events(
+        return EventList(
             events=[
-                Event(
+                EventView(
                     id=event.id,
                     at=event.at,
                     kind=event.kind,

@@ -10,30 +10,30 @@ from pydantic import BaseModel, ConfigDict
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = [
+    "ActionView",
+    "BrokenCellView",
+    "CellList",
     "CellView",
-    "Cells",
     "ClauseView",
+    "ContractList",
     "ContractView",
-    "Contracts",
-    "DeedView",
     "DistributionView",
-    "Event",
-    "Events",
+    "EventList",
+    "EventView",
     "HealthView",
-    "History",
+    "HistoryView",
+    "InForceView",
     "IncidentView",
     "KernelView",
     "MarkView",
     "OutboxView",
     "Overview",
-    "PlaceView",
-    "Problem",
+    "ProblemDetails",
     "ResumeRequest",
     "Resumed",
     "SeriesView",
-    "StandingView",
+    "VerdictList",
     "VerdictView",
-    "Verdicts",
     "view_of",
 ]
 
@@ -69,7 +69,7 @@ class VerdictView(_View):
     contract_hash: str
 
 
-class Verdicts(_View):
+class VerdictList(_View):
     """The newest verdict of every cell."""
 
     at: float | None
@@ -89,7 +89,7 @@ class CellView(_View):
     """(time, estimate, lower, upper, status code) of recent evaluations, oldest first."""
 
 
-class Cells(_View):
+class CellList(_View):
     """Every cell."""
 
     at: float | None
@@ -146,13 +146,13 @@ class ContractView(_View):
     """Where the contract's runbook is."""
 
 
-class Contracts(_View):
+class ContractList(_View):
     """Every contract."""
 
     contracts: list[ContractView]
 
 
-class Event(_View):
+class EventView(_View):
     """Something that changed."""
 
     id: int
@@ -163,13 +163,13 @@ class Event(_View):
     data: dict[str, Any]
 
 
-class Events(_View):
-    """Events, oldest first."""
+class EventList(_View):
+    """EventList, oldest first."""
 
-    events: list[Event]
+    events: list[EventView]
 
 
-class PlaceView(_View):
+class BrokenCellView(_View):
     """A cell of an incident."""
 
     clause: str
@@ -183,7 +183,7 @@ class PlaceView(_View):
     reason: str
 
 
-class DeedView(_View):
+class ActionView(_View):
     """Something that the escalation policy or a person did."""
 
     at: float
@@ -207,14 +207,14 @@ class IncidentView(_View):
     kernel_inference: str
     clauses: list[str]
     slices: list[str]
-    places: list[PlaceView]
+    places: list[BrokenCellView]
     """The worst cells, at most 20."""
     more: int
-    """Cells beyond those."""
-    deeds: list[DeedView]
+    """CellList beyond those."""
+    deeds: list[ActionView]
 
 
-class StandingView(_View):
+class InForceView(_View):
     """Something that holds until a person or a time ends it.
 
     A route whose cause is not broken any more, a pin, a silence, an acknowledgement, a dry run.
@@ -243,10 +243,10 @@ class Overview(_View):
     heard: bool
     """Whether any kernel has ever reported."""
     counts: dict[str, dict[Status, int]]
-    """Cells by contract and status."""
+    """CellList by contract and status."""
     incidents: list[IncidentView]
     """Worst first."""
-    standing: list[StandingView]
+    standing: list[InForceView]
 
 
 class SeriesView(_View):
@@ -258,7 +258,7 @@ class SeriesView(_View):
     """(time, estimate, lower, upper, limit, samples, status code), oldest first."""
 
 
-class History(_View):
+class HistoryView(_View):
     """The past of a clause on a slice, for every pair of kernels that was compared; what is older is thinned."""
 
     step: float
@@ -350,7 +350,7 @@ class Resumed(_View):
     """Version of the decision table."""
 
 
-class Problem(_View):
+class ProblemDetails(_View):
     """An error, as RFC 9457 has it."""
 
     title: str

@@ -22,7 +22,7 @@ from kc_otel.judge.otlp.decode import from_protobuf
 from kc_otel.judge.otlp.errors import BadRequestError, BindError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
-from kc_otel.judge.otlp.sink import RequestCounts, Sink
+from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
@@ -55,7 +55,7 @@ class GrpcServer:
 
 
 async def start_grpc(
-    sink: Sink,
+    sink: TelemetrySink,
     host: str = "127.0.0.1",
     port: int = 4317,
     limits: Limits | None = None,
@@ -125,7 +125,7 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
 
 
 def _handler(
-    sink: Sink, signal: Signal, counts: RequestCounts, places: ReadingPlaces, limits: Limits
+    sink: TelemetrySink, signal: Signal, counts: RequestCounts, places: ReadingPlaces, limits: Limits
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def export(_messages: Any, context: Any) -> bytes:
         try:

@@ -16,7 +16,7 @@ from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
 from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError, UnsupportedMediaError
 from kc_otel.judge.otlp.limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
-from kc_otel.judge.otlp.sink import RequestCounts, Sink
+from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["http_app"]
@@ -51,7 +51,7 @@ class _DisconnectedError(Exception):
     """The sender hung up; there is nobody to answer."""
 
 
-def http_app(sink: Sink, limits: Limits | None = None, counts: RequestCounts | None = None) -> Application:
+def http_app(sink: TelemetrySink, limits: Limits | None = None, counts: RequestCounts | None = None) -> Application:
     """The ASGI application.
 
     Args:
@@ -63,7 +63,7 @@ def http_app(sink: Sink, limits: Limits | None = None, counts: RequestCounts | N
 
 
 class _App:
-    def __init__(self, sink: Sink, limits: Limits, counts: RequestCounts) -> None:
+    def __init__(self, sink: TelemetrySink, limits: Limits, counts: RequestCounts) -> None:
         self._sink, self._limits, self._counts = sink, limits, counts
         self._places = ReadingPlaces(limits)
 

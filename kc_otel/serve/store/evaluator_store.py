@@ -16,7 +16,7 @@ from typing import Final
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import Example, KernelInfo
+from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.points import INVALID
 from kc_otel.serve.store.stream_codec import (
     CodecError,
@@ -239,7 +239,7 @@ class EvaluatorStore:
                 kernels.known[info.role, info.version] = info
             for fields in content["examples"]:
                 links = tuple((trace, span) for trace, span in fields.pop("links"))
-                examples.kept.append(Example(**fields, links=links))
+                examples.kept.append(WorstBatch(**fields, links=links))
 
     def _id(self, name: str, key: SeriesKey) -> int:
         id = self._ids.get((name, key))

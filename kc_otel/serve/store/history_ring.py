@@ -15,7 +15,7 @@ from typing import Final
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.serve.api.views import finite
 
-__all__ = ["KEPT", "HistoryRing", "Moment", "moment_of"]
+__all__ = ["KEPT", "HistoryPoint", "ThinnedHistory", "moment_of"]
 
 KEPT: Final = 480
 _STEPS_PER_WINDOW: Final = 20
@@ -23,7 +23,7 @@ _SHORTEST: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class HistoryPoint:
     """An evaluation of a cell.
 
     Attributes:
@@ -45,9 +45,9 @@ class Moment:
     status: int
 
 
-def moment_of(verdict: Verdict) -> Moment:
+def moment_of(verdict: Verdict) -> HistoryPoint:
     """A verdict's numbers."""
-    return Moment(
+    return HistoryPoint(
         verdict.at,
         finite(verdict.estimate),
         finite(verdict.lower),
@@ -58,7 +58,7 @@ def moment_of(verdict: Verdict) -> Moment:
     )
 
 
-class HistoryRing:
+class ThinnedHistory:
     """Steps of every cell. The caller owns the transactions: `write` inside of one, `adopt` once it is committed.
 
     Args:
@@ -69,7 +69,7 @@ class HistoryRing:
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
         self._steps = {name: max(window / _STEPS_PER_WINDOW, _SHORTEST) for name, window in windows.items()}
-        self._open: dict[Cell, Moment] = {}
+        self._open: dict[Cell, HistoryPoint] = {}
         self._slot: dict[str, int] = {}
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
@@ -89,7 +89,7 @@ class HistoryRing:
             if self._is_over(contract, now):
                 self._flush(contract, now)
 
-    def adopt(self, moments: Mapping[Cell, Moment]) -> None:
+    def adopt(self, moments: Mapping[Cell, HistoryPoint]) -> None:
         """What was written has been committed; the evaluation becomes part of the running step."""
         times = {cell.contract: moment.at for cell, moment in moments.items()}
         over = {contract for contract, now in times.items() if self._is_over(contract, now)}
@@ -101,9 +101,9 @@ class HistoryRing:
             if worst is None or moment.status >= worst.status:
                 self._open[cell] = moment
 
-    def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[Moment]]:
+    def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[HistoryPoint]]:
         """What is kept of a clause on a slice, for every pair of kernels, oldest first."""
-        found: dict[Cell, list[Moment]] = {}
+        found: dict[Cell, list[HistoryPoint]] = {}
         prefix = json.dumps([contract, clause, slice])[:-1] + ", "
         rows = self._connection.execute(
             "SELECT cell, at, estimate, lower, upper, bound, samples, status FROM cell_line "
@@ -111,7 +111,7 @@ class HistoryRing:
             (len(prefix), prefix),
         )
         for cell, *moment in rows:
-            found.setdefault(Cell(*json.loads(cell)), []).append(Moment(*moment))
+            found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*moment))
         for cell, worst in self._open.items():
             if (cell.contract, cell.clause, cell.slice) == (contract, clause, slice):
                 found.setdefault(cell, []).append(worst)

@@ -6,10 +6,10 @@ import json
 import sqlite3
 from typing import Any
 
-__all__ = ["Kept"]
+__all__ = ["KeyValueStore"]
 
 
-class Kept:
+class KeyValueStore:
     """What must survive a restart and is too small for a table of its own.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kc_otel.judge.promotion.promotion_state import Promotion
 
-__all__ = ["PromotionStore", "Record"]
+__all__ = ["EvidenceRecord", "PromotionStore"]
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS promotions (
@@ -35,7 +35,7 @@ _KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class EvidenceRecord:
     """A piece of evidence.
 
     Attributes:
@@ -96,10 +96,10 @@ class PromotionStore:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def evidence(self, contract: str, version: str) -> list[Record]:
+    def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
         """What was kept of a version's steps, oldest first."""
         rows = self._connection.execute(
             "SELECT id, at, what, record FROM promotion_evidence WHERE contract = ? AND version = ? ORDER BY id",
             (contract, version),
         )
-        return [Record(id, at, what, json.loads(record)) for id, at, what, record in rows]
+        return [EvidenceRecord(id, at, what, json.loads(record)) for id, at, what, record in rows]

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply, forget
-from kc_otel.judge.escalation.notices import Book
+from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.escalation.policies import Standing
+from kc_otel.judge.escalation.policies import EscalationState
 from kc_otel.judge.escalation.policy import retire
-from kc_otel.serve.store.key_values import Kept
+from kc_otel.serve.store.key_values import KeyValueStore
 from kc_otel.serve.store.policy_store import PolicyStore
 
-__all__ = ["DecisionStore", "StandingStore"]
+__all__ = ["DecisionStore", "EscalationStore"]
 
 
-class StandingStore:
+class EscalationStore:
     """Keeps all of it in the state file.
 
     Args:
@@ -33,9 +33,9 @@ class StandingStore:
     def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
         self._events = events
         self._decisions = DecisionStore(connection)
-        self._kept = Kept(connection)
+        self._kept = KeyValueStore(connection)
 
-    def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> Standing:
+    def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
         """What held when the state was written last, without what belongs to contracts that are gone.
 
         Args:
@@ -50,7 +50,7 @@ class StandingStore:
         self._kept.save("dry run", sorted(dry_run & contracts.keys()))
         return standing
 
-    def save(self, before: Standing, after: Standing) -> None:
+    def save(self, before: EscalationState, after: EscalationState) -> None:
         """Write what differs."""
         for name, state in after.policies.items():
             if state != before.policies.get(name):
@@ -65,15 +65,17 @@ class StandingStore:
         if after.people != before.people:
             self._kept.save("people", after.people.to_json())
 
-    def _load(self, contracts: Mapping[str, Contract]) -> Standing:
+    def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
         policies = {name: self._events.load(name) for name in contracts}
         books = {name: self._kept.load(f"book of {name}") for name in contracts}
         would, people = self._kept.load("dry-run table"), self._kept.load("people")
-        return Standing(
+        return EscalationState(
             policies=policies,
             # A state from before there were reminders has no books: everything that fires was said then.
             books={
-                name: Book.of(name, policies[name].firing) if book is None else Book.from_json(book)
+                name: NotificationLog.of(name, policies[name].firing)
+                if book is None
+                else NotificationLog.from_json(book)
                 for name, book in books.items()
             },
             decisions=self._decisions.load(),
@@ -84,7 +86,9 @@ class StandingStore:
     def _ran_dry(self) -> frozenset[str]:
         return frozenset(self._kept.load("dry run") or ())
 
-    def _without_the_gone(self, standing: Standing, contracts: Mapping[str, Contract], now: float) -> Standing:
+    def _without_the_gone(
+        self, standing: EscalationState, contracts: Mapping[str, Contract], now: float
+    ) -> EscalationState:
         """Contracts that are no longer served leave nothing firing, routed, pinned or silenced."""
         decisions, would, people = standing.decisions, standing.would, standing.people
         for name in self._events.contracts():
@@ -101,8 +105,8 @@ class StandingStore:
         return replace(standing, decisions=decisions, would=would, people=people)
 
     def _changed_modes(
-        self, standing: Standing, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
-    ) -> Standing:
+        self, standing: EscalationState, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
+    ) -> EscalationState:
         """A contract that begins or ceases to run dry starts over: what it asked for until now ends, but for routes.
 
         Routes stay because only a person gives traffic back to a kernel that was found broken. Nobody is told of the
@@ -118,7 +122,7 @@ class StandingStore:
             standing = replace(
                 standing,
                 policies={**standing.policies, name: state},
-                books={**standing.books, name: Book(name)},
+                books={**standing.books, name: NotificationLog(name)},
                 decisions=apply(standing.decisions, transitions if begins else (), contracts[name], now),
                 would=forget(standing.would, name, now),
             )

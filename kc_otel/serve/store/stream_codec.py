@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.streams import Last, Stream
+from kc_otel.judge.streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 __all__ = ["CodecError", "decode_histogram", "decode_stream", "encode_histogram", "encode_stream"]
@@ -65,7 +65,7 @@ def decode_histogram(data: bytes) -> Histogram:
         raise CodecError(f"not a histogram: {error}") from None
 
 
-def encode_stream(stream: Stream) -> bytes:
+def encode_stream(stream: PointStream) -> bytes:
     """A stream as bytes."""
     parts = [_STREAM.pack(stream.heard, stream.forgotten, len(stream.writers), len(stream.times))]
     parts.append(np.array(stream.times, dtype="<i8").tobytes())
@@ -75,7 +75,7 @@ def encode_stream(stream: Stream) -> bytes:
     return b"".join(parts)
 
 
-def decode_stream(data: bytes) -> Stream:
+def decode_stream(data: bytes) -> PointStream:
     """A stream from its bytes.
 
     Raises:
@@ -84,11 +84,11 @@ def decode_stream(data: bytes) -> Stream:
     try:
         heard, forgotten, writers, times = _STREAM.unpack_from(data)
         at = _STREAM.size + 8 * times
-        stream = Stream(heard, [], np.frombuffer(data, "<i8", times, _STREAM.size).tolist(), forgotten)
+        stream = PointStream(heard, [], np.frombuffer(data, "<i8", times, _STREAM.size).tolist(), forgotten)
         for _ in range(writers):
             start, time, size = _LAST.unpack_from(data, at)
             at += _LAST.size + size
-            stream.writers.append(Last(start, time, decode_histogram(data[at - size : at])))
+            stream.writers.append(LatestValue(start, time, decode_histogram(data[at - size : at])))
     except (struct.error, ValueError) as error:
         raise CodecError(f"not a stream: {error}") from None
     return stream

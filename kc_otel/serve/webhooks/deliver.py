@@ -21,9 +21,9 @@ from email.utils import parsedate_to_datetime
 import httpx
 
 from kc_otel.serve.webhooks.addresses import AddressError, pinned
-from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Outgoing, render
-from kc_otel.serve.webhooks.outbox import Message, Outbox
+from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 __all__ = ["Dispatcher", "retry_after_seconds"]
 
@@ -52,7 +52,7 @@ class Dispatcher:
     def __init__(
         self,
         outbox: Outbox,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, WebhookEndpoint],
         *,
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
@@ -76,7 +76,7 @@ class Dispatcher:
         """Look at the outbox now; call it on the event loop after enqueueing."""
         self._wake.set()
 
-    def configure(self, endpoints: Mapping[str, Endpoint]) -> None:
+    def configure(self, endpoints: Mapping[str, WebhookEndpoint]) -> None:
         """Go on with these endpoints, as after a rotation; attempts in flight end as they began."""
         self._endpoints = dict(endpoints)
         self._unknown.clear()
@@ -130,7 +130,7 @@ class Dispatcher:
                 started += 1
         return started
 
-    async def _attempt(self, lane: tuple[str, str], endpoint: Endpoint, message: Message) -> None:
+    async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
             status, retry_after, error = await self._post(endpoint, message)
             if status is not None and 200 <= status < 300:
@@ -147,7 +147,7 @@ class Dispatcher:
         finally:
             self._lanes.pop(lane, None)
 
-    async def _post(self, endpoint: Endpoint, message: Message) -> tuple[int | None, float | None, str]:
+    async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
         """Status and `Retry-After` of the first request that is not accepted, or of the last one; what went wrong."""
         now = self._clock()
         client = self._clients.get(endpoint.name)
@@ -179,7 +179,7 @@ class Dispatcher:
         return status, None, ""
 
 
-async def _sent(client: httpx.AsyncClient, endpoint: Endpoint, request: Outgoing) -> tuple[int, str | None]:
+async def _sent(client: httpx.AsyncClient, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int, str | None]:
     """Status of the answer, and its `Retry-After`."""
     url, headers, extensions = (request.url, {}, {}) if endpoint.allow_private else await pinned(request.url)
     headers |= {"content-type": "application/json", "user-agent": "kc-otel", **request.headers}

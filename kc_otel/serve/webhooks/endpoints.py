@@ -30,19 +30,19 @@ from urllib.parse import urlsplit
 from kc_otel.client.signing import Secret, SecretError
 from kc_otel.serve.webhooks.formats import Format
 
-__all__ = ["Endpoint", "EndpointError", "Rotation", "credential_files", "endpoints_from_env"]
+__all__ = ["Rotation", "WebhookEndpoint", "WebhookEndpointError", "credential_files", "endpoints_from_env"]
 
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
 
 
-class EndpointError(ValueError):
+class WebhookEndpointError(ValueError):
     """Endpoints are not configured; the message names every variable that is missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class WebhookEndpoint:
     """A receiver of webhooks.
 
     Attributes:
@@ -55,7 +55,7 @@ class Endpoint:
         allow_private: Whether the address may be loopback, link-local or of a private network.
 
     Raises:
-        EndpointError: If the URL is not one, or a credential that the format needs is missing.
+        WebhookEndpointError: If the URL is not one, or a credential that the format needs is missing.
     """
 
     name: str
@@ -73,16 +73,18 @@ class Endpoint:
         except ValueError:
             valid = False
         if not valid or any(character.isspace() for character in self.url):
-            raise EndpointError(f"endpoint {self.name!r}: the URL is not one; write https://host/path")
+            raise WebhookEndpointError(f"endpoint {self.name!r}: the URL is not one; write https://host/path")
         if self.format is Format.KERNEL_CONTRACT and not self.secrets:
-            raise EndpointError(f"endpoint {self.name!r}: there is no secret to sign with")
+            raise WebhookEndpointError(f"endpoint {self.name!r}: there is no secret to sign with")
         if self.format is Format.PAGERDUTY and not self.key:
-            raise EndpointError(f"endpoint {self.name!r}: there is no routing key")
+            raise WebhookEndpointError(f"endpoint {self.name!r}: there is no routing key")
         if not (self.authorization.isascii() and self.authorization.isprintable()):
-            raise EndpointError(f"endpoint {self.name!r}: the Authorization header has characters that no header has")
+            raise WebhookEndpointError(
+                f"endpoint {self.name!r}: the Authorization header has characters that no header has"
+            )
 
 
-def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, Endpoint]:
+def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, WebhookEndpoint]:
     """The named endpoints, as the environment describes them.
 
     Args:
@@ -93,9 +95,9 @@ def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict
         Endpoints by name.
 
     Raises:
-        EndpointError: If anything is missing or wrong, everything that is, in one message.
+        WebhookEndpointError: If anything is missing or wrong, everything that is, in one message.
     """
-    endpoints: dict[str, Endpoint] = {}
+    endpoints: dict[str, WebhookEndpoint] = {}
     taken: dict[str, str] = {}
     problems: list[str] = []
     for name in sorted(set(names)):
@@ -108,7 +110,7 @@ def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict
         except (ValueError, OSError) as error:
             problems.append(f"{name!r}: {error}")
     if problems:
-        raise EndpointError("webhook endpoints are not configured: " + "; ".join(problems))
+        raise WebhookEndpointError("webhook endpoints are not configured: " + "; ".join(problems))
     return endpoints
 
 
@@ -122,17 +124,19 @@ def _prefix(name: str) -> str:
     return f"KC_OTEL_WEBHOOK_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
 
 
-def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> Endpoint:
+def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndpoint:
     format = _format(prefix, environ)
     url = _url(prefix, environ, format)
     secret = _credential(f"{prefix}_SECRET", environ)
     if not secret and format in {Format.KERNEL_CONTRACT, Format.PAGERDUTY}:
         what = " to its routing key" if format is Format.PAGERDUTY else ""
-        raise EndpointError(f"set {prefix}_SECRET or {prefix}_SECRET_FILE{what}")
+        raise WebhookEndpointError(f"set {prefix}_SECRET or {prefix}_SECRET_FILE{what}")
     if secret and format in {Format.ALERTMANAGER, Format.SLACK}:
-        raise EndpointError(f"{prefix}_SECRET: {format} signs nothing; leave it out, or use {prefix}_AUTHORIZATION")
+        raise WebhookEndpointError(
+            f"{prefix}_SECRET: {format} signs nothing; leave it out, or use {prefix}_AUTHORIZATION"
+        )
     signs = format is Format.KERNEL_CONTRACT
-    return Endpoint(
+    return WebhookEndpoint(
         name,
         url,
         _secrets(prefix, secret, environ) if signs else (),
@@ -148,7 +152,7 @@ def _format(prefix: str, environ: Mapping[str, str]) -> Format:
     try:
         return Format(text)
     except ValueError:
-        raise EndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
+        raise WebhookEndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
 
 
 def _url(prefix: str, environ: Mapping[str, str], format: Format) -> str:
@@ -158,14 +162,14 @@ def _url(prefix: str, environ: Mapping[str, str], format: Format) -> str:
         given = environ.get(f"{prefix}_SECRET") or environ.get(f"{prefix}_SECRET_FILE")
         if format is Format.KERNEL_CONTRACT and not given:
             wanted += f" and {prefix}_SECRET or {prefix}_SECRET_FILE"
-        raise EndpointError(wanted)
+        raise WebhookEndpointError(wanted)
     return url
 
 
 def _credential(variable: str, environ: Mapping[str, str]) -> str:
     text, path = environ.get(variable, ""), environ.get(f"{variable}_FILE", "")
     if text and path:
-        raise EndpointError(f"set only one of {variable} or {variable}_FILE")
+        raise WebhookEndpointError(f"set only one of {variable} or {variable}_FILE")
     return (Path(path).read_text(encoding="utf-8") if path else text).strip()
 
 
@@ -174,13 +178,13 @@ def _secrets(prefix: str, text: str, environ: Mapping[str, str]) -> tuple[Secret
         return tuple(Secret.parse(one) for one in re.split(r"[\s,]+", text) if one)
     except SecretError as error:
         suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
-        raise EndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
+        raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
 
 
 def _flag(variable: str, environ: Mapping[str, str]) -> bool:
     text = environ.get(variable, "").strip().lower()
     if text not in _YES | _NO:
-        raise EndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
+        raise WebhookEndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
     return text in _YES
 
 
@@ -203,7 +207,7 @@ class Rotation:
         self._looked = now
         self._seen = self._stamps()
 
-    def renewed(self, now: float) -> dict[str, Endpoint] | None:
+    def renewed(self, now: float) -> dict[str, WebhookEndpoint] | None:
         """The endpoints as they are configured now, where a file has changed since the last look; None otherwise.
 
         While the new content is wrong, what was there before stays in force.
@@ -217,7 +221,7 @@ class Rotation:
         self._seen = stamps
         try:
             endpoints = endpoints_from_env(self._names, self._environ)
-        except EndpointError as error:
+        except WebhookEndpointError as error:
             _log.warning("the old webhook credentials stay in force: %s", error)
             return None
         _log.info("webhook credentials were read again")

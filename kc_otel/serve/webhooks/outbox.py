@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["EndpointStatus", "Message", "Outbox", "State"]
+__all__ = ["DeliveryState", "EndpointStatus", "Outbox", "WebhookMessage"]
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS outbox (
@@ -62,7 +62,7 @@ _GONE: Final = 410
 _THROTTLED: Final = frozenset({429, 503})
 
 
-class State(StrEnum):
+class DeliveryState(StrEnum):
     """Where a message is."""
 
     WAITING = "waiting"
@@ -71,7 +71,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WebhookMessage:
     """A webhook on its way.
 
     Attributes:
@@ -92,7 +92,7 @@ class Message:
     contract: str
     body: bytes
     created: float
-    state: State
+    state: DeliveryState
     attempts: int
     error: str
 
@@ -171,7 +171,7 @@ class Outbox:
         )
         return message_id
 
-    def due(self, now: float) -> tuple[Message, ...]:
+    def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now, oldest first.
 
         A clock that has jumped back before the last attempt makes its message due: better early than hours late.
@@ -191,11 +191,11 @@ class Outbox:
         """The endpoint has accepted the message."""
         with self._together():
             self._connection.execute("UPDATE outbox SET state = 'delivered', error = '' WHERE id = ?", (message_id,))
-            self._trim(State.DELIVERED)
+            self._trim(DeliveryState.DELIVERED)
 
     def failed(
         self, message_id: str, now: float, error: str, *, status: int | None = None, retry_after: float | None = None
-    ) -> State:
+    ) -> DeliveryState:
         """An attempt did not succeed.
 
         Args:
@@ -214,10 +214,10 @@ class Outbox:
                 "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
             ).fetchone()
             if row is None:  # it expired while the attempt was under way
-                return State.PARKED
+                return DeliveryState.PARKED
             endpoint, attempts = row
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
-            state = State.PARKED if status in _REFUSED else State.WAITING
+            state = DeliveryState.PARKED if status in _REFUSED else DeliveryState.WAITING
             self._connection.execute(
                 "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
                 (state.value, now, pause, error, message_id),
@@ -234,7 +234,7 @@ class Outbox:
                     " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause",
                     (endpoint, now, asked),
                 )
-            self._trim(State.PARKED)
+            self._trim(DeliveryState.PARKED)
         return state
 
     def expire(self, now: float) -> int:
@@ -247,7 +247,7 @@ class Outbox:
                 (now - self._expire_after,),
             ).rowcount
             if expired:
-                self._trim(State.PARKED)
+                self._trim(DeliveryState.PARKED)
         return expired
 
     def enable(self, endpoint: str) -> None:
@@ -262,7 +262,7 @@ class Outbox:
         )
         return cursor.rowcount > 0
 
-    def messages(self, state: State | None = None, limit: int = 100) -> tuple[Message, ...]:
+    def messages(self, state: DeliveryState | None = None, limit: int = 100) -> tuple[WebhookMessage, ...]:
         """The latest messages, newest first; in one state, or in all when None."""
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE ?1 IS NULL OR state = ?1"  # noqa: S608 - a constant
@@ -284,7 +284,7 @@ class Outbox:
         )
         return tuple(EndpointStatus(*row) for row in rows)
 
-    def _trim(self, state: State) -> None:
+    def _trim(self, state: DeliveryState) -> None:
         self._connection.execute(
             "DELETE FROM outbox WHERE state = ?1 AND seq <="
             " (SELECT seq FROM outbox WHERE state = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
@@ -304,6 +304,6 @@ class Outbox:
         self._connection.execute("RELEASE outbox")
 
 
-def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> Message:
+def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> WebhookMessage:
     seq, id, endpoint, contract, body, created, state, attempts, error = row
-    return Message(seq, id, endpoint, contract, body, created, State(state), attempts, error)
+    return WebhookMessage(seq, id, endpoint, contract, body, created, DeliveryState(state), attempts, error)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.notices import Book, Reason, notices, webhooks
+from kc_otel.judge.escalation.notices import NoticeReason, NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
 from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body
@@ -21,14 +21,14 @@ class Pager:
 
     def __init__(self, contract, make_verdict):
         self.contract, self.make_verdict = contract, make_verdict
-        self.state, self.book, self.people = PolicyState(contract.name), Book(contract.name), People()
+        self.state, self.book, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
         self.now = 1000.0
 
     def tick(self, seconds, status):
         """(reason, what) of everything that is said after so many seconds."""
         self.now += seconds
         self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
-        self.book = Book.from_json(json.loads(json.dumps(self.book.to_json())))
+        self.book = NotificationLog.from_json(json.loads(json.dumps(self.book.to_json())))
         self.book, said = notices(self.contract, self.book, self.state.firing, edges, self.people, self.now)
         return [(str(one.reason), str(one.transition.what)) for one in said]
 
@@ -180,18 +180,20 @@ def test_each_endpoint_gets_one_webhook_per_step_and_reason(make_contract, make_
         ]
         return state, book, found
 
-    state, book, said = tick(PolicyState(contract.name), Book(contract.name), 1000.0, all="FAIL", code="FAIL")
+    state, book, said = tick(
+        PolicyState(contract.name), NotificationLog(contract.name), 1000.0, all="FAIL", code="FAIL"
+    )
     assert sorted(said, key=str) == [
-        ("desk", Reason.FIRING, {"critical"}, ["all", "code"]),
-        ("desk", Reason.FIRING, {"warning"}, ["all", "code"]),
-        ("pager", Reason.FIRING, {"critical"}, ["all", "code"]),
+        ("desk", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
+        ("desk", NoticeReason.FIRING, {"warning"}, ["all", "code"]),
+        ("pager", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
     ]
     _, _, said = tick(state, book, 1030.0, all="PASS", code="FAIL", prose="FAIL")
     assert sorted(said, key=str) == [
-        ("desk", Reason.FIRING, {"critical"}, ["prose"]),
-        ("desk", Reason.FIRING, {"warning"}, ["prose"]),
-        ("desk", Reason.RESOLVED, {"critical"}, ["all"]),
-        ("desk", Reason.RESOLVED, {"warning"}, ["all"]),
-        ("pager", Reason.FIRING, {"critical"}, ["prose"]),
-        ("pager", Reason.RESOLVED, {"critical"}, ["all"]),
+        ("desk", NoticeReason.FIRING, {"critical"}, ["prose"]),
+        ("desk", NoticeReason.FIRING, {"warning"}, ["prose"]),
+        ("desk", NoticeReason.RESOLVED, {"critical"}, ["all"]),
+        ("desk", NoticeReason.RESOLVED, {"warning"}, ["all"]),
+        ("pager", NoticeReason.FIRING, {"critical"}, ["prose"]),
+        ("pager", NoticeReason.RESOLVED, {"critical"}, ["all"]),
     ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion import orders
 from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
-from kc_otel.judge.promotion.promotion_state import Kind, OrderError, Place, Promotion, Standing, path_of
+from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Position, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.offline.gate.evidence import step_evidence, verify_evidence
 
@@ -64,7 +64,7 @@ def test_a_sound_version_goes_all_the_way(terms, round_of):
         ("canary at 1%", "canary at 10%", 1200),
         ("canary at 10%", "full", 1800),
     ]
-    assert (promotion.place, promotion.standing, share_of(promotion)) == (Place(Stage.FULL, 1.0), "running", None)
+    assert (promotion.place, promotion.standing, share_of(promotion)) == (Position(Stage.FULL, 1.0), "running", None)
     assert promotion.reason == f"{V} goes on from canary at 10% to full: 2 consecutive windows have passed"
 
 
@@ -72,7 +72,7 @@ def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
     """A second after a step the window is full of the step before; it opens nothing."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 2))
-    assert promotion.place == Place(Stage.CANARY, 0.01)
+    assert promotion.place == Position(Stage.CANARY, 0.01)
     promotion, moves = run(promotion, terms, round_of, [(now, "PASS") for now in range(601, 1200, 100)])
     assert (moves, promotion.tally.passed) == ([], 1)
 
@@ -84,8 +84,8 @@ def test_a_failure_takes_it_back_from_any_place(terms, round_of, at):
     promotion, _ = run(promotion, terms, round_of, passes(0, 2 * at))
     promotion = orders.hold(promotion, "bob", "lunch", 0.0)
     promotion, moves = run(promotion, terms, round_of, [(600 * at + 1, "FAIL")], holds=["no data on prose"])
-    assert [move.kind for move in moves] == [Kind.ROLLBACK]
-    assert (promotion.standing, share_of(promotion)) == (Standing.ROLLED_BACK, 0.0)
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
+    assert (promotion.standing, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, 0.0)
     assert "token-tv on code: FAIL" in promotion.reason
     assert run(promotion, terms, round_of, passes(9000, 5)) == (promotion, [])
 
@@ -98,7 +98,7 @@ def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of)
     assert (moves, promotion.tally.failed) == ([], 1)
     assert any("token-tv on code: FAIL" in said for said in promotion.missing)
     _, moves = run(promotion, terms, round_of, [(301, "FAIL")])
-    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 
 @pytest.mark.parametrize("status", ["INCONCLUSIVE", "NO_DATA"])
@@ -201,9 +201,9 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
     promotion, _ = advance(promotion, terms, failing, (), 100.0)
     forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
-    assert (moves, forced.standing) == ([], Standing.RUNNING)
+    assert (moves, forced.standing) == ([], PromotionStatus.RUNNING)
     forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
-    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 
 def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
@@ -211,7 +211,7 @@ def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
     promotion, _ = begin(terms, V, "ada", 0.0)
     forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
     _, moves = run(forced, terms, round_of, [(6, "FAIL")])
-    assert [move.kind for move in moves] == [Kind.ROLLBACK]
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 
 def test_started_again_it_has_to_show_everything_again(terms):
@@ -277,7 +277,7 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
     statuses: list[str] = []
     for turn, (step, status, order) in enumerate(script):
         now += step
-        if order == "hold" and promotion.standing is Standing.RUNNING:
+        if order == "hold" and promotion.standing is PromotionStatus.RUNNING:
             promotion = orders.hold(promotion, "bob", "wait", now)
         elif order == "resume" and promotion.hold:
             promotion = orders.resume(promotion)
@@ -287,11 +287,11 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
         promotion, moves = advance(promotion, terms, verdicts, (), now)
         statuses.append(status)
         assert len(moves) <= 1
-        if before.standing is Standing.ROLLED_BACK:
+        if before.standing is PromotionStatus.ROLLED_BACK:
             assert promotion == before
         for move in moves:
             verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, verdicts, abs(now)))))
-            if move.kind is Kind.ADVANCE:
+            if move.kind is MoveKind.ADVANCE:
                 path = path_of(terms.promotion)
                 assert path.index(move.after) == path.index(move.before) + 1, "no place is left out"
                 assert statuses[since:][-windows:] == ["PASS"] * windows
@@ -300,5 +300,5 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
                 assert (status, statuses[since:].count("FAIL") >= limit) == ("FAIL", True)
             since = len(statuses)
         if limit == 1 and status == "FAIL":
-            assert promotion.standing is Standing.ROLLED_BACK
+            assert promotion.standing is PromotionStatus.ROLLED_BACK
         assert share_of(promotion) in {None, 0.0, *terms.promotion.steps}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.stages import GateSpec, Outcome, Round, Stage, decide
+from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Round, Stage, decide
 
 GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), needed={"token-tv": 2000})
 
@@ -46,7 +46,7 @@ def test_failure_rolls_back_whatever_came_after(rounds):
     """One FAIL of the version in the stage ends it, also under a hold, and says which clause on which slice."""
     history = rounds((0, "PASS"), (10, "FAIL"), (300, "PASS"), (600, "PASS"), (900, "PASS"))
     decision = decide(GATE, "inferB", history, ("paused by ada",), 900)
-    assert (decision.outcome, decision.stage) == (Outcome.ROLLBACK, Stage.OFFLINE_CI)
+    assert (decision.outcome, decision.stage) == (GateOutcome.ROLLBACK, Stage.OFFLINE_CI)
     assert decision.missing == (
         "token-tv on code: FAIL, between 0.01 and 0.014 against a limit of 0.004, from 5,000 samples",
     )
@@ -56,14 +56,14 @@ def test_failure_of_another_version_is_not_ours(rounds):
     """Verdicts of other kernel versions do not count, for or against."""
     history = rounds((0, "FAIL", {"version": "old"}))
     decision = decide(GATE, "inferB", history, (), 0)
-    assert decision.outcome is Outcome.WAIT
+    assert decision.outcome is GateOutcome.WAIT
     assert "token-tv on code: no verdict yet" in decision.missing
 
 
 def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
     """A person reads what the gate waits for."""
     decision = decide(GATE, "inferB", rounds((0, "INCONCLUSIVE", {"samples": 800})), (), 0)
-    assert decision.outcome is Outcome.WAIT
+    assert decision.outcome is GateOutcome.WAIT
     assert decision.missing == (
         (
             "token-tv on code: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, "
@@ -89,7 +89,7 @@ def test_silence_of_the_evaluator_starts_the_streak_again(rounds):
 def test_old_verdicts_do_not_advance(rounds):
     """Three good windows of an hour ago are no data now."""
     decision = decide(GATE, "inferB", rounds((0, "PASS"), (300, "PASS"), (600, "PASS")), (), 3600)
-    assert decision.outcome is Outcome.WAIT
+    assert decision.outcome is GateOutcome.WAIT
     assert decision.missing == ("no evaluation of inferB in the last 5m",)
 
 
@@ -103,7 +103,7 @@ def test_verdicts_of_the_long_window_need_its_distance(rounds):
 def test_hold_waits_with_its_reason(rounds):
     """A hold-promotion directive or a person stops an open gate."""
     decision = decide(GATE, "inferB", rounds((0, "PASS"), (300, "PASS"), (600, "PASS")), ["no data on prose"], 600)
-    assert (decision.outcome, decision.windows) == (Outcome.WAIT, 3)
+    assert (decision.outcome, decision.windows) == (GateOutcome.WAIT, 3)
     assert decision.missing == ("held: no data on prose",)
 
 
@@ -112,7 +112,7 @@ def test_offline_stage_counts_rounds(rounds, contract):
     gate = GateSpec.of(contract, Stage.OFFLINE_CI, 1)
     assert gate.cells == (("token-tv", "all"), ("token-tv", "code"))
     decision = decide(gate, "inferB", rounds((0, "PASS")), (), 1e9)
-    assert (decision.outcome, decision.stage) == (Outcome.ADVANCE, Stage.SHADOW)
+    assert (decision.outcome, decision.stage) == (GateOutcome.ADVANCE, Stage.SHADOW)
     assert decide(gate, "inferB", [], (), 0).missing[0] == "no evaluation of inferB"
 
 
@@ -132,7 +132,7 @@ def test_last_stage_stays(rounds, contract):
     gate = GateSpec.of(contract, Stage.FULL, 1)
     assert gate.window == 300
     assert decide(gate, "inferB", rounds((0, "PASS")), (), 0).missing == ("full is the last stage",)
-    assert decide(gate, "inferB", rounds((0, "FAIL")), (), 0).outcome is Outcome.ROLLBACK
+    assert decide(gate, "inferB", rounds((0, "FAIL")), (), 0).outcome is GateOutcome.ROLLBACK
 
 
 @given(
@@ -147,8 +147,8 @@ def test_nothing_advances_without_proof(rounds, statuses, steps, windows, held):
     gate = GateSpec(Stage.CANARY, windows, 300.0, 3600.0, GATE.cells)
     now = times[-1] if times else 0.0
     decision = decide(gate, "inferB", rounds(*zip(times, statuses, strict=True)), ["held"] if held else [], now)
-    assert (decision.outcome is Outcome.ROLLBACK) == ("FAIL" in statuses)
-    assert bool(decision.missing) == (decision.outcome is not Outcome.ADVANCE)
+    assert (decision.outcome is GateOutcome.ROLLBACK) == ("FAIL" in statuses)
+    assert bool(decision.missing) == (decision.outcome is not GateOutcome.ADVANCE)
     streak = []
     for at, status in reversed(list(zip(times, statuses, strict=True))):
         if status != "PASS" or (streak and streak[-1] - at > 300):
@@ -156,7 +156,7 @@ def test_nothing_advances_without_proof(rounds, statuses, steps, windows, held):
         streak.append(at)
     possible = math.floor((streak[0] - streak[-1]) / 300) + 1 if streak else 0
     assert decision.windows <= min(windows, possible)
-    if decision.outcome is Outcome.ADVANCE:
+    if decision.outcome is GateOutcome.ADVANCE:
         assert not held
         assert possible >= windows
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.offline.gate.evidence import EvidenceError, _checksum, make_evidence, verify_evidence
 
-ADVANCE = Decision(Outcome.ADVANCE, Stage.FULL, 3)
+ADVANCE = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_verdict_that_contradicts_its_numbers_is_found(record):
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])
 def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
     """Nothing advances on doubt, and nothing rolls back without a failure."""
-    decision = Decision(Outcome(outcome), Stage.OFFLINE_CI, 0)
+    decision = Decision(GateOutcome(outcome), Stage.OFFLINE_CI, 0)
     record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("INCONCLUSIVE")], 0.0)
     with pytest.raises(EvidenceError, match="the decision is to"):
         verify_evidence(record)
@@ -109,7 +109,7 @@ def test_record_of_another_shape_is_refused(record):
 
 def test_silence_is_recorded_as_null(contract, make_verdict):
     """Numbers that do not exist are null, so that any JSON reader can read the record."""
-    decision = Decision(Outcome.WAIT, Stage.CANARY, 0, ("no samples",))
+    decision = Decision(GateOutcome.WAIT, Stage.CANARY, 0, ("no samples",))
     record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("NO_DATA")], 0.0)
     json.dumps(record, allow_nan=False)
     assert record["verdicts"][0]["upper"] is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.promotion.stages import Outcome, Stage
+from kc_otel.judge.promotion.stages import GateOutcome, Stage
 from kc_otel.offline.gate.observations import Samples
 from kc_otel.offline.gate.recorded_gate import Input, Terms, gate_recordings
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
@@ -69,14 +69,14 @@ def test_a_sound_kernel_advances_to_the_next_stage():
     gate = gated(recording())
     assert set(statuses(gate).values()) == {"PASS"}
     assert len(statuses(gate)) == 4
-    assert (gate.decision.outcome, gate.decision.stage) == (Outcome.ADVANCE, Stage.SHADOW)
+    assert (gate.decision.outcome, gate.decision.stage) == (GateOutcome.ADVANCE, Stage.SHADOW)
     assert {v.cell.kernel_inference for v in gate.judged[0].verdicts} == {KERNELS[1].fingerprint}
 
 
 def test_a_kernel_that_is_bad_on_one_slice_is_refused_for_it():
     """A slice's FAIL refuses the version though prose is sound, and it is the slice that is named."""
     gate = gated(recording(code=0.8))
-    assert gate.decision.outcome is Outcome.ROLLBACK
+    assert gate.decision.outcome is GateOutcome.ROLLBACK
     assert any(said.startswith("token-tv on code: FAIL") for said in gate.decision.missing)
     assert gate.judged[0].on(["code"]).verdicts
 
@@ -84,14 +84,14 @@ def test_a_kernel_that_is_bad_on_one_slice_is_refused_for_it():
 def test_too_short_a_recording_waits():
     """A few sequences are neither a pass nor a failure."""
     gate = gated(recording(sequences=10))
-    assert gate.decision.outcome is Outcome.WAIT
+    assert gate.decision.outcome is GateOutcome.WAIT
     assert any("more samples are needed" in said for said in gate.decision.missing)
 
 
 def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
     """Lag is measured where the kernels run: it waits, unless one says that it may be left out."""
     gate = gated(recording(), terms=Terms())
-    assert gate.decision.outcome is Outcome.WAIT
+    assert gate.decision.outcome is GateOutcome.WAIT
     assert [each.clause for each in gate.unjudged] == ["lag"]
     assert gate.decision.missing == (
         "held: lag: weights_lag cannot be told from this recording; --allow-unjudged leaves it out",
@@ -100,10 +100,10 @@ def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
 
 def test_only_required_clauses_have_to_pass_and_any_failure_refuses():
     """--require narrows what must PASS, never what may FAIL; a required clause that cannot be told waits."""
-    assert gated(recording(), terms=Terms(require=("token-tv",))).decision.outcome is Outcome.ADVANCE
-    assert gated(recording(code=0.8), terms=Terms(require=("by-seq",))).decision.outcome is Outcome.ROLLBACK
+    assert gated(recording(), terms=Terms(require=("token-tv",))).decision.outcome is GateOutcome.ADVANCE
+    assert gated(recording(code=0.8), terms=Terms(require=("by-seq",))).decision.outcome is GateOutcome.ROLLBACK
     waits = gated(recording(), terms=Terms(require=("lag",), allow_unjudged=True))
-    assert waits.decision.outcome is Outcome.WAIT
+    assert waits.decision.outcome is GateOutcome.WAIT
     assert "lag on all: no verdict yet" in waits.decision.missing
 
 
@@ -111,19 +111,19 @@ def test_a_slice_without_sequences_waits_unless_only_others_are_asked_for():
     """Nothing passes for lack of data."""
     prose = recording(tasks=("prose",))
     assert statuses(gated(prose))["token-tv", "code"] == "NO_DATA"
-    assert gated(prose).decision.outcome is Outcome.WAIT
-    assert gated(prose, terms=replace(TOLERANT, slices=("all",))).decision.outcome is Outcome.ADVANCE
+    assert gated(prose).decision.outcome is GateOutcome.WAIT
+    assert gated(prose, terms=replace(TOLERANT, slices=("all",))).decision.outcome is GateOutcome.ADVANCE
 
 
 def test_every_recording_is_a_window_and_has_to_pass():
     """One short recording among good ones waits, one bad one refuses; fewer than asked for wait."""
     good, more = recording(), recording(seed=1)
     assert gated(good, more).decision.windows == 2
-    assert gated(recording(sequences=10), good).decision.outcome is Outcome.WAIT
-    assert gated(good, recording(sequences=10)).decision.outcome is Outcome.WAIT
-    assert gated(recording(code=0.8), good).decision.outcome is Outcome.ROLLBACK
+    assert gated(recording(sequences=10), good).decision.outcome is GateOutcome.WAIT
+    assert gated(good, recording(sequences=10)).decision.outcome is GateOutcome.WAIT
+    assert gated(recording(code=0.8), good).decision.outcome is GateOutcome.ROLLBACK
     few = gated(good, more, terms=replace(TOLERANT, windows=3)).decision
-    assert (few.outcome, few.missing) == (Outcome.WAIT, ("2 of 3 consecutive windows have passed",))
+    assert (few.outcome, few.missing) == (GateOutcome.WAIT, ("2 of 3 consecutive windows have passed",))
 
 
 def test_the_same_file_twice_is_no_second_window():
@@ -198,6 +198,6 @@ def test_logits_that_are_no_numbers_hold_the_gate():
     made = recording(logits=True)
     made.inference_logits[7] = np.nan
     gate = gated(made, contract=contract)
-    assert gate.decision.outcome is Outcome.WAIT
+    assert gate.decision.outcome is GateOutcome.WAIT
     assert gate.decision.missing == ("held: logits of 1 tokens are no numbers",)
     assert Samples(made).of("tv_exact_by_sequence").total == made.lengths.size - 1

@@ -186,11 +186,11 @@ def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
     """Asking for them is answered, and not with silence."""
-    from kc_otel.judge.promotion.stages import Decision, Outcome, Stage
+    from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
     from kc_otel.offline.gate.evidence import make_evidence
 
     online = make_evidence(
-        contract, Stage.CANARY, "inferB", Decision(Outcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0
+        contract, Stage.CANARY, "inferB", Decision(GateOutcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0
     )
     with pytest.raises(EvidenceError, match="stage canary: it rests on no recordings"):
         verify_recordings(online, [])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp import Outcome
+from kc_otel.judge.otlp import ExportResult
 
 
 class RecordingSink:
@@ -16,21 +16,21 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
-        self.answer: Outcome | Exception = Outcome()
+        self.answer: ExportResult | Exception = ExportResult()
 
-    def _take(self, name: str, request: Any) -> Outcome:
+    def _take(self, name: str, request: Any) -> ExportResult:
         self.requests.append((name, request))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
-    def metrics(self, request: Any) -> Outcome:
+    def metrics(self, request: Any) -> ExportResult:
         return self._take("metrics", request)
 
-    def traces(self, request: Any) -> Outcome:
+    def traces(self, request: Any) -> ExportResult:
         return self._take("traces", request)
 
-    def logs(self, request: Any) -> Outcome:
+    def logs(self, request: Any) -> ExportResult:
         return self._take("logs", request)
 
 

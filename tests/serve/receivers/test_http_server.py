@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.judge.otlp import Limits, Outcome, RequestCounts, ThrottledError
+from kc_otel.judge.otlp import ExportResult, Limits, RequestCounts, ThrottledError
 from kc_otel.serve.receivers.http_server import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -66,7 +66,7 @@ def test_json_reaches_the_sink(sink: Any) -> None:
 
 def test_partial_success_is_said(sink: Any) -> None:
     """What the sink rejected is in the answer, with its reason, and in the counts."""
-    sink.answer, counts = Outcome(3, "no such contract"), RequestCounts()
+    sink.answer, counts = ExportResult(3, "no such contract"), RequestCounts()
     response = call(http_app(sink, counts=counts), "POST", "/v1/metrics", content_type=PROTOBUF)
     said = ExportMetricsServiceResponse.FromString(response.content).partial_success
     assert (response.status_code, said.rejected_data_points, said.error_message) == (200, 3, "no such contract")
@@ -201,7 +201,7 @@ def test_no_bytes_are_a_server_error(body: bytes, media: str, encoding: str, nam
 
     class Quiet:
         def __getattr__(self, _name: str) -> Any:
-            return lambda _request: Outcome()
+            return lambda _request: ExportResult()
 
     response = call(http_app(Quiet()), "POST", f"/v1/{name}", body, content_type=media, content_encoding=encoding)
     assert response.status_code in {200, 400}

@@ -19,7 +19,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.judge.otlp import BindError, Limits, Outcome, RequestCounts, ThrottledError
+from kc_otel.judge.otlp import BindError, ExportResult, Limits, RequestCounts, ThrottledError
 from kc_otel.serve.receivers.grpc_server import retry_info, start_grpc
 from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
@@ -142,7 +142,7 @@ def test_the_sdks_span_and_log_exporters_are_served(sink: Any, protocol: str) ->
 
 def test_grpc_answers_partial_success_and_bad_requests(sink: Any, request_of_metrics: Any) -> None:
     """Rejected points are said in the answer; bytes that are no message are INVALID_ARGUMENT."""
-    sink.answer, counts = Outcome(2, "why"), RequestCounts()
+    sink.answer, counts = ExportResult(2, "why"), RequestCounts()
     with grpc_server(sink, counts=counts) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         said = ExportMetricsServiceResponse.FromString(export(channel, request_of_metrics.SerializeToString()))
         assert (said.partial_success.rejected_data_points, said.partial_success.error_message) == (2, "why")
@@ -177,7 +177,7 @@ def test_the_sdks_exporter_comes_back_after_throttling(sink: Any) -> None:
     sink.answer = ThrottledError("busy", 0.2)
     with grpc_server(sink) as port:
         exporter = OTLPMetricExporter(endpoint=f"127.0.0.1:{port}", insecure=True)
-        threading.Timer(0.1, lambda: setattr(sink, "answer", Outcome())).start()
+        threading.Timer(0.1, lambda: setattr(sink, "answer", ExportResult())).start()
         began = time.monotonic()
         assert exporter.export(metrics_data()) is MetricExportResult.SUCCESS
         assert 0.2 <= time.monotonic() - began < 5
@@ -262,10 +262,10 @@ def test_grpc_refuses_large_messages_and_bombs() -> None:
     """A message over the limit is RESOURCE_EXHAUSTED, as sent or inflated, and inflating stops at the limit."""
     script = """
 import asyncio, resource, sys
-from kc_otel.judge.otlp import Limits, Outcome
+from kc_otel.judge.otlp import Limits, ExportResult
 from kc_otel.serve.receivers.grpc_server import start_grpc
 class Sink:
-    def metrics(self, request): return Outcome()
+    def metrics(self, request): return ExportResult()
     traces = logs = metrics
 async def main():
     server = await start_grpc(Sink(), port=0, limits=Limits(max_bytes=100_000))

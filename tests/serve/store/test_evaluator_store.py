@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.streams import Last, Stream
+from kc_otel.judge.streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
 from kc_otel.serve.store.stream_codec import (
     CodecError,
@@ -247,7 +247,7 @@ def test_histograms_survive_encoding(
         assert getattr(back, side).offset == getattr(value, side).offset
         assert getattr(back, side).counts.tolist() == getattr(value, side).counts.tolist()
     explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), total, -1.0, 9.0, observed)
-    stream = Stream(12.5, [Last(3, 4, value), Last(5, 6, explicit)], [7, 8], 9)
+    stream = PointStream(12.5, [LatestValue(3, 4, value), LatestValue(5, 6, explicit)], [7, 8], 9)
     again = decode_stream(encode_stream(stream))
     assert (again.heard, again.times, again.forgotten) == (12.5, [7, 8], 9)
     assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]

@@ -15,8 +15,8 @@ import httpx
 
 from kc_otel.client.signing import Secret
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Endpoint
-from kc_otel.serve.webhooks.outbox import Outbox, State
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 
 CONTRACTS = ("policy-7b", "reward-model")
 
@@ -30,7 +30,7 @@ async def main(database: str, url: str, secret: str, messages: int) -> None:
     outbox = Outbox(connection, base=0.01, cap=0.05)
     dispatcher = Dispatcher(
         outbox,
-        {"pager": Endpoint("pager", url, (Secret.parse(secret),), allow_private=True)},
+        {"pager": WebhookEndpoint("pager", url, (Secret.parse(secret),), allow_private=True)},
         client_factory=lambda: httpx.AsyncClient(trust_env=False),
         poll=0.01,
     )
@@ -45,7 +45,7 @@ async def main(database: str, url: str, secret: str, messages: int) -> None:
         dispatcher.wake()
         await asyncio.sleep(0.002)
         finished = connection.execute("SELECT min(done) FROM progress").fetchone()[0] == messages
-        if finished and not outbox.messages(State.WAITING):
+        if finished and not outbox.messages(DeliveryState.WAITING):
             break
     delivering.cancel()
     await asyncio.gather(delivering, return_exceptions=True)

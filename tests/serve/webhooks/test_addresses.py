@@ -10,8 +10,8 @@ import pytest
 from kc_otel.client.signing import Secret, new_secret
 from kc_otel.serve.webhooks.addresses import AddressError, pinned
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Endpoint
-from kc_otel.serve.webhooks.outbox import Outbox, State
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_a_private_endpoint_waits_with_the_reason(connection, receiver):
     secrets = (Secret.parse(new_secret()),)
 
     async def deliver(allow_private):
-        endpoint = Endpoint("pager", f"{receiver.url}/pager", secrets, allow_private=allow_private)
+        endpoint = WebhookEndpoint("pager", f"{receiver.url}/pager", secrets, allow_private=allow_private)
         dispatcher = Dispatcher(outbox, {"pager": endpoint}, clock=lambda: 1000.0 * allow_private)
         await dispatcher.drain()
         await dispatcher.aclose()
 
     asyncio.run(deliver(allow_private=False))
     assert receiver.requests == []
-    (message,) = outbox.messages(State.WAITING)
+    (message,) = outbox.messages(DeliveryState.WAITING)
     assert "127.0.0.1 is not a public address; set ..._ALLOW_PRIVATE=1" in message.error
     asyncio.run(deliver(allow_private=True))
     assert len(receiver.requests) == 1

@@ -18,9 +18,9 @@ from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Endpoint
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
-from kc_otel.serve.webhooks.outbox import Outbox, State
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
     state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=now)], {}, now - 5)
     _, resolved = advance(contract, state, [make_verdict("PASS", at=now)], {}, now)
     outbox = Outbox(connection)
-    endpoint = Endpoint("am", alertmanager, format=Format.ALERTMANAGER, allow_private=True)
+    endpoint = WebhookEndpoint("am", alertmanager, format=Format.ALERTMANAGER, allow_private=True)
 
     def deliver(transitions):
         outbox.enqueue("am", contract.name, encode(alert_body(contract, transitions, receiver="am")), time.time())
@@ -128,7 +128,7 @@ def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
             await dispatcher.aclose()
 
         asyncio.run(main())
-        assert outbox.messages(State.WAITING) == (), outbox.messages(State.WAITING)
+        assert outbox.messages(DeliveryState.WAITING) == (), outbox.messages(DeliveryState.WAITING)
 
     deliver(fired)
     (active,) = httpx.get(f"{alertmanager}/api/v2/alerts").json()

@@ -12,8 +12,8 @@ import pytest
 
 from kc_otel.client.signing import Secret, new_secret, verify
 from kc_otel.serve.webhooks.deliver import Dispatcher, retry_after_seconds
-from kc_otel.serve.webhooks.endpoints import Endpoint
-from kc_otel.serve.webhooks.outbox import Outbox, State
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 
 SECRET = new_secret()
 AT = 1_700_000_000.0
@@ -30,7 +30,8 @@ def outbox(connection):
 
 def endpoints(receiver, *paths):
     return {
-        path: Endpoint(path, f"{receiver.url}/{path}", (Secret.parse(SECRET),), allow_private=True) for path in paths
+        path: WebhookEndpoint(path, f"{receiver.url}/{path}", (Secret.parse(SECRET),), allow_private=True)
+        for path in paths
     }
 
 
@@ -57,7 +58,7 @@ def test_delivers_signed_and_in_order(outbox, receiver):
     assert bodies == [{"n": number} for number in range(5)]
     assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 5
     assert dispatcher.attempts == {("pager", "delivered"): 5}
-    assert {message.state for message in outbox.messages()} == {State.DELIVERED}
+    assert {message.state for message in outbox.messages()} == {DeliveryState.DELIVERED}
 
 
 def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
@@ -92,8 +93,8 @@ def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
     async def main():
         dispatcher = Dispatcher(outbox, endpoints(receiver, "hang", "pager"), client_factory=client, poll=0.05)
         running = asyncio.create_task(dispatcher.run())
-        await eventually(lambda: len(outbox.messages(State.DELIVERED)) == 20)
-        assert [message.endpoint for message in outbox.messages(State.WAITING)] == ["hang"]
+        await eventually(lambda: len(outbox.messages(DeliveryState.DELIVERED)) == 20)
+        assert [message.endpoint for message in outbox.messages(DeliveryState.WAITING)] == ["hang"]
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -114,7 +115,7 @@ def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    (message,) = outbox.messages(State.WAITING)
+    (message,) = outbox.messages(DeliveryState.WAITING)
     assert (message.attempts, message.error) == (1, "no answer within 0.05 s")
     assert "no answer" in caplog.text
     assert SECRET not in caplog.text
@@ -131,7 +132,7 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
     async def main():
         dispatcher = Dispatcher(
             outbox,
-            {"pager": Endpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)},
+            {"pager": WebhookEndpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)},
             client_factory=lambda: httpx.AsyncClient(transport=httpx.MockTransport(broken)),
             clock=lambda: AT,
         )
@@ -139,7 +140,7 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
         await dispatcher.aclose()
 
     asyncio.run(main())
-    (message,) = outbox.messages(State.WAITING)
+    (message,) = outbox.messages(DeliveryState.WAITING)
     assert message.error == "ConnectError: cannot reach the endpoint"
 
 
@@ -188,7 +189,7 @@ def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog)
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert caplog.text.count("no such endpoint") == 1
-    assert len(outbox.messages(State.WAITING)) == 1
+    assert len(outbox.messages(DeliveryState.WAITING)) == 1
 
 
 def test_locked_database_is_survived(outbox, connection, receiver, caplog):
@@ -211,7 +212,7 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
     async def main():
         dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=0.01)
         running = asyncio.create_task(dispatcher.run())
-        await eventually(lambda: outbox.messages(State.DELIVERED))
+        await eventually(lambda: outbox.messages(DeliveryState.DELIVERED))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kc_otel.client.signing import Secret, new_secret
-from kc_otel.serve.webhooks.endpoints import Endpoint, EndpointError, credential_files, endpoints_from_env
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint, WebhookEndpointError, credential_files, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
 
 
@@ -36,7 +36,7 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
         "KC_OTEL_WEBHOOK_BOTH_SECRET": secret,
         "KC_OTEL_WEBHOOK_BOTH_SECRET_FILE": "x",
     }
-    with pytest.raises(EndpointError) as error:
+    with pytest.raises(WebhookEndpointError) as error:
         endpoints_from_env(["pager", "chat", "file", "both", "a-b", "a.b"], environ)
     text = str(error.value)
     for wanted in (
@@ -53,12 +53,12 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
 def test_secrets_and_urls_are_never_shown():
     """Neither a repr nor an error shows a secret or a URL that may carry a token."""
     secret = new_secret()
-    endpoint = Endpoint("pager", "https://hooks.example/T0KEN", (Secret.parse(secret),))
+    endpoint = WebhookEndpoint("pager", "https://hooks.example/T0KEN", (Secret.parse(secret),))
     assert (
         repr(endpoint)
-        == "Endpoint(name='pager', format=<Format.KERNEL_CONTRACT: 'kernel-contract'>, allow_private=False)"
+        == "WebhookEndpoint(name='pager', format=<Format.KERNEL_CONTRACT: 'kernel-contract'>, allow_private=False)"
     )
-    with pytest.raises(EndpointError) as error:
+    with pytest.raises(WebhookEndpointError) as error:
         endpoints_from_env(
             ["pager"], {"KC_OTEL_WEBHOOK_PAGER_URL": "https://h", "KC_OTEL_WEBHOOK_PAGER_SECRET": "dG9vLXNob3J0"}
         )
@@ -69,14 +69,14 @@ def test_secrets_and_urls_are_never_shown():
 @pytest.mark.parametrize("url", ["pager.example", "ftp://pager.example", "https://", "https://a b/", "http://[::1"])
 def test_url_that_is_none_is_refused(url):
     """A wrong URL is found at the start, not at the first alert."""
-    with pytest.raises(EndpointError, match="'pager': the URL is not one"):
-        Endpoint("pager", url, (Secret.parse(new_secret()),))
+    with pytest.raises(WebhookEndpointError, match="'pager': the URL is not one"):
+        WebhookEndpoint("pager", url, (Secret.parse(new_secret()),))
 
 
 def test_endpoint_without_a_secret_is_refused():
     """Nothing is sent unsigned."""
-    with pytest.raises(EndpointError, match="no secret"):
-        Endpoint("pager", "https://pager.example", ())
+    with pytest.raises(WebhookEndpointError, match="no secret"):
+        WebhookEndpoint("pager", "https://pager.example", ())
 
 
 def _of(**variables):
@@ -106,7 +106,7 @@ def test_each_format_takes_the_credentials_that_it_has():
 )
 def test_a_format_without_what_it_needs_is_refused(variables, said):
     """Before anything is sent, with the variable to set."""
-    with pytest.raises(EndpointError, match=re.escape(said)):
+    with pytest.raises(WebhookEndpointError, match=re.escape(said)):
         _of(**variables)
 
 

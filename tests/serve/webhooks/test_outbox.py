@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.serve.webhooks.outbox import Outbox, State
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_message_keeps_id_and_body_over_failures(outbox):
     outbox.enqueue("pager", "a", b"next", 0)
     now = 0.0
     for attempt in range(1, 6):
-        assert outbox.failed(message_id, now, "HTTP 500", status=500) is State.WAITING
+        assert outbox.failed(message_id, now, "HTTP 500", status=500) is DeliveryState.WAITING
         now += 1000
         (message,) = outbox.due(now)
         assert (message.id, message.body, message.attempts) == (message_id, b"\x00body", attempt)
@@ -90,9 +90,9 @@ def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
     """What the receiver will never accept does not hold back later pages."""
     refused = outbox.enqueue("pager", "a", b"1", 0)
     later = outbox.enqueue("pager", "a", b"2", 0)
-    assert outbox.failed(refused, 0, f"HTTP {status}", status=status) is State.PARKED
+    assert outbox.failed(refused, 0, f"HTTP {status}", status=status) is DeliveryState.PARKED
     assert due_ids(outbox, 0) == [later]
-    (parked,) = outbox.messages(State.PARKED)
+    (parked,) = outbox.messages(DeliveryState.PARKED)
     assert (parked.id, parked.error) == (refused, f"HTTP {status}")
 
 
@@ -100,7 +100,7 @@ def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
 def test_other_failures_are_tried_again(outbox, status):
     """Failures that can pass are retried."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
-    assert outbox.failed(message_id, 0, "failed", status=status) is State.WAITING
+    assert outbox.failed(message_id, 0, "failed", status=status) is DeliveryState.WAITING
     assert due_ids(outbox, 1000) == [message_id]
 
 
@@ -124,7 +124,7 @@ def test_undelivered_message_expires_visibly_and_can_be_sent_again(outbox):
     assert outbox.expire(86_399) == 0
     assert outbox.expire(86_400) == 1
     assert due_ids(outbox, 86_400) == [young]
-    (parked,) = outbox.messages(State.PARKED)
+    (parked,) = outbox.messages(DeliveryState.PARKED)
     assert parked.error == "expired undelivered; last: HTTP 500"
     assert outbox.resend(old, 90_000)
     assert not outbox.resend(young, 90_000)
@@ -163,7 +163,7 @@ def test_finished_messages_are_kept_for_a_while(connection):
     waiting = outbox.enqueue("down", "a", b"", 0)
     for number in range(10):
         outbox.delivered(outbox.enqueue("pager", "a", b"%d" % number, 0))
-    assert [message.body for message in outbox.messages(State.DELIVERED)] == [b"9", b"8", b"7"]
+    assert [message.body for message in outbox.messages(DeliveryState.DELIVERED)] == [b"9", b"8", b"7"]
     assert due_ids(outbox, 0) == [waiting]
 
 
@@ -171,7 +171,7 @@ def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
     """An attempt can end after its message was parked."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     outbox.expire(86_400)
-    assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is State.PARKED
+    assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is DeliveryState.PARKED
     assert due_ids(outbox, 100_000) == []
 
 
