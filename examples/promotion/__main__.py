@@ -143,7 +143,7 @@ class Life:
 
     def _caught_by_the_canary(self) -> None:
         forced = time.monotonic()
-        self._traffic(lambda: self._where("int8")["standing"] == "rolled-back", "the canary did not catch it")
+        self._traffic(lambda: self._where("int8")["status"] == "rolled-back", "the canary did not catch it")
         seconds = time.monotonic() - forced
         share = self._share_of("int8")
         self.terminal.moment(

@@ -148,8 +148,8 @@ def _alert_line(one: dict[str, Any]) -> str:
         notes.append(f"acknowledged by {one['acknowledged']['by']}: {one['acknowledged']['why']}")
     if one["silenced"]:
         notes.append(f"silenced ({', '.join(one['silenced'])})")
-    if one["said"] > 1:
-        notes.append(f"said {one['said']} times")
+    if one["notified"] > 1:
+        notes.append(f"said {one['notified']} times")
     since = one["started_at"] if one["phase"] == "firing" else one["since"]
     return (
         f"{one['phase']:<8} {one['severity']:<8} {one['contract']}: {one['clause']} on {one['slice']} "

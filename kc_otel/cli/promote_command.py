@@ -137,18 +137,18 @@ def promote(
         _save(url, path, save)
     if orders and not watch:
         return
-    full = found["standing"] != "rolled-back" and found["stage"] == "full"
-    raise typer.Exit(0 if full else 1 if found["standing"] == "rolled-back" else 3)
+    full = found["status"] != "rolled-back" and found["stage"] == "full"
+    raise typer.Exit(0 if full else 1 if found["status"] == "rolled-back" else 3)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     kernel, share = found["kernel"], f"{100 * found['share']:g}% of the requests"
-    if found["standing"] == "rolled-back":
+    if found["status"] == "rolled-back":
         again = f"kc-otel promote {found['contract']} {kernel} --again"
         return [f"{kernel} is rolled back and serves nothing", f"  {found['reason']}", f"  to start once more: {again}"]
-    if found["standing"] == "replaced":
+    if found["status"] == "replaced":
         return [f"{kernel} was replaced", f"  {found['reason']}"]
-    lines = [f"{kernel} is in {found['place']}: it may serve {share}"]
+    lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
     if found["next"] is not None:
         passed = f"{found['windows']} of {found['windows_needed']} windows have passed"
         lines.append(f"  next: {found['next']}; {passed}")
@@ -170,14 +170,14 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
     typer.echo(f"at best, with identical kernels; {seen}, {100 * answer['sampling']:g}% of them measured:")
     for step in answer["steps"]:
         if step["never"]:
-            typer.echo(f"  {step['place']} can never be left: {step['why']}")
+            typer.echo(f"  {step['position']} can never be left: {step['why']}")
             continue
         if step["seconds"] is None:
-            typer.echo(f"  {step['place']}: no time: {step['why']}")
+            typer.echo(f"  {step['position']}: no time: {step['why']}")
             continue
         left_out = f"; not counting {step['why']}" if step["why"] else ""
         needs = f"this gate needs about {spoken(step['seconds'])}; {step['slowest']} takes longest"
-        typer.echo(f"  {step['place']}: {needs}{left_out}")
+        typer.echo(f"  {step['position']}: {needs}{left_out}")
     if any(step["never"] for step in answer["steps"]):
         raise typer.Exit(2)
 

@@ -40,7 +40,7 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
     _say(found["reason"])
     said: list[str] = []
     while True:
-        if found["standing"] != "running" or found["stage"] == "full":
+        if found["status"] != "running" or found["stage"] == "full":
             return found
         if before is not None and found["awaiting"]:
             _before(url, path, found, before, timeout)
@@ -53,7 +53,7 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
         if _where(now) != _where(found):
             _say(now["reason"])
             if after is not None:
-                _run(after, _about(found, now["place"], now), timeout)
+                _run(after, _about(found, now["position"], now), timeout)
         found = now
 
 
@@ -64,7 +64,7 @@ def _before(url: str, path: str, found: dict[str, Any], command: str, timeout: f
         return  # it failed, or a person decided otherwise, while the hook ran; what happened is said next
     if code == 0:
         _say(f"the hook before {place} has ended well")
-        post(url, path, {"order": "confirm", "by": _WHO, "place": place})
+        post(url, path, {"order": "confirm", "by": _WHO, "position": place})
         return
     why = f"the hook before {place} took more than {timeout:g} s" if code is None else (
         f"the hook before {place} ended with exit code {code}"
@@ -77,10 +77,10 @@ def _about(found: Mapping[str, Any], to: str, now: Mapping[str, Any]) -> dict[st
     return {
         "KC_PROMOTION_CONTRACT": found["contract"],
         "KC_PROMOTION_KERNEL": found["kernel"],
-        "KC_PROMOTION_FROM": found["place"],
+        "KC_PROMOTION_FROM": found["position"],
         "KC_PROMOTION_TO": to,
         "KC_PROMOTION_SHARE": f"{now['share']:g}",
-        "KC_PROMOTION_STANDING": now["standing"],
+        "KC_PROMOTION_STATUS": now["status"],
         "KC_PROMOTION_REASON": now["reason"],
     }
 
@@ -101,7 +101,7 @@ def _run(command: str, about: Mapping[str, str], timeout: float) -> int | None:
 
 
 def _where(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    return found["place"], found["standing"], found["attempt"]
+    return found["position"], found["status"], found["attempt"]
 
 
 def _say(text: str) -> None:

@@ -101,8 +101,8 @@ def _asked(url: str, contract: str | None, lasting: float) -> Period:
             name: [one for one in decisions[name] if contract is None or one["contract"] == contract]
             for name in ("routes", "directives")
         },
-        standing=[
-            one for one in get(url, "/api/v1/overview")["standing"] if contract is None or one["contract"] == contract
+        in_force=[
+            one for one in get(url, "/api/v1/overview")["in_force"] if contract is None or one["contract"] == contract
         ],
         health=get(url, "/api/v1/health"),
         complete=len(events) < _EVENTS or events[0]["at"] <= end - lasting,

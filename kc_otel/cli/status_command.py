@@ -43,8 +43,8 @@ def status(
     else:
         console = Console()
         routes = _routes(get(url, "/api/v1/decisions"))
-        standing = _standing(get(url, "/api/v1/overview"), contract)
-        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, *standing, sep="\n")
+        in_force = _in_force(get(url, "/api/v1/overview"), contract)
+        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, *in_force, sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
     raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
 
@@ -160,11 +160,11 @@ def _routes(decisions: dict[str, Any]) -> list[Text]:
     ]
 
 
-def _standing(overview: dict[str, Any], contract: str | None) -> list[Text]:
+def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
     """What people have decided, and contracts that run dry; routes have lines of their own."""
     return [
         Text.assemble((one["kind"], "bold"), f"  {one['contract']}: {one['text']}{_until(one.get('until'))}")
-        for one in overview["standing"]
+        for one in overview["in_force"]
         if one["kind"] != "route" and contract in {None, one["contract"]}
     ]
 

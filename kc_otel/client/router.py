@@ -67,9 +67,9 @@ class Router:
         keep: str | os.PathLike[str] | None = None,
     ) -> None:
         self._setup(contracts, stale_after, on_stale, time.monotonic)
-        self._kept = None if keep is None else TableFile(Path(keep))
+        self._table_file = None if keep is None else TableFile(Path(keep))
         self._poller: Poller | None = Poller(url, self._arrived, self._touch, wait=wait, refresh=refresh)
-        if self._kept is not None and (last := self._kept.load()) is not None:
+        if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
         self._poller.start()
 
@@ -241,8 +241,8 @@ class Router:
     def _arrived(self, table: DecisionTable) -> None:
         self._take(table)
         self._touch()  # before the file is written: a slow disk does not make it stale
-        if self._kept is not None:
-            self._kept.save(table)
+        if self._table_file is not None:
+            self._table_file.save(table)
 
     def _take(self, table: DecisionTable) -> None:
         self._snapshot = compiled(table, self._contracts)

@@ -18,7 +18,7 @@ from kc_otel.contract.policy import REPEAT, Step
 from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.sentences import promise
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.escalation.policy import INPUT_CLAUSE
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
 

@@ -17,8 +17,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import Ring
+from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of, series_name
-from kc_otel.judge.streams import Horizon, PointStream
 
 __all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
 

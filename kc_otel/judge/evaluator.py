@@ -15,9 +15,9 @@ from kc_otel.judge.contract_state import ContractState, Pair, Series
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
-from kc_otel.judge.streams import Horizon
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram

@@ -45,7 +45,7 @@ class Period:
         cells: As `/api/v1/cells`.
         events: As `/api/v1/events`, oldest first; also from before the start.
         decisions: As `/api/v1/decisions`.
-        standing: As `standing` of `/api/v1/overview`.
+        in_force: As `in_force` of `/api/v1/overview`.
         health: As `/api/v1/health`.
         complete: Whether no event of the period is missing.
         steps: `step` of `/api/v1/history`, by contract.
@@ -61,7 +61,7 @@ class Period:
     cells: Sequence[Json]
     events: Sequence[Json]
     decisions: Json
-    standing: Sequence[Json]
+    in_force: Sequence[Json]
     health: Json
     complete: bool = True
     steps: Mapping[str, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def wanted_cells(period: Period) -> tuple[CellKey, ...]:
             (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
             for one in _incidents(period)
             if one.status == "FAIL"
-            for spot in one.places[:_DRAWN]
+            for spot in one.cells[:_DRAWN]
         )
     )
 
@@ -131,7 +131,7 @@ def _title(found: Sequence[Incident]) -> str:
 def _incident(period: Period, one: Incident) -> list[Block]:
     until = "it still is" if one.until is None else f"until {moment(one.until)}"
     span = duration((period.end if one.until is None else one.until) - one.since)
-    past = dict.fromkeys(place(spot.slice) for spot in one.places if spot.slice not in one.slices)
+    past = dict.fromkeys(place(spot.slice) for spot in one.cells if spot.slice not in one.slices)
     earlier = f"; for a time also {listed(list(past), most=20)}" if past else ""
     blocks: list[Block] = [
         Heading(2, one.headline),
@@ -143,11 +143,11 @@ def _incident(period: Period, one: Incident) -> list[Block]:
             f"{_spelled(period, one.contract, 'train', one.kernel_train)}."
         ),
         Heading(3, "What was done"),
-        Bullets(tuple(_deed(deed.at, deed.text, deed.in_force) for deed in one.deeds))
-        if one.deeds
+        Bullets(tuple(_deed(deed.at, deed.text, deed.in_force) for deed in one.actions))
+        if one.actions
         else Text("Nothing: no step of the escalation policy fired."),
     ]
-    for spot in one.places[:_DRAWN] if one.status == "FAIL" else ():
+    for spot in one.cells[:_DRAWN] if one.status == "FAIL" else ():
         key = (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
         blocks += _pictures(period, key)
     return blocks
@@ -195,7 +195,7 @@ def _in_force(period: Period) -> list[Block]:
         slices = list(dict.fromkeys(place(one["slice"]) for one in causes))
         since = moment(min(one["since"] for one in causes))
         lines.append(f"{contract}: {_ASKED.get(kind, kind)} since {since}, because of {listed(slices, most=8)}")
-    for one in period.standing:
+    for one in period.in_force:
         if one["kind"] != "route":  # every route is above
             end = "" if one["until"] is None else f", until {moment(one['until'])}"
             lines.append(f"{one['contract']}: {one['text']}, since {moment(one['since'])}{end}")

@@ -22,10 +22,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
+from kc_otel.judge.escalation.escalate import Escalation, escalate
 from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.plain import action_to_plain
-from kc_otel.judge.escalation.policies import Escalation, judge
 from kc_otel.judge.escalation.webhook_body import alert_body, encode, summary
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.sink import ExportResult
@@ -33,9 +33,9 @@ from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.promotions import Promotions
+from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
 from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.standing import EscalationStore
 from kc_otel.serve.store.state_file import StateError, transaction
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.webhooks.outbox import Outbox
@@ -46,8 +46,8 @@ _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[str, str, Mapping[str, str]], None]
 """(severity, message, attributes) of something that changed."""
-_AGAIN: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
-_TELLING: Final = frozenset({"notify", "webhook"})
+_REPEATED: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
+_NOTIFYING: Final = frozenset({"notify", "webhook"})
 
 
 class Core:
@@ -59,7 +59,7 @@ class Core:
         external_url: How a person reaches the API, for links in webhooks.
         now: Time of the start.
         announce: Told of every change, after it has been written.
-        dry_run: Names of contracts that are judged without any consequence: what they would do is only recorded.
+        dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class Core:
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
-            self.rounds = GateHistory()
+            self.gate_history = GateHistory()
             self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, transaction)
-            self.standing = self._store.begin(self.contracts, self.dry_run, now)
+            self.escalation = self._store.begin(self.contracts, self.dry_run, now)
 
     @property
     def decisions(self) -> DecisionTable:
         """The decision table that is published."""
-        return self.standing.decisions
+        return self.escalation.decisions
 
     @property
     def policies(self) -> Mapping[str, PolicyState]:
         """Alerts, by the contract's name."""
-        return self.standing.policies
+        return self.escalation.policies
 
     @property
     def people(self) -> People:
         """Silences and acknowledgements in force."""
-        return self.standing.people
+        return self.escalation.people
 
     def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest."""
@@ -138,23 +138,23 @@ class Core:
             with transaction(self._connection):
                 changes = self.history.write(verdicts)
                 said = [self._changed(change, now) for change in changes if not _first_silence(change)]
-                judged = judge(
-                    tuple(self.contracts.values()), self.standing, verdicts, self._invalid(now), self.dry_run, now
+                escalated = escalate(
+                    tuple(self.contracts.values()), self.escalation, verdicts, self._invalid(now), self.dry_run, now
                 )
-                decisions, moved = self.promotions.write(judged.standing.decisions, verdicts, now)
-                judged = replace(judged, standing=replace(judged.standing, decisions=decisions))
-                said += self._write(judged, now) + moved
+                decisions, moved = self.promotions.write(escalated.state.decisions, verdicts, now)
+                escalated = replace(escalated, state=replace(escalated.state, decisions=decisions))
+                said += self._write(escalated, now) + moved
                 self._evaluator_store.save(self.evaluator)
         except (sqlite3.DatabaseError, StoreError) as error:
             self._evaluator_store.rolled_back()
             msg = f"the state cannot be written, so nothing is decided: {error}"
             raise StateError(msg) from error
         self._evaluator_store.committed(self.evaluator)
-        self.standing = judged.standing
+        self.escalation = escalated.state
         self.promotions.adopt()
         self.history.adopt(verdicts)
         for name in self.contracts:
-            self.rounds.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
+            self.gate_history.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
         self.evaluated_at, self.tick_seconds = now, time.perf_counter() - started
         if self.recording is not None:
             self.recording.evaluated(now)
@@ -200,16 +200,16 @@ class Core:
             StateError: If it cannot be written. Nothing has changed then.
         """
         after = replace(
-            self.standing, decisions=decisions or self.standing.decisions, people=people or self.standing.people
+            self.escalation, decisions=decisions or self.escalation.decisions, people=people or self.escalation.people
         )
         try:
             with transaction(self._connection):
-                self._store.save(self.standing, after)
+                self._store.save(self.escalation, after)
                 self.events.record_event(contract, kind, said, now)
         except sqlite3.DatabaseError as error:
             msg = f"the state cannot be written, so nothing is decided: {error}"
             raise StateError(msg) from error
-        self.standing = after
+        self.escalation = after
         message = f"{contract}: {said['message']}"
         _log.info("%s", message)
         self.announce("info", message, {"kc.contract": contract})
@@ -235,28 +235,30 @@ class Core:
     def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
         return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
 
-    def _write(self, judged: Escalation, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
+    def _write(self, escalated: Escalation, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
         """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
-        self._store.save(self.standing, judged.standing)
-        self.events.record(judged.transitions, dry_run=self.dry_run, people=judged.standing.people)
-        for silence in judged.silences:
+        self._store.save(self.escalation, escalated.state)
+        self.events.record(escalated.transitions, dry_run=self.dry_run, people=escalated.state.people)
+        for silence in escalated.ended_silences:
             message = f"the silence of {silence.where} by {silence.by} has come to its end"
             self.events.record_event(silence.contract, "unsilenced", {"id": silence.id, "message": message}, now)
-        for pin in judged.pins:
+        for pin in escalated.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         for name, contract in self.contracts.items():
-            self._enqueue(contract, [one for one in judged.notices if one.transition.contract == name], now)
-        people = judged.standing.people
-        said = [self._escalated(one) for one in judged.transitions if not people.silencing(one.cell, now)]
-        return said + [self._told_again(one, now) for one in judged.notices if one.reason in _AGAIN and _tells(one)]
+            self._enqueue(contract, [one for one in escalated.notices if one.transition.contract == name], now)
+        people = escalated.state.people
+        said = [self._escalated(one) for one in escalated.transitions if not people.silencing(one.cell, now)]
+        return said + [
+            self._notified_again(one, now) for one in escalated.notices if one.reason in _REPEATED and _notifies(one)
+        ]
 
-    def _enqueue(self, contract: Contract, told: Sequence[Notice], now: float) -> None:
-        for target, reason, alerts in webhooks(told):
+    def _enqueue(self, contract: Contract, notices: Sequence[Notice], now: float) -> None:
+        for target, reason, alerts in webhooks(notices):
             body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
             self.outbox.enqueue(target, contract.name, encode(body), now)
 
-    def _told_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
+    def _notified_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
         transition = notice.transition
         cell = transition.cell
         why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
@@ -264,7 +266,7 @@ class Core:
         said = {
             "clause": cell.clause, "slice": cell.slice, "kernel_train": cell.kernel_train,
             "kernel_inference": cell.kernel_inference, "fingerprint": transition.fingerprint,
-            "actions": [action_to_plain(action) for action in transition.actions if action.kind in _TELLING],
+            "actions": [action_to_plain(action) for action in transition.actions if action.kind in _NOTIFYING],
             "message": message,
         }  # fmt: skip
         self.events.record_event(cell.contract, notice.reason.value, said, now)
@@ -306,8 +308,8 @@ def _first_silence(change: StatusChange) -> bool:
     return change.before is None and change.verdict.status is Status.NO_DATA
 
 
-def _tells(notice: Notice) -> bool:
-    return any(action.kind in _TELLING for action in notice.transition.actions)
+def _notifies(notice: Notice) -> bool:
+    return any(action.kind in _NOTIFYING for action in notice.transition.actions)
 
 
 def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:

@@ -22,20 +22,20 @@ class GateHistory:
     """Per contract, an evaluation every few seconds, and each one whose statuses differ from the one before."""
 
     def __init__(self) -> None:
-        self._rounds: dict[str, deque[Round]] = {}
+        self._evaluations: dict[str, deque[Round]] = {}
 
     def add(self, contract: str, now: float, verdicts: Sequence[Verdict]) -> None:
         """Take in an evaluation."""
-        rounds = self._rounds.setdefault(contract, deque(maxlen=_KEPT))
-        if rounds:
-            last = rounds[-1]
+        evaluations = self._evaluations.setdefault(contract, deque(maxlen=_KEPT))
+        if evaluations:
+            last = evaluations[-1]
             if now - last.at < _EVERY and _statuses(last.verdicts) == _statuses(verdicts):
                 return
-        rounds.append(Round(now, tuple(verdicts)))
+        evaluations.append(Round(now, tuple(verdicts)))
 
     def since(self, contract: str, at: float) -> tuple[Round, ...]:
         """Evaluations at or after a unix time, oldest first."""
-        return tuple(one for one in self._rounds.get(contract, ()) if one.at >= at)
+        return tuple(one for one in self._evaluations.get(contract, ()) if one.at >= at)
 
 
 def _statuses(verdicts: Sequence[Verdict]) -> set[tuple[object, object]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.serve.store.history_ring import KEPT, HistoryPoint, ThinnedHistory, moment_of
+from kc_otel.serve.store.thinned_history import KEPT, HistoryPoint, ThinnedHistory, moment_of
 
 __all__ = ["GLANCES", "CellHistory", "Glance", "StatusChange"]
 

@@ -15,9 +15,9 @@ from kc_otel.contract.words import listed, place
 from kc_otel.judge.decisions import table as tables
 from kc_otel.judge.decisions.table import Pin
 from kc_otel.judge.escalation import people as desk
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.people import Silence
-from kc_otel.judge.escalation.policy import INPUT_CLAUSE
 from kc_otel.serve.core import Core
 
 __all__ = ["acknowledge", "pin", "silence", "unpin", "unsilence"]

@@ -109,7 +109,7 @@ class Promotions:
         """
         known, said = dict(self._known), list[Said]()
         for key, before in sorted(self._known.items()):
-            if not self._acts(before.contract) or before.standing is not PromotionStatus.RUNNING:
+            if not self._acts(before.contract) or before.status is not PromotionStatus.RUNNING:
                 continue
             contract = self._contracts[before.contract]
             own = [verdict for verdict in verdicts if verdict.cell.contract == contract.name]
@@ -139,9 +139,9 @@ class Promotions:
         if not by.strip():
             raise OrderError("say who starts it; it is kept")
         for other in self.all(contract):
-            on_its_way = other.standing is PromotionStatus.RUNNING and other.place.stage is not Stage.FULL
+            on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
-                raise OrderError(f"{other.version} is on its way, in {other.place}; one version goes at a time")
+                raise OrderError(f"{other.version} is on its way, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
         own = [one for one in self._verdicts if one.cell.contract == contract]
         failing = any(one.cell.kernel_inference == version and one.status == "FAIL" for one in own)
@@ -163,7 +163,7 @@ class Promotions:
 
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
-        place: str = "",
+        position: str = "",
     ) -> list[Said]:  # fmt: skip
         """A person, or their program, decides something about a version.
 
@@ -175,7 +175,7 @@ class Promotions:
             why: Their reason.
             now: Unix time, seconds.
             stage: Stage to approve or to force it into.
-            place: Place that the hook before it has been run for.
+            position: Position that the hook before it has been run for.
 
         Raises:
             LookupError: If the version is not on its way.
@@ -191,13 +191,13 @@ class Promotions:
                 assert stage is not None
                 after, said = orders.approve(before, found, stage, by), f"lets {version} into {stage}"
             case "hold":
-                after, said = orders.hold(before, by, why, now), f"holds {version} in {before.place}"
+                after, said = orders.hold(before, by, why, now), f"holds {version} in {before.position}"
             case "resume":
                 after, said = orders.resume(before), f"lets {version} go on"
             case "hook":
                 after, said = orders.hook(before), f"confirms each step of {version} from now on"
             case "confirm":
-                after, said = orders.confirm(before, place), f"confirms the step of {version} to {place}"
+                after, said = orders.confirm(before, position), f"confirms the step of {version} to {position}"
             case "force":
                 assert stage is not None
                 return self._put(found, before, orders.force(before, found, stage, by, why, own, now))
@@ -234,7 +234,7 @@ class Promotions:
                 self._store.forget(gone)
                 del known[gone.contract, gone.version]
             said = self._moved(contract, before or after, moves, own, moves[0].at)
-            if after.place.stage is Stage.FULL and after.standing is PromotionStatus.RUNNING:
+            if after.position.stage is Stage.FULL and after.status is PromotionStatus.RUNNING:
                 said += self._replace_others(known, contract, after, moves[0].at)
         self._known = known
         return said
@@ -268,17 +268,15 @@ class Promotions:
     def _replace_others(self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float) -> list[Said]:
         said = []
         for key, other in sorted(known.items()):
-            running = other.standing is PromotionStatus.RUNNING and other.contract == contract.name
-            if running and other.version != by.version and other.place.stage is Stage.FULL:
+            running = other.status is PromotionStatus.RUNNING and other.contract == contract.name
+            if running and other.version != by.version and other.position.stage is Stage.FULL:
                 known[key], moves = machine.replaced(other, by.version, now)
                 self._store.save(known[key])
                 said += self._moved(contract, other, moves, (), now)
         return said
 
     def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
-        own = [
-            one for one in known.values() if one.contract == contract and one.standing is not PromotionStatus.RUNNING
-        ]
+        own = [one for one in known.values() if one.contract == contract and one.status is not PromotionStatus.RUNNING]
         return sorted(own, key=lambda one: -one.started)[_ENDED:]
 
     def _shares(self, decisions: DecisionTable, known: Mapping[Key, Promotion], now: float) -> DecisionTable:

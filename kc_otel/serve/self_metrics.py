@@ -116,12 +116,12 @@ def _promotions(core: Core) -> dict[str, Series]:
     """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
     readings: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
     for one in core.promotions.all():
-        if one.standing is PromotionStatus.REPLACED:
+        if one.status is PromotionStatus.REPLACED:
             continue
         where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
         share = share_of(one)
-        back = one.standing is PromotionStatus.ROLLED_BACK
-        readings["kc.promotion.stage"].append((where, -1 if back else one.place.rank[0]))
+        back = one.status is PromotionStatus.ROLLED_BACK
+        readings["kc.promotion.stage"].append((where, -1 if back else one.position.rank[0]))
         readings["kc.promotion.share"].append((where, 1.0 if share is None else share))
         readings["kc.promotion.windows"].append((where, one.tally.passed))
     return readings

@@ -17,8 +17,8 @@ from typing import Any, Final
 import uvicorn
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.errors import BindError
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_errors import BindError
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.offline.replay.traffic_reading import RecordingError
 from kc_otel.serve.api.app import make_api

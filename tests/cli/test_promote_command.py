@@ -151,7 +151,7 @@ def test_what_cannot_be_meant_is_refused(run, arguments, said):
 def test_json_is_the_api_s_own_answer(run):
     """For scripts."""
     _, out, _ = run("promote", "policy", "v2", "--json")
-    assert json.loads(out)["place"] == "shadow"
+    assert json.loads(out)["position"] == "shadow"
 
 
 def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from kc_otel.contract import Contract
 from kc_otel.generate.ladder import rungs, static_labels, unique_names
 from kc_otel.generate.links import panel_id
-from kc_otel.judge.escalation.policy import INPUT_CLAUSE
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 
 
 def test_every_clause_climbs_every_step_that_is_meant_for_it(policy: Contract) -> None:

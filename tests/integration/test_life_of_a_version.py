@@ -98,7 +98,7 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
         evaluator.kill()
     again = serve()
     found = again.get(where)
-    assert (found["stage"], found["standing"]) == ("canary", "running")
+    assert (found["stage"], found["status"]) == ("canary", "running")
     versions = (version, STABLE.fingerprint)
     with (
         recording(contract_file, again.grpc) as send,
@@ -112,7 +112,7 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
 
         assert share() == pytest.approx(found["share"], abs=0.05)
         until(
-            lambda: again.get(where)["standing"] == "rolled-back",
+            lambda: again.get(where)["status"] == "rolled-back",
             lambda: send(code=0.2, prose=0.005),
             lambda: again.get(where),
         )

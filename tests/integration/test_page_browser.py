@@ -94,7 +94,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     """What is broken, since when, for whom, what was done; without one request elsewhere or one line in the console."""
     evaluator = broken(serve, recorder)
     browser.open(evaluator.api)
-    browser.wait("document.querySelector('.incident .deeds')")
+    browser.wait("document.querySelector('.incident .actions-taken')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "1 promise is broken on code" in said
     assert "token-tv is above its limit on code" in said
@@ -189,7 +189,7 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
     evaluator = broken(serve, recorder)
     port = evaluator.api.rsplit(":", 1)[1]
     browser.open(evaluator.api)
-    browser.wait("document.querySelector('.incident .deeds')")
+    browser.wait("document.querySelector('.incident .actions-taken')")
     since = browser.evaluate("document.querySelector('.incident time').dateTime")
     evaluator.kill()
     browser.wait("document.querySelector('main.stale')")
@@ -200,7 +200,7 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
     browser.wait("!document.querySelector('main.stale')", 40.0)
     assert browser.evaluate("document.querySelector('#notices').innerText") == ""
     assert browser.evaluate("document.querySelector('#announce').textContent") == "The evaluator answers again."
-    browser.wait("document.querySelector('.incident .deeds')")
+    browser.wait("document.querySelector('.incident .actions-taken')")
     assert browser.evaluate("document.querySelector('.incident time').dateTime") == since
 
 
@@ -222,7 +222,7 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(
         )  # fmt: skip
         assert done.returncode == (3 if arguments[0] == "promote" else 0), done.stderr  # 3: it is on its way
     browser.open(evaluator.api)
-    browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#standing li')")
+    browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#in-force li')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "prose is pinned to the training kernel by ada (a drill)" in said
     assert "kc-otel unpin policy --slice prose" in said

@@ -52,7 +52,7 @@ PERIOD = Period(
          "data": {"clause": "tv", "slice": "code", "kernel_train": "t", "kernel_inference": "b", "status": "FAIL"}},
     ],
     decisions={"routes": [], "directives": []},
-    standing=[
+    in_force=[
         {"contract": "policy", "kind": "pin", "text": "code is pinned by ada", "since": 50.0, "until": 90.0},
         {"contract": "policy", "kind": "route", "text": "told above", "since": 50.0, "until": None},
     ],
@@ -99,7 +99,7 @@ def test_drawings_are_well_formed_and_named() -> None:
 def test_a_quiet_period_says_so() -> None:
     """No incident, no cell, no event: still a report."""
     calm = replace(
-        PERIOD, cells=[], events=[], contracts=[], standing=[], histories={}, distributions={}, complete=False
+        PERIOD, cells=[], events=[], contracts=[], in_force=[], histories={}, distributions={}, complete=False
     )
     text = to_markdown(period_blocks(calm))
     assert text.startswith("# No promise was broken\n")

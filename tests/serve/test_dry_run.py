@@ -43,7 +43,7 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., C
     core.tick(time.time())
     assert core.outbox.messages() == ()
     assert (core.decisions.routes, core.decisions.directives) == ((), ())
-    assert {route.slice for route in core.standing.would.routes} == {"all", "code"}
+    assert {route.slice for route in core.escalation.dry_run_decisions.routes} == {"all", "code"}
     assert core.acting() == Counter()
     assert kinds(core) == ["dry-run", "would-fire", "would-fire"]
     would = "it would route:train-kernel, webhook:pager, halt"
@@ -60,12 +60,12 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     assert {one["dry_run"] for one in client.get("/api/v1/alerts").json()["alerts"]} == {True}
     answer = client.get("/api/v1/dry-run").json()
     assert answer["contracts"] == ["policy"]
-    assert {one["slice"] for one in answer["would"]["routes"]} == {"all", "code"}
+    assert {one["slice"] for one in answer["decisions"]["routes"]} == {"all", "code"}
     assert client.get("/api/v1/decisions").json()["routes"] == []
     overview = client.get("/api/v1/overview").json()
-    assert [one["text"] for one in overview["standing"]] == ["policy runs dry: what it would do is only recorded"]
-    deeds = {deed["kind"] for incident in overview["incidents"] for deed in incident["deeds"]}
-    assert deeds == {"would-fire"}
+    assert [one["text"] for one in overview["in_force"]] == ["policy runs dry: what it would do is only recorded"]
+    actions = {action["kind"] for incident in overview["incidents"] for action in incident["actions"]}
+    assert actions == {"would-fire"}
 
 
 def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
@@ -79,7 +79,7 @@ def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
     core._connection.close()
     again = start(path, dry=False)
     assert again.policies["policy"].alerts == ()
-    assert again.standing.would.routes == ()
+    assert again.escalation.dry_run_decisions.routes == ()
     again.tick(time.time())
     assert len(again.outbox.messages()) == 1
     assert {route.slice for route in again.decisions.routes} == {"all", "code"}
@@ -110,7 +110,7 @@ def test_a_dry_run_goes_on_after_a_restart(start: Callable[..., Core], drift: Ca
     core._connection.close()
     again = start(path)
     again.tick(time.time())
-    assert again.standing.would == core.standing.would
+    assert again.escalation.dry_run_decisions == core.escalation.dry_run_decisions
     assert kinds(again) == ["dry-run", "would-fire", "would-fire"]
 
 

@@ -80,7 +80,7 @@ def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(
     ((clause, text),) = incident["extents"]
     assert clause == "token-tv"
     assert "0.02 is the limit" in text
-    done = {deed["kind"]: deed for deed in incident["deeds"]}
+    done = {action["kind"]: action for action in incident["actions"]}
     assert done["route"]["in_force"] is True
     assert done["halt"]["text"] == "trainers told to halt"
     assert done["webhook"]["text"] == "pager is still to be told: its webhook waits"
@@ -94,7 +94,7 @@ def test_a_delivered_webhook_is_told_as_such(client: TestClient, core: Core) -> 
     core.outbox.delivered(message.id)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
-    assert "told pager by webhook" in {deed["text"] for deed in incident["deeds"]}
+    assert "told pager by webhook" in {action["text"] for action in incident["actions"]}
 
 
 def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> None:
@@ -115,8 +115,8 @@ def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[...,
     core.tick(now + 3600)
     answer = client_of(core).get("/api/v1/overview").json()
     assert [one["status"] for one in answer["incidents"]] in ([], ["NO_DATA"])
-    held = {one["slice"] for one in answer["standing"]} | {
-        place["slice"] for one in answer["incidents"] for place in one["places"]
+    held = {one["slice"] for one in answer["in_force"]} | {
+        place["slice"] for one in answer["incidents"] for place in one["cells"]
     }
     assert {"all", "code"} <= held
 
@@ -199,7 +199,7 @@ def test_what_was_done_is_told_however_many_verdicts_came_after_it(client: TestC
         core.events.record_event("policy", "verdict", {"message": "flip", "status": "PASS"}, time.time() + index / 1e6)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
-    assert {"route", "halt", "webhook"} <= {deed["kind"] for deed in incident["deeds"]}
+    assert {"route", "halt", "webhook"} <= {action["kind"] for action in incident["actions"]}
     events = client.get("/api/v1/events", params={"newest": 50, "verdicts": False}).json()["events"]
     assert events
     assert {one["kind"] for one in events} == {"firing"}
@@ -216,7 +216,7 @@ def test_what_people_decided_is_shown_with_its_end(client: TestClient) -> None:
     ):
         answer = client.post(f"/api/v1/{path}", json=said | body)
         assert answer.status_code == 200, answer.text
-    standing = {one["kind"]: one for one in client.get("/api/v1/overview").json()["standing"]}
+    standing = {one["kind"]: one for one in client.get("/api/v1/overview").json()["in_force"]}
     assert standing["pin"]["text"] == "code is pinned to the training kernel by ada (drill)"
     assert standing["silence"]["text"] == "every clause on slice code is silenced by ada (drill)"
     assert standing["pin"]["until"] == standing["silence"]["until"] == until

@@ -57,7 +57,7 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
     assert {**alerts["code"]["acknowledged"], "at": 0} == {**SIGNED, "at": 0}
     (event,) = events(failing, "acknowledged")
     assert event.data["message"] == "ada acknowledged token-tv on code: known false alarm"
-    (standing,) = client.get("/api/v1/overview").json()["standing"]
+    (standing,) = client.get("/api/v1/overview").json()["in_force"]
     assert standing["text"] == "ada is at work on token-tv on code (known false alarm)"
 
     for minutes in range(1, 251):  # the window is a minute, and the clock may count no more at once
@@ -129,7 +129,7 @@ def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
     assert client.post("/api/v1/decisions/pin", json=pin).json() == {"pins": 1, "version": version + 1}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "inference-kernel"
-    (standing,) = client.get("/api/v1/overview").json()["standing"]
+    (standing,) = client.get("/api/v1/overview").json()["in_force"]
     assert standing["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
     unpin = {"contract": "policy", **SIGNED}
     assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"pins": 1, "version": version + 2}
@@ -183,11 +183,11 @@ def test_what_cannot_be_meant_is_refused(
     client: TestClient, failing: Core, path: str, body: dict, status: int, said: str
 ) -> None:
     """And changes nothing: a silence of a slice that is misspelt would mute the wrong people."""
-    before = failing.standing
+    before = failing.escalation
     answer = client.post(f"/api/v1/{path}", json=body)
     assert answer.status_code == status
     assert said in json.dumps(answer.json())
-    assert failing.standing == before
+    assert failing.escalation == before
 
 
 def test_what_cannot_be_written_is_not_in_force(

@@ -176,24 +176,24 @@ class Evaluations(RuleBasedStateMachine):
             raise Killed
 
         setattr(owner, name, kill)
-        standing = self.core.standing
+        standing = self.core.escalation
         with suppress(Killed):
             self.core.tick(self.now)
             self.counted += min(max(0.0, self.now - self.committed), WINDOW)
             self.committed = self.now
             left.append(self._files())
         self.connection.close()
-        before, after = standing, self.core.standing
+        before, after = standing, self.core.escalation
         self._open(left[0])
-        assert self.core.standing in (before, after), "a part of an evaluation was kept"
+        assert self.core.escalation in (before, after), "a part of an evaluation was kept"
         self._read_events()
 
     @rule()
     def is_killed_between_evaluations(self):
-        copy, standing = self._files(), self.core.standing
+        copy, standing = self._files(), self.core.escalation
         self.connection.close()
         self._open(copy)
-        assert self.core.standing == standing, "a restart forgets"
+        assert self.core.escalation == standing, "a restart forgets"
 
     @rule(marked=st.booleans())
     def a_message_is_delivered(self, marked):
@@ -204,22 +204,22 @@ class Evaluations(RuleBasedStateMachine):
                 self.core.outbox.delivered(message.id)
 
     @rule(
-        deed=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
+        action=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
         slice=SLICES,
         kernel=st.sampled_from(["train-kernel", "inference-kernel"]),
         seconds=st.sampled_from([10, 100, 400]),
     )
-    def a_person_decides(self, deed, slice, kernel, seconds):
+    def a_person_decides(self, action, slice, kernel, seconds):
         with suppress(LookupError):  # there is nothing of the kind to end or to take on
-            if deed == "pin":
+            if action == "pin":
                 people.pin(self.core, "policy", slice, kernel, None, "ada", "she knows", self.now)
                 self.pinned[slice] = kernel
-            elif deed == "unpin":
+            elif action == "unpin":
                 people.unpin(self.core, "policy", slice, "ada", "done", self.now)
                 del self.pinned[slice]
-            elif deed == "silence":
+            elif action == "silence":
                 people.silence(self.core, "policy", None, None, self.now + seconds, "ada", "planned", self.now)
-            elif deed == "acknowledge":
+            elif action == "acknowledge":
                 people.acknowledge(self.core, "policy", None, slice, "ada", "looking", self.now)
             else:
                 self.core.resume("policy", slice, "ada", "mended", self.now)

@@ -142,10 +142,10 @@ def test_a_tick_that_cannot_be_written_moves_nothing(driven: Driven, monkeypatch
         patched.setattr(driven.core._evaluator_store, "save", full)
         with pytest.raises(StateError):
             driven.tick(61, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").place.stage is Stage.SHADOW
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.SHADOW
     assert driven.core.promotions.evidence("policy", "v2") == []
     driven.tick(62, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").place.stage is Stage.CANARY
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
 def test_what_is_decided_survives_a_restart(
@@ -179,7 +179,7 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
     told.tell("policy", "v2", "force", "ada", "first of all", 2.0, stage=Stage.FULL)
     told.start("policy", "v3", "ada", 3.0)
     told.tell("policy", "v3", "force", "ada", "hurry", 4.0, stage=Stage.FULL)
-    assert [(one.version, one.standing) for one in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
+    assert [(one.version, one.status) for one in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
     driven.tick(5, v2="FAIL", v3="PASS")
     assert driven.shares() == {}
 
@@ -193,7 +193,7 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
     told.tell("policy", "v3", "approve", "ada", "", 2.0, stage=Stage.FULL)
     for now in (63, 124, 185):
         driven.tick(now, v2="PASS", v3="PASS")
-    assert [(one.version, str(one.place), one.standing) for one in told.all()] == [
+    assert [(one.version, str(one.position), one.status) for one in told.all()] == [
         ("v3", "full", "running"), ("v2", "full", "replaced"),
     ]  # fmt: skip
     assert [one["order"] for one in driven.events()][-2:] == ["advance", "replace"]
@@ -223,7 +223,7 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
     dry.core.promotions.start("policy", "v2", "ada", 0.0)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
-    assert (dry.core.promotions.of("policy", "v2").place.stage, dry.shares()) == (Stage.SHADOW, {})
+    assert (dry.core.promotions.of("policy", "v2").position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
@@ -234,7 +234,7 @@ def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
     driven.tick(1, old="FAIL", v2="PASS")
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
-    assert (promotion.place.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
+    assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
 
 
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
@@ -242,7 +242,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     path = "/api/v1/promotions/policy/v2"
     assert client.get(path).status_code == 404
     assert client.get("/api/v1/promotions/other/v2").json()["detail"] == "no contract 'other'; there are policy"
-    assert client.post(path, json={"order": "start", "by": "ada"}).json()["place"] == "shadow"
+    assert client.post(path, json={"order": "start", "by": "ada"}).json()["position"] == "shadow"
     driven.tick(1e9, v2="INCONCLUSIVE")
     found = client.get(path).json()
     assert (found["next"], found["next_share"], found["windows_needed"]) == ("canary at 1%", 0.01, 1)
@@ -256,7 +256,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert client.post(path, json={"order": "hold", "by": "ada", "why": "lunch"}).json()["hold"]["why"] == "lunch"
     assert client.post(path, json={"order": "resume", "by": "ada"}).json()["hold"] is None
     gone = client.post(path, json={"order": "rollback", "by": "ada", "why": "wrong weights"}).json()
-    assert (gone["standing"], gone["share"], gone["next"]) == ("rolled-back", 0.0, None)
+    assert (gone["status"], gone["share"], gone["next"]) == ("rolled-back", 0.0, None)
     messages = [one["message"] for one in client.get("/api/v1/events").json()["events"]]
     assert "ada rolls v2 back from shadow: wrong weights" in messages
 
@@ -280,7 +280,7 @@ def test_api_plans_from_the_traffic_that_it_sees(driven: Driven, client: TestCli
     driven.tick(1e9, v1="PASS")
     plan = client.get("/api/v1/promotions/policy/plan").json()
     assert plan["tokens_per_second"] == pytest.approx(50)
-    steps = {one["place"]: one for one in plan["steps"]}
+    steps = {one["position"]: one for one in plan["steps"]}
     assert (steps["shadow"]["seconds"], steps["shadow"]["slowest"]) == (60.0, "token-tv on all")
     assert steps["canary at 10%"]["seconds"] == 300.0
     assert steps["canary at 1%"]["never"]

@@ -150,7 +150,7 @@ def promotions(of: Callable[[Any], float], when_rolled_back: float) -> Expected:
         return [
             (
                 dict(zip(VERSION, (one.contract, one.version), strict=True)),
-                when_rolled_back if one.standing == "rolled-back" else float(of(one)),
+                when_rolled_back if one.status == "rolled-back" else float(of(one)),
             )
             for one in moment.promotions
         ]

@@ -141,8 +141,8 @@ PROMOTION: dict[str, tuple[Expected, ...]] = {
     ),
     "13 Worst verdict of each kernel version over time": (cells(code, names=PAIR),),
     "14 Smallest margin of each kernel version": (cells(margin, min, PAIR),),
-    "16 Stage of each kernel version": (promotions(lambda one: {"canary": 2}[one.place.stage], -1.0),),
-    "17 Share of requests it may serve": (promotions(lambda one: one.place.share, 0.0),),
+    "16 Stage of each kernel version": (promotions(lambda one: {"canary": 2}[one.position.stage], -1.0),),
+    "17 Share of requests it may serve": (promotions(lambda one: one.position.share, 0.0),),
     "18 Windows of PASS in a row": (promotions(lambda one: one.tally.passed, 0.0),),
 }  # fmt: skip
 HEALTH: dict[str, tuple[Expected, ...]] = {

@@ -21,7 +21,7 @@ from kc_otel.generate.grafana.panels import (
 )
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import meaning_link, panel_id, slice_link
-from kc_otel.judge.escalation.policy import INPUT_CLAUSE
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 
 __all__ = ["clause_row"]
 

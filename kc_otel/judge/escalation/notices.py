@@ -4,7 +4,7 @@
       |                     ^    |                                        ^                                     |
       | silenced            |    | resolves                               '-------------------------------------'
       v                     |    v
-    untold -- silence ends -'   told ("resolved")
+    silent -- silence ends -'   told ("resolved")
       |       ("silence-ended")
       '--resolves: nothing was said, and nothing needs to be taken back
 
@@ -22,9 +22,9 @@ from itertools import groupby
 from typing import Any
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.alert_lifecycle import edge, step_keys
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.escalation.policy import edge, step_keys
 
 __all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notices", "webhooks"]
 
@@ -74,31 +74,26 @@ class NotificationLog:
 
     Attributes:
         contract: metadata.name.
-        said: Alerts that people know of, sorted.
+        alerts: Those that people know of, sorted.
     """
 
     contract: str
-    said: tuple[NotifiedAlert, ...] = ()
-
-    @classmethod
-    def of(cls, contract: str, firing: Iterable[Alert]) -> NotificationLog:
-        """The book of a contract all of whose alerts have been said."""
-        return cls(contract, _sorted(NotifiedAlert(alert.fingerprint, 1, 0.0, alert.seen) for alert in firing))
+    alerts: tuple[NotifiedAlert, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The book as a JSON object."""
-        said = [[one.fingerprint, one.times, one.waited, one.seen] for one in self.said]
-        return {"contract": self.contract, "said": said}
+        """The log as a JSON object."""
+        alerts = [[one.fingerprint, one.times, one.waited, one.seen] for one in self.alerts]
+        return {"contract": self.contract, "alerts": alerts}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> NotificationLog:
-        """The book that `to_json` wrote."""
-        return cls(plain["contract"], tuple(NotifiedAlert(*one) for one in plain["said"]))
+        """The log that `to_json` wrote."""
+        return cls(plain["contract"], tuple(NotifiedAlert(*one) for one in plain["alerts"]))
 
 
 def notices(
     contract: Contract,
-    book: NotificationLog,
+    log: NotificationLog,
     firing: Sequence[Alert],
     transitions: Sequence[Transition],
     people: People,
@@ -108,19 +103,19 @@ def notices(
 
     Args:
         contract: The contract in force.
-        book: What this function returned last.
+        log: What this function returned last.
         firing: The contract's alerts that fire now.
         transitions: What fired and resolved in this evaluation.
         people: Silences and acknowledgements in force.
         now: Unix time, seconds.
 
     Returns:
-        The new book, and what to say: what fired and resolved in the order of `transitions`, then the rest.
+        The new log, and what to say: what fired and resolved in the order of `transitions`, then the rest.
     """
-    known = {one.fingerprint: one for one in book.said}
+    known = {one.fingerprint: one for one in log.alerts}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
     fired = {one.fingerprint: one for one in transitions if one.what is What.FIRING}
-    said: list[NotifiedAlert] = []
+    notified: list[NotifiedAlert] = []
     fresh: set[str] = set()
     late: list[Notice] = []
     for alert in firing:
@@ -128,7 +123,7 @@ def notices(
         if before is None or alert.fingerprint in fired:
             if muted:
                 continue
-            said.append(NotifiedAlert(alert.fingerprint, 1, 0.0, now))
+            notified.append(NotifiedAlert(alert.fingerprint, 1, 0.0, now))
             if alert.fingerprint in fired:
                 fresh.add(alert.fingerprint)
             else:
@@ -136,7 +131,7 @@ def notices(
             continue
         quiet = muted or people.acknowledged(alert.fingerprint) is not None
         after, reminds = _waited(before, repeats.get(alert.step, 0.0), contract.observability.window, now, quiet=quiet)
-        said.append(after)
+        notified.append(after)
         if reminds:
             late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
     first = [
@@ -144,30 +139,30 @@ def notices(
         for one in transitions
         if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
     ]
-    return NotificationLog(contract.name, _sorted(said)), (*first, *late)
+    return NotificationLog(contract.name, _sorted(notified)), (*first, *late)
 
 
-def webhooks(told: Sequence[Notice]) -> Iterator[tuple[str, NoticeReason, list[Transition]]]:
+def webhooks(said: Sequence[Notice]) -> Iterator[tuple[str, NoticeReason, list[Transition]]]:
     """The webhooks that say it: (endpoint, reason, alerts), one per endpoint, step and reason, by endpoint."""
     targets = {
-        str(action.target) for notice in told for action in notice.transition.actions if action.kind == "webhook"
+        str(action.target) for notice in said for action in notice.transition.actions if action.kind == "webhook"
     }
     for target in sorted(targets):
-        wanted = [n for n in told if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
+        wanted = [n for n in said if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
         for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
             yield target, reason, [notice.transition for notice in group]
 
 
 def _waited(
-    said: NotifiedAlert, repeat: float, window: float, now: float, *, quiet: bool
+    alert: NotifiedAlert, repeat: float, window: float, now: float, *, quiet: bool
 ) -> tuple[NotifiedAlert, bool]:
     if quiet:
-        return NotifiedAlert(said.fingerprint, said.times, said.waited, now), False
-    waited = said.waited + min(max(0.0, now - said.seen), window)
+        return NotifiedAlert(alert.fingerprint, alert.times, alert.waited, now), False
+    waited = alert.waited + min(max(0.0, now - alert.seen), window)
     if repeat > 0 and waited >= repeat:
-        return NotifiedAlert(said.fingerprint, said.times + 1, 0.0, now), True
-    return NotifiedAlert(said.fingerprint, said.times, waited, now), False
+        return NotifiedAlert(alert.fingerprint, alert.times + 1, 0.0, now), True
+    return NotifiedAlert(alert.fingerprint, alert.times, waited, now), False
 
 
-def _sorted(said: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:
-    return tuple(sorted(said, key=lambda one: one.fingerprint))
+def _sorted(alerts: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:
+    return tuple(sorted(alerts, key=lambda one: one.fingerprint))

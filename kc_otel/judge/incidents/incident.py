@@ -73,27 +73,27 @@ class Incident:
         status: FAIL or NO_DATA.
         kernel_train: Short fingerprint.
         kernel_inference: Short fingerprint.
-        places: The cells, worst first; at least one.
-        deeds: What was done, oldest first.
+        cells: Where it is or was broken, worst first; at least one.
+        actions: What was done, oldest first.
     """
 
     contract: str
     status: str
     kernel_train: str
     kernel_inference: str
-    places: tuple[BrokenCell, ...]
-    deeds: tuple[ActionTaken, ...] = ()
+    cells: tuple[BrokenCell, ...]
+    actions: tuple[ActionTaken, ...] = ()
 
     @property
     def id(self) -> str:
         """Twelve hex digits that stay the same while the incident lasts."""
-        said = (self.contract, self.status, self.kernel_train, self.kernel_inference, repr(self.since))
-        return hashlib.sha256("\0".join(said).encode()).hexdigest()[:12]
+        identity = (self.contract, self.status, self.kernel_train, self.kernel_inference, repr(self.since))
+        return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
 
     @property
     def current(self) -> tuple[BrokenCell, ...]:
         """The cells that are broken still; all of them once it is over."""
-        return tuple(one for one in self.places if one.until is None) or self.places
+        return tuple(one for one in self.cells if one.until is None) or self.cells
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -108,12 +108,12 @@ class Incident:
     @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
-        return min(one.since for one in self.places)
+        return min(one.since for one in self.cells)
 
     @property
     def until(self) -> float | None:
         """Unix time at which the last cell recovered, seconds; None while any is broken."""
-        ends = [one.until for one in self.places]
+        ends = [one.until for one in self.cells]
         return None if None in ends else max(end for end in ends if end is not None)
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kc_otel.judge.incidents.actions_taken import deeds_of
+from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import BROKEN, ActionTaken, BrokenCell, Incident
 
 __all__ = ["ActionTaken", "BrokenCell", "Incident", "incidents"]
@@ -29,7 +29,7 @@ class _Episode:
     status: str
     since: float
     until: float | None = None
-    said: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
 
 
 def incidents(
@@ -58,7 +58,7 @@ def _urgency(one: Incident) -> tuple[Any, ...]:
         one.until is not None,
         -(one.until or 0.0),
         BROKEN.index(one.status),
-        -max(place.badness for place in one.places),
+        -max(cell.badness for cell in one.cells),
         one.since,
         one.contract,
         one.clauses,
@@ -66,16 +66,16 @@ def _urgency(one: Incident) -> tuple[Any, ...]:
 
 
 def _episodes(cells: Sequence[Json], events: Sequence[Json]) -> list[_Episode]:
-    standing = {_key(cell["verdict"]): cell for cell in cells}
-    done, running = _told(events, standing.keys())
+    current = {_key(cell["verdict"]): cell for cell in cells}
+    done, running = _from_events(events, current.keys())
     _add_numbers([*done, *running.values()], events)
-    for key, cell in standing.items():
+    for key, cell in current.items():
         verdict = cell["verdict"]
         one = running.pop(key, None)
         if verdict["status"] in BROKEN:
             if one is None or one.status != verdict["status"]:
                 one = _Episode(key, verdict["status"], cell["since"])
-            one.said = dict(verdict)
+            one.numbers = dict(verdict)
             done.append(one)
         elif one is not None:  # the event that ended it is no longer kept, or not yet
             one.until = cell["since"]
@@ -87,7 +87,7 @@ def _episodes(cells: Sequence[Json], events: Sequence[Json]) -> list[_Episode]:
     return done
 
 
-def _told(events: Sequence[Json], standing: Collection[Key]) -> tuple[list[_Episode], dict[Key, _Episode]]:
+def _from_events(events: Sequence[Json], current: Collection[Key]) -> tuple[list[_Episode], dict[Key, _Episode]]:
     """Episodes that the verdicts' events tell of: those that ended, and those that did not."""
     running: dict[Key, _Episode] = {}
     done: list[_Episode] = []
@@ -97,12 +97,12 @@ def _told(events: Sequence[Json], standing: Collection[Key]) -> tuple[list[_Epis
             continue
         key, at = _key({**data, "contract": event["contract"]}), event["at"]
         # A verdict on another pair of kernels ends what a pair that is gone has left open on the same cell.
-        ended = [one for one in running if one == key or (one[:3] == key[:3] and one not in standing)]
+        ended = [one for one in running if one == key or (one[:3] == key[:3] and one not in current)]
         for other in ended:
             running[other].until = at
             done.append(running.pop(other))
         if data["status"] in BROKEN:
-            running[key] = _Episode(key, data["status"], at, said={"reason": _reason(event["message"])})
+            running[key] = _Episode(key, data["status"], at, numbers={"reason": _reason(event["message"])})
     return done, running
 
 
@@ -115,7 +115,7 @@ def _add_numbers(episodes: Sequence[_Episode], events: Sequence[Json]) -> None:
         key, at = _key({**event["data"], "contract": event["contract"]}), event["at"]
         for one in episodes:
             if one.key == key and one.since <= at and (one.until is None or at <= one.until):
-                one.said |= {name: _finite(verdict.get(name)) for name in ("limit", "estimate", "lower", "upper")}
+                one.numbers |= {name: _finite(verdict.get(name)) for name in ("limit", "estimate", "lower", "upper")}
 
 
 def _groups(episodes: Iterable[_Episode]) -> Iterable[list[_Episode]]:
@@ -139,20 +139,20 @@ def _incident(
     group: Sequence[_Episode], events: Sequence[Json], decisions: Json, waiting: Mapping[str, float]
 ) -> Incident:
     contract, _, _, train, inference = group[0].key
-    places = [
+    cells = [
         BrokenCell(
             clause=one.key[1],
             slice=one.key[2],
             since=one.since,
             until=one.until,
-            reason=one.said.get("reason", ""),
-            **{name: one.said.get(name) for name in ("limit", "estimate", "lower", "upper")},
+            reason=one.numbers.get("reason", ""),
+            **{name: one.numbers.get(name) for name in ("limit", "estimate", "lower", "upper")},
         )
         for one in group
     ]
-    places.sort(key=lambda one: (one.until is not None, -one.badness, one.slice == "all", one.slice, one.clause))
-    found = Incident(contract, group[0].status, train, inference, tuple(places))
-    return replace(found, deeds=deeds_of(found, events, decisions, waiting))
+    cells.sort(key=lambda one: (one.until is not None, -one.badness, one.slice == "all", one.slice, one.clause))
+    found = Incident(contract, group[0].status, train, inference, tuple(cells))
+    return replace(found, actions=actions_taken(found, events, decisions, waiting))
 
 
 def _key(data: Json) -> Key:

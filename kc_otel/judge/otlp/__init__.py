@@ -1,6 +1,6 @@
 """Receiving OTLP over any transport: limits, decoding, status codes. What arrives goes to a `TelemetrySink`."""
 
-from kc_otel.judge.otlp.errors import (
+from kc_otel.judge.otlp.request_errors import (
     BadRequestError,
     BindError,
     ReceiveError,
@@ -8,7 +8,7 @@ from kc_otel.judge.otlp.errors import (
     TooLargeError,
     UnsupportedMediaError,
 )
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult, RequestCounts, TelemetrySink
 
 __all__ = [

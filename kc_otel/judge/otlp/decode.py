@@ -15,8 +15,8 @@ from typing import Any, Final
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from kc_otel.judge.otlp.errors import BadRequestError
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import Signal
 
 __all__ = ["from_json", "from_protobuf", "to_json"]

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from kc_otel.judge.otlp.errors import InternalError, ReceiveError
+from kc_otel.judge.otlp.request_errors import InternalError, ReceiveError
 from kc_otel.judge.otlp.sink import ExportResult, RequestCounts, TelemetrySink
 
 __all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "Signal", "deliver"]

@@ -52,8 +52,8 @@ def begin(
     Raises:
         OrderError: If it is on its way already.
     """
-    if previous is not None and previous.standing is PromotionStatus.RUNNING:
-        raise OrderError(f"{version} is on its way already, in {previous.place}")
+    if previous is not None and previous.status is PromotionStatus.RUNNING:
+        raise OrderError(f"{version} is on its way already, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
     first = path_of(contract.promotion)[0]
     again = previous is not None and failing
@@ -82,29 +82,29 @@ def advance(
         One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
         many failing windows as the contract bears, held or not. Else the same place, with what is missing.
     """
-    if promotion.standing is not PromotionStatus.RUNNING:
+    if promotion.status is not PromotionStatus.RUNNING:
         return promotion, ()
     if promotion.contract_hash != contract.hash:
         # What was shown under other limits shows nothing under these.
         promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
     asked = [*holds, *([f"by {promotion.hold.by}: {promotion.hold.why}"] if promotion.hold else [])]
-    if promotion.place.stage is Stage.OFFLINE_CI:
+    if promotion.position.stage is Stage.OFFLINE_CI:
         tally, decision = promotion.tally, _offline(promotion, asked)
     else:
-        gate, round = gate_of(contract, promotion.place), Round(now, tuple(verdicts))
+        gate, round = gate_of(contract, promotion.position), Round(now, tuple(verdicts))
         tally = counted(gate, promotion.version, promotion.tally, round)
         decision = decided(gate, promotion.version, tally, round, None, asked, now)
     promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         return rolled_back(promotion, decision, now)
-    following = next((one for one in path_of(contract.promotion) if one.rank > promotion.place.rank), None)
+    following = next((one for one in path_of(contract.promotion) if one.rank > promotion.position.rank), None)
     if decision.outcome is GateOutcome.WAIT or following is None:
         return replace(promotion, missing=decision.missing, awaiting=""), ()
     needed, awaiting = _agreement(promotion, following, contract.promotion)
     if needed:
         return replace(promotion, missing=(needed,), awaiting=awaiting), ()
     decision = replace(decision, stage=following.stage)
-    shown = "the offline gate is open" if promotion.place.stage is Stage.OFFLINE_CI else _shown(decision.windows)
+    shown = "the offline gate is open" if promotion.position.stage is Stage.OFFLINE_CI else _shown(decision.windows)
     return stepped(promotion, following, MoveKind.ADVANCE, decision, now, said=shown)
 
 
@@ -120,25 +120,25 @@ def stepped(
     said: str = "",
     failing: bool = False,
 ) -> Moved:
-    """The promotion in its next place, and the move.
+    """The promotion in its next position, and the move.
 
     Args:
         promotion: What is remembered.
         to: Where it goes.
         kind: advance or force.
-        decision: What the gate of the place said.
+        decision: What the gate of the position said.
         now: Unix time, seconds.
         by: The person who decided; empty where the gate did.
         why: Their reason.
         said: What the gate found, in words.
         failing: Whether it FAILs at the moment and a person forces it on: data from before do not count then.
     """
-    before, verb = promotion.place, f"{by} forces" if by else "goes"
+    before, verb = promotion.position, f"{by} forces" if by else "goes"
     subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
     message = f"{subject} from {before} to {to}: {why or said}"
     after = replace(
         promotion,
-        place=to, entered=now, standing=PromotionStatus.RUNNING,
+        position=to, entered=now, status=PromotionStatus.RUNNING,
         tally=Tally(pass_from=now, fail_from=now if failing else None),
         confirmed="", awaiting="", missing=(), reason=message,
     )  # fmt: skip
@@ -147,41 +147,43 @@ def stepped(
 
 def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str = "", why: str = "") -> Moved:
     """The version serves nothing any more, because it failed or because a person says so."""
-    place = promotion.place
+    position = promotion.position
     if by:
-        message = f"{by} rolls {promotion.version} back from {place}: {why}"
+        message = f"{by} rolls {promotion.version} back from {position}: {why}"
     else:
-        message = f"{promotion.version} is rolled back from {place}: {'; '.join(decision.missing)}"
+        message = f"{promotion.version} is rolled back from {position}: {'; '.join(decision.missing)}"
     after = replace(
         promotion,
-        place=_REFUSED, entered=now, standing=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
+        position=_REFUSED, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
         hold=None, confirmed="", awaiting="", missing=(), reason=message,
     )  # fmt: skip
     return after, (
-        PromotionMove(MoveKind.ROLLBACK, place, _REFUSED, now, decision, by, why, promotion.tally.failed, message),
+        PromotionMove(MoveKind.ROLLBACK, position, _REFUSED, now, decision, by, why, promotion.tally.failed, message),
     )
 
 
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     """Another version has become the one that serves everything."""
     message = f"{promotion.version} is replaced by {version}"
-    after = replace(promotion, standing=PromotionStatus.REPLACED, entered=now, missing=(), awaiting="", reason=message)
-    decision = Decision(GateOutcome.WAIT, promotion.place.stage, 0)
-    return after, (PromotionMove(MoveKind.REPLACE, promotion.place, promotion.place, now, decision, message=message),)
+    after = replace(promotion, status=PromotionStatus.REPLACED, entered=now, missing=(), awaiting="", reason=message)
+    decision = Decision(GateOutcome.WAIT, promotion.position.stage, 0)
+    return after, (
+        PromotionMove(MoveKind.REPLACE, promotion.position, promotion.position, now, decision, message=message),
+    )
 
 
 def share_of(promotion: Promotion) -> float | None:
     """Share of the requests that the version may serve, 0 to 1; None where nothing limits it any more."""
-    if promotion.standing is PromotionStatus.ROLLED_BACK:
+    if promotion.status is PromotionStatus.ROLLED_BACK:
         return 0.0
-    if promotion.standing is PromotionStatus.REPLACED or promotion.place.stage is Stage.FULL:
+    if promotion.status is PromotionStatus.REPLACED or promotion.position.stage is Stage.FULL:
         return None
-    return promotion.place.share
+    return promotion.position.share
 
 
-def gate_of(contract: Contract, place: Position) -> GateSpec:
-    """The gate that a version has to pass to leave a place."""
-    return GateSpec.of(contract, place.stage, contract.promotion.windows, contract.promotion.failure_limit)
+def gate_of(contract: Contract, position: Position) -> GateSpec:
+    """The gate that a version has to pass to leave a position."""
+    return GateSpec.of(contract, position.stage, contract.promotion.windows, contract.promotion.failure_limit)
 
 
 def refused(promotion: Promotion, verdicts: Iterable[Verdict]) -> bool:
@@ -202,8 +204,8 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
 
 
 def _agreement(promotion: Promotion, to: Position, terms: Terms) -> tuple[str, str]:
-    """Who has still to agree to a step that the gate allows, and the place where it is a process."""
-    entering = to.stage is not promotion.place.stage
+    """Who has still to agree to a step that the gate allows, and the position where it is a process."""
+    entering = to.stage is not promotion.position.stage
     if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
         name = f"kc-otel promote {promotion.contract} {promotion.version}"
         return f"the gate is open; a person has to let it into {to.stage}: `{name} --approve {to.stage}`", ""

@@ -29,8 +29,8 @@ def approve(promotion: Promotion, contract: Contract, stage: Stage, by: str) -> 
     if stage.value not in asked:
         who = f"it asks about {', '.join(asked)}" if asked else "it asks about no stage"
         raise OrderError(f"the contract asks nobody about {stage}; {who}")
-    if list(Stage).index(stage) <= promotion.place.rank[0]:
-        raise OrderError(f"{promotion.version} is in {promotion.place} already")
+    if list(Stage).index(stage) <= promotion.position.rank[0]:
+        raise OrderError(f"{promotion.version} is in {promotion.position} already")
     return replace(promotion, approved=tuple(sorted({*promotion.approved, stage.value})))
 
 
@@ -68,19 +68,19 @@ def hook(promotion: Promotion) -> Promotion:
     return replace(promotion, hooked=True)
 
 
-def confirm(promotion: Promotion, place: str) -> Promotion:
+def confirm(promotion: Promotion, position: str) -> Promotion:
     """The hook before a step has ended well.
 
     Args:
         promotion: What is remembered.
-        place: The place that was awaited, as it was named.
+        position: The position that was awaited, as it was named.
 
     Raises:
         OrderError: If another one is awaited by now, or none.
     """
-    if promotion.awaiting != place or not place:
-        raise OrderError(f"the step to {place!r} is not awaited; {promotion.awaiting or 'none'} is")
-    return replace(promotion, confirmed=place, awaiting="")
+    if promotion.awaiting != position or not position:
+        raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
+    return replace(promotion, confirmed=position, awaiting="")
 
 
 def force(
@@ -99,11 +99,11 @@ def force(
     """
     _named(by, why)
     target = next(
-        (one for one in path_of(contract.promotion) if one.stage is stage and one.rank > promotion.place.rank), None
+        (one for one in path_of(contract.promotion) if one.stage is stage and one.rank > promotion.position.rank), None
     )
-    if target is None or promotion.standing is PromotionStatus.REPLACED:
+    if target is None or promotion.status is PromotionStatus.REPLACED:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {whereabouts(promotion)}")
-    decision = Decision(GateOutcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
+    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     forced = replace(promotion, offline="")
     return stepped(
         forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=refused(promotion, verdicts)
@@ -118,7 +118,7 @@ def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
     """
     _named(by, why)
     _running(promotion)
-    decision = Decision(GateOutcome.WAIT, promotion.place.stage, promotion.tally.passed, promotion.missing)
+    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     return rolled_back(promotion, decision, now, by=by, why=why)
 
 
@@ -128,12 +128,12 @@ def _named(by: str, why: str) -> None:
 
 
 def _running(promotion: Promotion) -> None:
-    if promotion.standing is not PromotionStatus.RUNNING:
+    if promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is {whereabouts(promotion)}; start it again first")
 
 
 def whereabouts(promotion: Promotion) -> str:
     """Where a version is, in words."""
-    if promotion.standing is PromotionStatus.RUNNING:
-        return f"in {promotion.place}"
-    return promotion.standing.value.replace("-", " ")
+    if promotion.status is PromotionStatus.RUNNING:
+        return f"in {promotion.position}"
+    return promotion.status.value.replace("-", " ")

@@ -99,26 +99,26 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """How long a version stays in a place at best.
+    """How long a version stays in a position at best.
 
     Attributes:
-        place: The place.
+        position: The position.
         seconds: Until its gate can open; None when it cannot be told, inf when never.
         slowest: `clause on slice` that takes longest; empty when the time is not known.
         why: Why it can never open, or what the time leaves out because it cannot be told; empty otherwise.
     """
 
-    place: Position
+    position: Position
     seconds: float | None
     slowest: str
     why: str
 
 
 def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
-    """What a promotion takes at best, place by place: shadow, and each step of the canary.
+    """What a promotion takes at best, position by position: shadow, and each step of the canary.
 
-    A window counts in a place only when all of its data are from there, so each takes a whole window, however soon its
-    observations are together. In shadow every request is mirrored; in the canary the version sees its share.
+    A window counts in a position only when all of its data are from there, so each takes a whole window, however soon
+    its observations are together. In shadow every request is mirrored; in the canary the version sees its share.
 
     Args:
         contract: The contract.
@@ -126,25 +126,25 @@ def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
     """
     found = []
     windows = contract.promotion.windows
-    for place in path_of(contract.promotion):
-        if place.stage in {Stage.OFFLINE_CI, Stage.FULL}:
+    for position in path_of(contract.promotion):
+        if position.stage in {Stage.OFFLINE_CI, Stage.FULL}:
             continue
-        share = place.share if place.stage is Stage.CANARY else 1.0
+        share = position.share if position.stage is Stage.CANARY else 1.0
         planned = plan_gate(contract, replace(traffic, sampling=traffic.sampling * share), windows)
         never = next((each for each in planned if each.never), None)
         if never is not None:
-            found.append(PlannedStep(place, math.inf, "", f"{never.clause} on {never.slice}: {never.why}"))
+            found.append(PlannedStep(position, math.inf, "", f"{never.clause} on {never.slice}: {never.why}"))
             continue
-        untold = [f"{each.clause} on {each.slice}: {each.why}" for each in planned if each.seconds is None]
+        unknown = [f"{each.clause} on {each.slice}: {each.why}" for each in planned if each.seconds is None]
         timed = [each for each in planned if each.seconds is not None]
         if not timed:
-            found.append(PlannedStep(place, None, "", untold[0]))
+            found.append(PlannedStep(position, None, "", unknown[0]))
             continue
         slowest = max(timed, key=lambda each: each.first)
         watched = contract.observability
         window = watched.window if slowest.first <= watched.window else watched.long_window
         where = f"{slowest.clause} on {slowest.slice}"
-        found.append(PlannedStep(place, windows * window, where, untold[0] if untold else ""))
+        found.append(PlannedStep(position, windows * window, where, unknown[0] if unknown else ""))
     return tuple(found)
 
 

@@ -59,12 +59,12 @@ class Position:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Position:
-        """The place that `dataclasses.asdict` wrote."""
+        """The position that `dataclasses.asdict` wrote."""
         return cls(Stage(plain["stage"]), plain["share"])
 
 
 def path_of(terms: Terms) -> tuple[Position, ...]:
-    """Every place that a version passes under a contract's terms, in order."""
+    """Every position that a version passes under a contract's terms, in order."""
     before = [Position(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
     return (*before, *(Position(Stage.CANARY, share) for share in terms.steps), Position(Stage.FULL, 1.0))
 
@@ -86,11 +86,11 @@ class Promotion:
         contract: metadata.name.
         contract_hash: Content hash of the contract that the tally was made under.
         version: Short fingerprint of the inference kernel version.
-        place: Where it is.
+        position: Where it is.
         entered: Unix time since when it is there, seconds.
         started: Unix time of the attempt's start, seconds.
         tally: What it has shown there.
-        standing: running, rolled-back or replaced.
+        status: running, rolled-back or replaced.
         attempt: Counts up whenever a person starts again.
         offline: Checksum of the offline stage's evidence; empty without.
         approved: Stages that a person has let it into.
@@ -105,11 +105,11 @@ class Promotion:
     contract: str
     contract_hash: str
     version: str
-    place: Position
+    position: Position
     entered: float
     started: float
     tally: Tally
-    standing: PromotionStatus = PromotionStatus.RUNNING
+    status: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
     offline: str = ""
     approved: tuple[str, ...] = ()
@@ -134,9 +134,9 @@ class Promotion:
         return cls(
             **{
                 **plain,
-                "place": Position.from_json(plain["place"]),
+                "position": Position.from_json(plain["position"]),
                 "tally": Tally.from_json(plain["tally"]),
-                "standing": PromotionStatus(plain["standing"]),
+                "status": PromotionStatus(plain["status"]),
                 "approved": tuple(plain["approved"]),
                 "missing": tuple(plain["missing"]),
                 "hold": plain["hold"] and Hold(**plain["hold"]),
@@ -146,14 +146,14 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
-    """A version goes from one place to another: what traffic, hooks, evidence and events follow.
+    """A version goes from one position to another: what traffic, hooks, evidence and events follow.
 
     Attributes:
         kind: Why.
         before: Where it was.
         after: Where it is now.
         at: Unix time, seconds.
-        decision: What the gate of the place said.
+        decision: What the gate of the position said.
         by: The person who decided; empty where the gate did.
         why: Their reason.
         failed: Windows of the stage with a FAIL.

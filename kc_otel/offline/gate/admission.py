@@ -27,7 +27,7 @@ def admit(promotion: Promotion, contract: Contract, record: Mapping[str, Any]) -
         OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this
             contract.
     """
-    if promotion.place.stage is not Stage.OFFLINE_CI or promotion.standing is not PromotionStatus.RUNNING:
+    if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")
     try:
         verify_evidence(record)

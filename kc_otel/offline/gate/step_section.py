@@ -25,8 +25,8 @@ def step_section(terms: Terms, promotion: Promotion, move: PromotionMove) -> dic
     return {
         "kind": move.kind.value,
         "attempt": promotion.attempt,
-        "from": _place(move.before),
-        "to": _place(move.after),
+        "from": _position(move.before),
+        "to": _position(move.after),
         "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
         "failed_windows": move.failed,
         "by": move.by or None,
@@ -79,5 +79,5 @@ def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Positio
     return problems
 
 
-def _place(place: Position) -> dict[str, Any]:
-    return {"stage": place.stage.value, "share": place.share}
+def _position(position: Position) -> dict[str, Any]:
+    return {"stage": position.stage.value, "share": position.share}

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.notices import NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.replay.course import Course, Message, Spans

@@ -25,8 +25,8 @@ from typing import IO, Any, Final
 
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
-from kc_otel.judge.otlp.errors import BadRequestError
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.offline.replay.traffic_entries import MOST_BYTES, Entry, entry_of
 

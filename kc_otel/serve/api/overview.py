@@ -18,7 +18,7 @@ from kc_otel.serve.core import Core
 __all__ = ["Overviews"]
 
 _EVENTS: Final = 1000
-_PLACES: Final = 20
+_MOST_CELLS: Final = 20
 _KERNELS: Final = {"train-kernel": "training kernel", "inference-kernel": "inference kernel"}
 
 
@@ -68,7 +68,7 @@ class Overviews:
             heard=heard,
             counts={name: dict(count) for name, count in counts.items()},
             incidents=[_incident(one) for one in open_now],
-            standing=_standing(core, open_now),
+            in_force=_in_force(core, open_now),
         )
 
 
@@ -91,7 +91,7 @@ def _events(core: Core) -> list[dict[str, Any]]:
 
 
 def _incident(one: Incident) -> IncidentView:
-    lasting = [place for place in one.places if place.until is None]
+    lasting = [cell for cell in one.cells if cell.until is None]
     return IncidentView(
         id=one.id,
         contract=one.contract,
@@ -103,13 +103,13 @@ def _incident(one: Incident) -> IncidentView:
         kernel_inference=one.kernel_inference,
         clauses=list(one.clauses),
         slices=list(one.slices),
-        places=[BrokenCellView(**dataclasses.asdict(place)) for place in lasting[:_PLACES]],
-        more=max(len(lasting) - _PLACES, 0),
-        deeds=[ActionView(**dataclasses.asdict(deed)) for deed in one.deeds],
+        cells=[BrokenCellView(**dataclasses.asdict(cell)) for cell in lasting[:_MOST_CELLS]],
+        more=max(len(lasting) - _MOST_CELLS, 0),
+        actions=[ActionView(**dataclasses.asdict(action)) for action in one.actions],
     )
 
 
-def _standing(core: Core, open_now: list[Incident]) -> list[InForceView]:
+def _in_force(core: Core, open_now: list[Incident]) -> list[InForceView]:
     """Routes outlive their cause, until a person ends them; what people decided holds until they or a time end it."""
     return [*_routes(core, open_now), *_by_people(core)]
 
@@ -144,7 +144,7 @@ def _by_people(core: Core) -> Iterator[InForceView]:
 
 
 def _routes(core: Core, open_now: list[Incident]) -> list[InForceView]:
-    broken = {(one.contract, one.kernel_inference, place.slice) for one in open_now for place in one.places}
+    broken = {(one.contract, one.kernel_inference, cell.slice) for one in open_now for cell in one.cells}
     return [
         InForceView(
             contract=route.contract,

@@ -71,7 +71,7 @@ class AlertView(_View):
     acknowledged: AcknowledgementView | None
     silenced: list[str]
     """Ids of the silences that mute it."""
-    said: int
+    notified: int
     """How often people have been told that it fires, reminders included."""
     dry_run: bool
     """Whether its contract runs dry: nothing of what the step does is done."""
@@ -170,5 +170,5 @@ class DryRun(_View):
     """Contracts that run dry, and what they would have done."""
 
     contracts: list[str]
-    would: dict[str, Any]
+    decisions: dict[str, Any]
     """The decision table that they would have published."""

@@ -30,8 +30,8 @@ class PromotionView(_View):
     contract: str
     kernel: str
     """Short fingerprint of the inference kernel version."""
-    standing: PromotionStatus
-    place: str
+    status: PromotionStatus
+    position: str
     """Where it is, such as `canary at 5%`."""
     stage: Stage
     share: float
@@ -50,11 +50,11 @@ class PromotionView(_View):
     next_share: float | None
     """Share of the requests that it would serve there."""
     path: list[str]
-    """Every place that a version passes under this contract."""
+    """Every position that a version passes under this contract."""
     missing: list[str]
     """What the next step waits for."""
     awaiting: str | None
-    """Place whose step waits for a hook; null while other things are missing."""
+    """Position whose step waits for a hook; null while other things are missing."""
     hooked: bool
     hold: HoldView | None
     approved: list[str]
@@ -85,9 +85,9 @@ class EvidenceList(_View):
 
 
 class StepView(_View):
-    """How long a version stays in a place at best."""
+    """How long a version stays in a position at best."""
 
-    place: str
+    position: str
     seconds: float | None
     """Until its gate can open; null when it cannot be told or never can."""
     never: bool
@@ -97,7 +97,7 @@ class StepView(_View):
 
 
 class PlanView(_View):
-    """What a promotion takes at best, place by place."""
+    """What a promotion takes at best, position by position."""
 
     sampling: float
     tokens_per_second: float | None
@@ -117,7 +117,7 @@ class OrderRequest(BaseModel):
     """Why; asked for with hold, force and rollback."""
     stage: Stage | None = None
     """Stage to approve, or to force it into."""
-    place: str = ""
-    """With confirm: the place that was awaited."""
+    position: str = ""
+    """With confirm: the position that was awaited."""
     evidence: dict[str, Any] | None = None
     """With evidence: what `kc-otel gate run ... --evidence` wrote."""

@@ -65,7 +65,7 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
             for one in core.decisions.directives
             if one.contract == contract and one.kind is DirectiveKind.HOLD_PROMOTION
         ]
-        history = core.rounds.since(contract, since)
+        history = core.gate_history.since(contract, since)
         decision = decide(GateSpec.of(found, stage, windows), kernel, history, holds, now)
         latest = [v for v in (history[-1].verdicts if history else ()) if v.cell.kernel_inference == kernel]
         evidence = make_evidence(found, stage, kernel, decision, latest, now) if latest else None

@@ -45,7 +45,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             _alert(core, alert, times, now)
             for name, state in core.policies.items()
             if contract in {None, name}
-            for times in [{one.fingerprint: one.times for one in core.standing.books[name].said}]
+            for times in [{one.fingerprint: one.times for one in core.escalation.notifications[name].alerts}]
             for alert in state.alerts
         ]
         return AlertList(at=core.evaluated_at, alerts=found)
@@ -106,7 +106,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.get("/dry-run", tags=["decisions"])
     async def dry_run() -> DryRun:
         """Contracts that run dry, and the decision table that they would have published."""
-        return DryRun(contracts=sorted(core.dry_run), would=core.standing.would.to_json())
+        return DryRun(contracts=sorted(core.dry_run), decisions=core.escalation.dry_run_decisions.to_json())
 
     return router
 
@@ -140,6 +140,6 @@ def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> Al
         fingerprint=alert.fingerprint,
         acknowledged=None if taken is None else AcknowledgementView(by=taken.by, why=taken.why, at=taken.at),
         silenced=[one.id for one in core.people.silencing(cell, now)],
-        said=times.get(alert.fingerprint, 0),
+        notified=times.get(alert.fingerprint, 0),
         dry_run=cell.contract in core.dry_run,
     )

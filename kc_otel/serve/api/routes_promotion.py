@@ -67,7 +67,7 @@ def _add_states(router: APIRouter, core: Core) -> None:
             else:
                 said = told.tell(
                     contract, kernel, request.order, request.by, request.why, now,
-                    stage=request.stage, place=request.place,
+                    stage=request.stage, position=request.position,
                 )  # fmt: skip
             for severity, message, attributes in said:
                 core.announce(severity, message, attributes)
@@ -102,7 +102,7 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         tokens_per_sequence: Annotated[float | None, Query(ge=1.0)] = None,
         share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
     ) -> PlanView:
-        """How long each place of a promotion takes at best, with identical kernels."""
+        """How long each position of a promotion takes at best, with identical kernels."""
         found = core.contracts.get(contract)
         if found is None:
             raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
@@ -120,7 +120,7 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         )
         steps = [
             StepView(
-                place=str(step.place),
+                position=str(step.position),
                 seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
                 never=step.seconds == math.inf,
                 slowest=step.slowest,
@@ -146,15 +146,15 @@ def _answered() -> Iterator[None]:
 def _view(core: Core, one: Promotion) -> PromotionView:
     terms = core.contracts[one.contract].promotion
     path = path_of(terms)
-    running = one.standing is PromotionStatus.RUNNING
-    following = next((place for place in path if place.rank > one.place.rank), None) if running else None
+    running = one.status is PromotionStatus.RUNNING
+    following = next((position for position in path if position.rank > one.position.rank), None) if running else None
     share = share_of(one)
     return PromotionView(
         contract=one.contract,
         kernel=one.version,
-        standing=one.standing,
-        place=str(one.place),
-        stage=one.place.stage,
+        status=one.status,
+        position=str(one.position),
+        stage=one.position.stage,
         share=1.0 if share is None else share,
         entered=one.entered,
         started=one.started,
@@ -165,7 +165,7 @@ def _view(core: Core, one: Promotion) -> PromotionView:
         failure_limit=terms.failure_limit,
         next=None if following is None else str(following),
         next_share=None if following is None else following.share,
-        path=[str(place) for place in path],
+        path=[str(position) for position in path],
         missing=list(one.missing),
         awaiting=one.awaiting or None,
         hooked=one.hooked,

@@ -207,11 +207,11 @@ class IncidentView(_View):
     kernel_inference: str
     clauses: list[str]
     slices: list[str]
-    places: list[BrokenCellView]
+    cells: list[BrokenCellView]
     """The worst cells, at most 20."""
     more: int
     """CellList beyond those."""
-    deeds: list[ActionView]
+    actions: list[ActionView]
 
 
 class InForceView(_View):
@@ -246,7 +246,7 @@ class Overview(_View):
     """CellList by contract and status."""
     incidents: list[IncidentView]
     """Worst first."""
-    standing: list[InForceView]
+    in_force: list[InForceView]
 
 
 class SeriesView(_View):

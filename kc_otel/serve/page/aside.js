@@ -64,13 +64,13 @@ const PATHS = {
 export function showPromotions({ promotions, contracts }) {
   byId("promotions").hidden = !promotions.length;
   fill(byId("promotions-body"), el("ul", { class: "plain" }, promotions.map((one) => {
-    const [shape, tone, verb] = one.standing === "running" && one.stage === "full" ? ["✓", "pass", "serves as"] : PATHS[one.standing] ?? PATHS.running;
+    const [shape, tone, verb] = one.status === "running" && one.stage === "full" ? ["✓", "pass", "serves as"] : PATHS[one.status] ?? PATHS.running;
     const left = one.hold ? `Held by ${one.hold.by} since ${clock(one.hold.at)}: ${one.hold.why}.` : one.missing.length ? `${one.next} needs: ${listed(one.missing, 2).replaceAll("`", "")}.` : one.reason;
     return el("li", {},
       el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), " ",
       el("strong", {}, kernel(contracts.find((each) => each.name === one.contract), "inference", one.kernel)),
-      ` ${verb} ${one.place}, since ${clock(one.entered)}. `,
-      one.standing === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
+      ` ${verb} ${one.position}, since ${clock(one.entered)}. `,
+      one.status === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
       el("span", { class: "quiet" }, left));
   })));
 }

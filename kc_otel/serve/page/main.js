@@ -75,7 +75,7 @@ function show() {
     overview: {
       ...state.overview,
       incidents: state.overview.incidents.filter(mine),
-      standing: state.overview.standing.filter(mine),
+      in_force: state.overview.in_force.filter(mine),
     },
   };
   showContracts();

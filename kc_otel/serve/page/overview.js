@@ -20,9 +20,9 @@ export function showOverview({ overview, contracts, promotions }) {
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
     node.textContent = `${span(overview.now - Number(node.dataset.since))} ago`;
   // Who is at work on an incident is among what was done about it.
-  const told = new Set(overview.incidents.filter((one) => one.deeds.some((deed) => deed.kind === "acknowledged")).map((one) => one.contract));
-  const held = overview.standing.filter((one) => one.kind !== "acknowledgement" || !told.has(one.contract));
-  sync(byId("standing"), held, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since} ${one.id}`, (one) => `${one.text} ${new Date().toDateString()}`, standing);
+  const taken = new Set(overview.incidents.filter((one) => one.actions.some((action) => action.kind === "acknowledged")).map((one) => one.contract));
+  const held = overview.in_force.filter((one) => one.kind !== "acknowledgement" || !taken.has(one.contract));
+  sync(byId("in-force"), held, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since} ${one.id}`, (one) => `${one.text} ${new Date().toDateString()}`, inForce);
   showEmpty(overview, contracts);
 }
 
@@ -57,7 +57,7 @@ const kernels = (one, contracts) => {
 };
 
 /** Where the kernel version of an incident is on its way, when it is. */
-const stage = (one, promotions) => promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference)?.place;
+const stage = (one, promotions) => promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference)?.position;
 
 function card(one, contracts, place) {
   const { shape, word, tone } = STATES[one.status];
@@ -73,7 +73,7 @@ function card(one, contracts, place) {
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one)),
       fact("On kernel", inference, place ? `, in ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
-      fact("What was done", deeds(one))));
+      fact("What was done", actionsTaken(one))));
 }
 
 /** Whose it is, and what to do: the first questions at night. */
@@ -92,7 +92,7 @@ const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, 
 
 function where(one) {
   const bySlice = new Map(one.slices.map((slice) => [slice, null]));
-  for (const cell of one.places) if (!bySlice.get(cell.slice)) bySlice.set(cell.slice, cell);
+  for (const cell of one.cells) if (!bySlice.get(cell.slice)) bySlice.set(cell.slice, cell);
   const first = [...bySlice].filter(([, cell]) => cell).slice(0, SLICES);
   const left = one.slices.length - first.length;
   return el("ul", { class: "chips" },
@@ -104,15 +104,15 @@ function where(one) {
     left > 0 && el("li", { class: "quiet" }, `and ${left} more, listed below`));
 }
 
-function deeds(one) {
-  if (!one.deeds.length) return el("span", { class: "quiet" }, "Nothing yet: no step of the escalation policy has fired.");
-  return el("ul", { class: "deeds" }, one.deeds.map((deed) => el("li", {},
-    el("time", { datetime: iso(deed.at) }, clock(deed.at)), " ", deed.text,
-    deed.in_force === true && el("span", { class: "tag" }, "in force"),
-    deed.in_force === false && el("span", { class: "tag over" }, "no longer"))));
+function actionsTaken(one) {
+  if (!one.actions.length) return el("span", { class: "quiet" }, "Nothing yet: no step of the escalation policy has fired.");
+  return el("ul", { class: "actions-taken" }, one.actions.map((action) => el("li", {},
+    el("time", { datetime: iso(action.at) }, clock(action.at)), " ", action.text,
+    action.in_force === true && el("span", { class: "tag" }, "in force"),
+    action.in_force === false && el("span", { class: "tag over" }, "no longer"))));
 }
 
-const STANDING = {
+const IN_FORCE = {
   route: ["Still routed", (one) => `kc-otel resume ${one.contract} --slice ${one.slice} --why …`],
   pin: ["Pinned", (one) => `kc-otel unpin ${one.contract} --slice ${one.slice} --why …`],
   silence: ["Silenced", (one) => `kc-otel unsilence ${one.id} --why …`],
@@ -120,8 +120,8 @@ const STANDING = {
   "dry-run": ["Dry run", null],
 };
 
-function standing(one) {
-  const [word, command] = STANDING[one.kind] ?? ["In force", null];
+function inForce(one) {
+  const [word, command] = IN_FORCE[one.kind] ?? ["In force", null];
   return el("li", {},
     el("strong", {}, `${word}: `), `${one.text}, since `, el("time", { datetime: iso(one.since) }, clock(one.since)),
     one.until && [", until ", el("time", { datetime: iso(one.until) }, clock(one.until))], ".",

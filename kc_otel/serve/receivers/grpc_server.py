@@ -19,8 +19,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.decode import from_protobuf
-from kc_otel.judge.otlp.errors import BadRequestError, BindError, ReceiveError, ThrottledError
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.receivers.reading import ReadingPlaces

@@ -13,8 +13,8 @@ from typing import Any, Final
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
-from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError, UnsupportedMediaError
-from kc_otel.judge.otlp.limits import Limits, inflate
+from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError, UnsupportedMediaError
+from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.receivers.reading import ReadingPlaces

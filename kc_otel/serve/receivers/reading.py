@@ -13,8 +13,8 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from kc_otel.judge.otlp.errors import ReceiveError, ThrottledError
-from kc_otel.judge.otlp.limits import Limits
+from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits
 
 __all__ = ["HeaderTimeoutProtocol", "ReadingPlaces", "TooSlowError"]
 

@@ -18,20 +18,22 @@ class KeyValueStore:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        connection.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS key_values (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT"
+        )
 
     def load(self, name: str) -> Any:
         """The value that was saved last; None when there is none."""
-        row = self._connection.execute("SELECT content FROM kept WHERE name = ?", (name,)).fetchone()
+        row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def save(self, name: str, value: Any) -> None:
         """Keep a JSON value in place of the last one; None keeps nothing."""
         if value is None:
-            self._connection.execute("DELETE FROM kept WHERE name = ?", (name,))
+            self._connection.execute("DELETE FROM key_values WHERE name = ?", (name,))
             return
         self._connection.execute(
-            "INSERT INTO kept (name, content) VALUES (?, ?)"
+            "INSERT INTO key_values (name, content) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET content = excluded.content",
             (name, json.dumps(value, separators=(",", ":"), allow_nan=False)),
         )

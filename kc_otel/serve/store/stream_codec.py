@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.streams import LatestValue, PointStream
+from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 __all__ = ["CodecError", "decode_histogram", "decode_stream", "encode_histogram", "encode_stream"]

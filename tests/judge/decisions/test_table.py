@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.decisions.table import DecisionTable, DirectiveKind, apply, forget, resume
-from kc_otel.serve.store.standing import DecisionStore
 
 EVERYTHING = (
     "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",
@@ -151,19 +149,3 @@ def test_fields_of_a_later_version_are_ignored(contract, make_transition):
     plain["routes"] = [{**plain["routes"][0], "weight": 0.5}]
     plain["directives"] = [*plain["directives"], {**plain["directives"][0], "kind": "dance"}]
     assert DecisionTable.from_json(plain) == expected
-
-
-def test_table_survives_a_restart(tmp_path, contract, make_transition):
-    """The store keeps the last table, and only with the caller's transaction."""
-    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
-    store = DecisionStore(connection)
-    assert store.load() == DecisionTable()
-    table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
-    connection.execute("BEGIN IMMEDIATE")
-    store.save(table)
-    connection.execute("ROLLBACK")
-    assert store.load() == DecisionTable()
-    store.save(table)
-    store.save(table)
-    assert DecisionStore(connection).load() == table
-    connection.close()

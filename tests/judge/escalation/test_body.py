@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode, rfc3339
 
 AT = 1_700_000_000.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body
 
 AT = 1_700_000_000.0

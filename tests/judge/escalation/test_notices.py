@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.notices import NoticeReason, NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body
 
 
@@ -21,15 +21,15 @@ class Pager:
 
     def __init__(self, contract, make_verdict):
         self.contract, self.make_verdict = contract, make_verdict
-        self.state, self.book, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
+        self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
         self.now = 1000.0
 
     def tick(self, seconds, status):
         """(reason, what) of everything that is said after so many seconds."""
         self.now += seconds
         self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
-        self.book = NotificationLog.from_json(json.loads(json.dumps(self.book.to_json())))
-        self.book, said = notices(self.contract, self.book, self.state.firing, edges, self.people, self.now)
+        self.log = NotificationLog.from_json(json.loads(json.dumps(self.log.to_json())))
+        self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
         return [(str(one.reason), str(one.transition.what)) for one in said]
 
     def silence(self, seconds):
@@ -133,13 +133,13 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
     step = {"on": "fail", "clear_for": "5m", "repeat": repeat, "do": [{"webhook": "pager"}]}
     pager = Pager(make_contract([step]), make_verdict)
     open_, counted, due = False, 0.0, 0.0
-    for seconds, status, deed in ticks:
+    for seconds, status, action in ticks:
         firing = pager.state.firing
-        if deed == "silence" and not pager.people.silences:
+        if action == "silence" and not pager.people.silences:
             pager.silence(300)
-        elif deed == "unsilence" and pager.people.silences:
+        elif action == "unsilence" and pager.people.silences:
             pager.people = People(acknowledgements=pager.people.acknowledgements)
-        elif deed == "acknowledge" and firing and not pager.people.acknowledgements:
+        elif action == "acknowledge" and firing and not pager.people.acknowledgements:
             pager.acknowledge()
         said = pager.tick(seconds, status)
         counted += min(max(0, seconds), 300)
@@ -170,25 +170,23 @@ def test_each_endpoint_gets_one_webhook_per_step_and_reason(make_contract, make_
         ]
     )
 
-    def tick(state, book, now, **statuses):
+    def tick(state, log, now, **statuses):
         verdicts = [make_verdict(status, slice=slice) for slice, status in statuses.items()]
         state, edges = advance(contract, state, verdicts, {}, now)
-        book, told = notices(contract, book, state.firing, edges, People(), now)
+        log, told = notices(contract, log, state.firing, edges, People(), now)
         found = [
             (endpoint, reason, {one.severity for one in alerts}, sorted(one.cell.slice for one in alerts))
             for endpoint, reason, alerts in webhooks(told)
         ]
-        return state, book, found
+        return state, log, found
 
-    state, book, said = tick(
-        PolicyState(contract.name), NotificationLog(contract.name), 1000.0, all="FAIL", code="FAIL"
-    )
+    state, log, said = tick(PolicyState(contract.name), NotificationLog(contract.name), 1000.0, all="FAIL", code="FAIL")
     assert sorted(said, key=str) == [
         ("desk", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
         ("desk", NoticeReason.FIRING, {"warning"}, ["all", "code"]),
         ("pager", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
     ]
-    _, _, said = tick(state, book, 1030.0, all="PASS", code="FAIL", prose="FAIL")
+    _, _, said = tick(state, log, 1030.0, all="PASS", code="FAIL", prose="FAIL")
     assert sorted(said, key=str) == [
         ("desk", NoticeReason.FIRING, {"critical"}, ["prose"]),
         ("desk", NoticeReason.FIRING, {"warning"}, ["prose"]),

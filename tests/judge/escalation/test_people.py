@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence, unsilence
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.verdict import Cell
 
 

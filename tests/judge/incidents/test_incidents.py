@@ -76,7 +76,7 @@ def test_what_has_recovered_is_told_from_events_alone() -> None:
     assert one.headline == "tv was above its limit on code"
     assert (one.since, one.until) == (10.0, 30.0)
     assert one.extents[0][1].endswith("(confidence interval 0.15 to unbounded)")
-    assert [deed.text for deed in one.deeds] == ["announced in the log", "told pager by webhook"]
+    assert [action.text for action in one.actions] == ["announced in the log", "told pager by webhook"]
     assert incidents([cell("tv", "code", "PASS", 30.0)], events, CALM, since=31.0) == ()
 
 
@@ -107,13 +107,13 @@ def test_what_was_done_says_whether_it_holds() -> None:
     route = {"contract": "policy", "slice": "code", "avoid": "b"}
     directive = {"contract": "policy", "kind": "halt"}
     held = only(incidents(cells, events, {"routes": [route], "directives": [directive]}))
-    assert [(deed.kind, deed.in_force) for deed in held.deeds] == [
+    assert [(action.kind, action.in_force) for action in held.actions] == [
         ("halt", True), ("route", True), ("webhook", None), ("resumed", None),
     ]  # fmt: skip
     lifted = only(incidents(cells, events, CALM, waiting={"pager": 10.5}))
-    assert {deed.kind: deed.in_force for deed in lifted.deeds}["route"] is False
-    assert "pager is still to be told: its webhook waits" in {deed.text for deed in lifted.deeds}
-    assert "quarantine-rollouts" not in {deed.kind for deed in lifted.deeds}
+    assert {action.kind: action.in_force for action in lifted.actions}["route"] is False
+    assert "pager is still to be told: its webhook waits" in {action.text for action in lifted.actions}
+    assert "quarantine-rollouts" not in {action.kind for action in lifted.actions}
 
 
 @pytest.mark.parametrize("status", ["PASS", "INCONCLUSIVE"])
@@ -131,7 +131,7 @@ def test_what_is_in_force_is_told_when_its_event_is_no_longer_kept() -> None:
         "directives": [hold | {"since": 13.0}, hold, hold | {"contract": "other", "kind": "halt"}],
     }
     one = only(incidents([cell("tv", "code", "FAIL", 10.0)], [], decisions))
-    assert [(deed.at, deed.kind, deed.text, deed.in_force) for deed in one.deeds] == [
+    assert [(action.at, action.kind, action.text, action.in_force) for action in one.actions] == [
         (11.0, "route", "code routed to the training kernel", True),
         (12.0, "hold-promotion", "promotions held", True),
     ]
@@ -142,7 +142,7 @@ def test_a_headline_is_about_what_is_broken_still() -> None:
     cells = [cell("tv", "code", "FAIL", 10.0), cell("tail", "prose", "PASS", 30.0)]
     one = only(incidents(cells, [event("verdict", 12.0, "tail", "prose", status="FAIL")], CALM))
     assert one.headline == "tv is above its limit on code"
-    assert (one.clauses, one.slices, len(one.places)) == (("tv",), ("code",), 2)
+    assert (one.clauses, one.slices, len(one.cells)) == (("tv",), ("code",), 2)
 
 
 def test_a_dry_run_says_what_it_would_do_once() -> None:
@@ -152,15 +152,15 @@ def test_a_dry_run_says_what_it_would_do_once() -> None:
         event("would-fire", 11.0, slice=name, actions=[{"webhook": "pager"}, "halt"]) for name in ("code", "prose")
     ]
     one = only(incidents(cells, events, CALM))
-    assert [deed.text for deed in one.deeds] == ["dry run: it would halt", "dry run: it would webhook pager"]
+    assert [action.text for action in one.actions] == ["dry run: it would halt", "dry run: it would webhook pager"]
 
 
 def test_nobody_is_told_of_what_is_silenced() -> None:
-    """The route of a silenced alert is a deed, its webhook is not; who silenced it is."""
+    """The route of a silenced alert is an action, its webhook is not; who silenced it is."""
     events = [
         event("firing", 11.0, actions=[{"route": "train-kernel"}, {"webhook": "pager"}], silenced=["1"]),
         {"id": 99, "at": 10.5, "kind": "silenced", "contract": "policy", "message": "ada silenced code: planned",
          "data": {"slice": "code", "clause": None}},
     ]  # fmt: skip
     one = only(incidents([cell("tv", "code", "FAIL", 10.0)], events, CALM))
-    assert [deed.kind for deed in one.deeds] == ["silenced", "route"]
+    assert [action.kind for action in one.actions] == ["silenced", "route"]

@@ -64,7 +64,7 @@ def test_a_sound_version_goes_all_the_way(terms, round_of):
         ("canary at 1%", "canary at 10%", 1200),
         ("canary at 10%", "full", 1800),
     ]
-    assert (promotion.place, promotion.standing, share_of(promotion)) == (Position(Stage.FULL, 1.0), "running", None)
+    assert (promotion.position, promotion.status, share_of(promotion)) == (Position(Stage.FULL, 1.0), "running", None)
     assert promotion.reason == f"{V} goes on from canary at 10% to full: 2 consecutive windows have passed"
 
 
@@ -72,7 +72,7 @@ def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
     """A second after a step the window is full of the step before; it opens nothing."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 2))
-    assert promotion.place == Position(Stage.CANARY, 0.01)
+    assert promotion.position == Position(Stage.CANARY, 0.01)
     promotion, moves = run(promotion, terms, round_of, [(now, "PASS") for now in range(601, 1200, 100)])
     assert (moves, promotion.tally.passed) == ([], 1)
 
@@ -85,7 +85,7 @@ def test_a_failure_takes_it_back_from_any_place(terms, round_of, at):
     promotion = orders.hold(promotion, "bob", "lunch", 0.0)
     promotion, moves = run(promotion, terms, round_of, [(600 * at + 1, "FAIL")], holds=["no data on prose"])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
-    assert (promotion.standing, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, 0.0)
+    assert (promotion.status, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, 0.0)
     assert "token-tv on code: FAIL" in promotion.reason
     assert run(promotion, terms, round_of, passes(9000, 5)) == (promotion, [])
 
@@ -106,7 +106,7 @@ def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
     """A thousand rounds of doubt move nothing, and the reason is there to be read."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [(300 * n, status) for n in range(1, 1000)])
-    assert (moves, promotion.place.stage) == ([], Stage.SHADOW)
+    assert (moves, promotion.position.stage) == ([], Stage.SHADOW)
     assert promotion.missing[0].startswith(f"token-tv on code: {status}")
 
 
@@ -150,7 +150,7 @@ def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
     held, moves = run(held, terms, round_of, passes(0, 4))
     assert (moves, held.missing) == ([], ("held: by bob: the launch is on Friday",))
     resumed, moves = run(orders.resume(held), terms, round_of, passes(1200, 1))
-    assert (resumed.place.stage, len(moves)) == (Stage.CANARY, 1)
+    assert (resumed.position.stage, len(moves)) == (Stage.CANARY, 1)
     waiting, moves = run(promotion, terms, round_of, passes(0, 4), holds=["prose is silent"])
     assert (moves, waiting.missing) == ([], ("held: prose is silent",))
     with pytest.raises(OrderError, match="nobody holds"):
@@ -180,14 +180,14 @@ def test_force_needs_a_person_a_reason_and_a_place_ahead(terms):
         with pytest.raises(OrderError, match="say who and why"):
             orders.force(promotion, terms, Stage.CANARY, by, why, (), 5.0)
     forced, moves = orders.force(promotion, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
-    assert (str(forced.place), moves[0].kind, moves[0].by, moves[0].why) == (
+    assert (str(forced.position), moves[0].kind, moves[0].by, moves[0].why) == (
         "canary at 1%",
         "force",
         "ada",
         "the launch",
     )
     further, _ = orders.force(forced, terms, Stage.CANARY, "ada", "more", (), 6.0)
-    assert str(further.place) == "canary at 10%"
+    assert str(further.position) == "canary at 10%"
     with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
         orders.force(further, terms, Stage.SHADOW, "ada", "back", (), 7.0)
     with pytest.raises(OrderError, match="cannot be forced into canary"):
@@ -201,7 +201,7 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
     promotion, _ = advance(promotion, terms, failing, (), 100.0)
     forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
-    assert (moves, forced.standing) == ([], PromotionStatus.RUNNING)
+    assert (moves, forced.status) == ([], PromotionStatus.RUNNING)
     forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
@@ -223,7 +223,7 @@ def test_started_again_it_has_to_show_everything_again(terms):
     with pytest.raises(OrderError, match="is rolled back; start it again first"):
         orders.hold(back, "ada", "x", 11.0)
     again, moves = begin(terms, V, "ada", 20.0, previous=back)
-    assert (again.attempt, again.place.stage, moves[0].message) == (
+    assert (again.attempt, again.position.stage, moves[0].message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
     )  # fmt: skip
 
@@ -244,7 +244,7 @@ def test_replaced_versions_are_no_longer_limited(terms, round_of):
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 6))
     gone, moves = replaced(promotion, "next", 2000.0)
-    assert (gone.standing, share_of(gone), moves[0].message) == ("replaced", None, f"{V} is replaced by next")
+    assert (gone.status, share_of(gone), moves[0].message) == ("replaced", None, f"{V} is replaced by next")
     assert run(gone, terms, round_of, [(2001, "FAIL")]) == (gone, [])
 
 
@@ -277,7 +277,7 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
     statuses: list[str] = []
     for turn, (step, status, order) in enumerate(script):
         now += step
-        if order == "hold" and promotion.standing is PromotionStatus.RUNNING:
+        if order == "hold" and promotion.status is PromotionStatus.RUNNING:
             promotion = orders.hold(promotion, "bob", "wait", now)
         elif order == "resume" and promotion.hold:
             promotion = orders.resume(promotion)
@@ -287,7 +287,7 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
         promotion, moves = advance(promotion, terms, verdicts, (), now)
         statuses.append(status)
         assert len(moves) <= 1
-        if before.standing is PromotionStatus.ROLLED_BACK:
+        if before.status is PromotionStatus.ROLLED_BACK:
             assert promotion == before
         for move in moves:
             verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, verdicts, abs(now)))))
@@ -300,5 +300,5 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
                 assert (status, statuses[since:].count("FAIL") >= limit) == ("FAIL", True)
             since = len(statuses)
         if limit == 1 and status == "FAIL":
-            assert promotion.standing is PromotionStatus.ROLLED_BACK
+            assert promotion.status is PromotionStatus.ROLLED_BACK
         assert share_of(promotion) in {None, 0.0, *terms.promotion.steps}

@@ -67,7 +67,7 @@ def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
     admitted = admit(promotion, contract, record)
     assert admitted.offline == record["checksum"]
     after, (move,) = advance(admitted, contract, (), (), 1.0)
-    assert (after.place.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
+    assert (after.position.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
     held, moves = advance(admitted, contract, (), ["prose is silent"], 1.0)
     assert (moves, held.missing) == ((), ("held: prose is silent",))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.streams import LatestValue, PointStream
+from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
 from kc_otel.serve.store.stream_codec import (
     CodecError,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.serve.store.policy_store import PolicyStore
 
 

@@ -9,8 +9,8 @@ from datetime import datetime
 
 import pytest
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.serve.webhooks.formats import Format, render
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, What
-from kc_otel.judge.escalation.policy import advance
 
 STATUSES = st.sampled_from(["PASS", "FAIL", "FAIL", "INCONCLUSIVE", "NO_DATA", None])
 TICK = st.tuples(st.integers(0, 90), st.fixed_dictionaries({"all": STATUSES, "code": STATUSES}))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from kc_otel.judge.escalation.alert_lifecycle import advance, retire, step_keys
 from kc_otel.judge.escalation.alerts import PolicyState, What
-from kc_otel.judge.escalation.policy import advance, retire, step_keys
 
 
 def run(contract, ticks, state=None):

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.judge.otlp.errors import BadRequestError, TooLargeError, UnsupportedMediaError
+from kc_otel.judge.otlp.request_errors import BadRequestError, TooLargeError, UnsupportedMediaError
 
 __all__ = ["Limits", "inflate"]
 

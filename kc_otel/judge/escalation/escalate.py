@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, Pin, apply
+from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
-from kc_otel.judge.escalation.policy import advance
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["Escalation", "EscalationState", "judge"]
+__all__ = ["Escalation", "EscalationState", "escalate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class EscalationState:
 
     Attributes:
         policies: Alerts, by the contract's name.
-        books: What has been said of them, by the contract's name.
+        notifications: What people have been told of them, by the contract's name.
         decisions: The table that is published.
-        would: What contracts that run dry would have published.
+        dry_run_decisions: What contracts that run dry would have published.
         people: Silences and acknowledgements.
     """
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
-    books: Mapping[str, NotificationLog] = field(default_factory=dict)
+    notifications: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
-    would: DecisionTable = field(default_factory=DecisionTable)
+    dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
     people: People = field(default_factory=People)
 
 
@@ -44,21 +44,21 @@ class Escalation:
     """What an evaluation makes of what held before.
 
     Attributes:
-        standing: What holds from now on.
+        state: What holds from now on.
         transitions: What fired and resolved, of contracts that run dry too.
         notices: What has to be said.
-        silences: Silences that have come to their end.
-        pins: Pins that have come to their end.
+        ended_silences: Silences that have come to their end.
+        ended_pins: Pins that have come to their end.
     """
 
-    standing: EscalationState
+    state: EscalationState
     transitions: tuple[Transition, ...]
     notices: tuple[Notice, ...]
-    silences: tuple[Silence, ...]
-    pins: tuple[Pin, ...]
+    ended_silences: tuple[Silence, ...]
+    ended_pins: tuple[Pin, ...]
 
 
-def judge(
+def escalate(
     contracts: Sequence[Contract],
     before: EscalationState,
     verdicts: Sequence[Verdict],
@@ -85,22 +85,23 @@ def judge(
         policies[name], edges[name] = advance(contract, state, own, invalid(contract), now)
     fires = {alert.fingerprint for state in policies.values() for alert in state.firing}
     people, ended = current(before.people, fires, now)
-    books: dict[str, NotificationLog] = {}
-    decisions, would, told = before.decisions, before.would, list[Notice]()
+    notifications: dict[str, NotificationLog] = {}
+    decisions, dry_run_decisions, found = before.decisions, before.dry_run_decisions, list[Notice]()
     for contract in contracts:
         name, transitions = contract.name, edges[contract.name]
-        book = before.books.get(name, NotificationLog(name))
+        log = before.notifications.get(name, NotificationLog(name))
         if name in dry_run:
-            decisions, would = apply(decisions, (), contract, now), apply(would, transitions, contract, now)
-            books[name] = book
+            decisions = apply(decisions, (), contract, now)
+            dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
+            notifications[name] = log
             continue
         decisions = apply(decisions, transitions, contract, now)
-        books[name], said = notices(contract, book, policies[name].firing, transitions, people, now)
-        told += said
+        notifications[name], new = notices(contract, log, policies[name].firing, transitions, people, now)
+        found += new
     return Escalation(
-        standing=EscalationState(policies, books, decisions, would, people),
+        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people),
         transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
-        notices=tuple(told),
-        silences=ended,
-        pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
+        notices=tuple(found),
+        ended_silences=ended,
+        ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
     )

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError
-from kc_otel.judge.otlp.limits import inflate
+from kc_otel.judge.otlp.request_limits import inflate
 
 LIMITS = Limits(max_bytes=100_000)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, difference
+from kc_otel.judge.point_streams import MAX_WRITERS, Horizon, PointStream
 from kc_otel.judge.points import Point, PointKind
-from kc_otel.judge.streams import MAX_WRITERS, Horizon, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 S = 10**9

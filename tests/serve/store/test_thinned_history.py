@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve.history import CellHistory
-from kc_otel.serve.store.history_ring import KEPT
 from kc_otel.serve.store.state_file import transaction
+from kc_otel.serve.store.thinned_history import KEPT
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
 STEP = 10.0

@@ -1,0 +1,136 @@
+"""What the escalation remembers between two evaluations, in SQLite. Nothing here commits.
+
+Alerts are saved by contract, because those of one contract change while the others' stay; the decision tables, the log
+of notifications and what people decided are single values.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.decisions.table import DecisionTable, apply, forget
+from kc_otel.judge.escalation.alert_lifecycle import retire
+from kc_otel.judge.escalation.escalate import EscalationState
+from kc_otel.judge.escalation.notices import NotificationLog
+from kc_otel.judge.escalation.people import People
+from kc_otel.serve.store.key_values import KeyValueStore
+from kc_otel.serve.store.policy_store import PolicyStore
+
+__all__ = ["EscalationStore"]
+
+_DECISIONS = "decision table"
+_DRY_RUN_DECISIONS = "decision table of dry runs"
+_DRY_RUN = "contracts that run dry"
+_PEOPLE = "people"
+
+
+class EscalationStore:
+    """Keeps all of it in the state file.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+        events: Policies and events in the same file.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
+        self._events = events
+        self._values = KeyValueStore(connection)
+
+    def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
+        """What held when the state was written last, without what belongs to contracts that are gone.
+
+        Args:
+            contracts: Contracts that are served from now on, by name.
+            dry_run: Names of those that run dry.
+            now: Unix time, seconds.
+        """
+        loaded = self._load(contracts)
+        state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
+        self.save(loaded, state)
+        self._values.save(_DRY_RUN, sorted(dry_run & contracts.keys()))
+        return state
+
+    def save(self, before: EscalationState, after: EscalationState) -> None:
+        """Write what differs."""
+        for name, policy in after.policies.items():
+            if policy != before.policies.get(name):
+                self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
+        for name, log in after.notifications.items():
+            if log != before.notifications.get(name):
+                self._values.save(_notifications(name), log.to_json())
+        if after.decisions != before.decisions:
+            self._values.save(_DECISIONS, after.decisions.to_json())
+        if after.dry_run_decisions != before.dry_run_decisions:
+            self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions.to_json())
+        if after.people != before.people:
+            self._values.save(_PEOPLE, after.people.to_json())
+
+    def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
+        logs = {name: self._values.load(_notifications(name)) for name in contracts}
+        people = self._values.load(_PEOPLE)
+        return EscalationState(
+            policies={name: self._events.load(name) for name in contracts},
+            notifications={
+                name: NotificationLog(name) if log is None else NotificationLog.from_json(log)
+                for name, log in logs.items()
+            },
+            decisions=self._table(_DECISIONS),
+            dry_run_decisions=self._table(_DRY_RUN_DECISIONS),
+            people=People() if people is None else People.from_json(people),
+        )
+
+    def _table(self, name: str) -> DecisionTable:
+        plain = self._values.load(name)
+        return DecisionTable() if plain is None else DecisionTable.from_json(plain)
+
+    def _ran_dry(self) -> frozenset[str]:
+        return frozenset(self._values.load(_DRY_RUN) or ())
+
+    def _without_the_gone(
+        self, state: EscalationState, contracts: Mapping[str, Contract], now: float
+    ) -> EscalationState:
+        """Contracts that are no longer served leave nothing firing, routed, pinned or silenced."""
+        decisions, dry_run_decisions, people = state.decisions, state.dry_run_decisions, state.people
+        for name in self._events.contracts():
+            if name not in contracts:
+                _, transitions = retire(self._events.load(name), now)
+                self._events.record(transitions, dry_run=self._ran_dry())
+                self._events.forget(name)
+                self._values.save(_notifications(name), None)
+                decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
+        people = People(
+            tuple(one for one in people.silences if one.contract in contracts),
+            tuple(one for one in people.acknowledgements if one.contract in contracts),
+        )
+        return replace(state, decisions=decisions, dry_run_decisions=dry_run_decisions, people=people)
+
+    def _changed_modes(
+        self, state: EscalationState, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
+    ) -> EscalationState:
+        """A contract that begins or ceases to run dry starts over: what it asked for until now ends, but for routes.
+
+        Routes stay because only a person gives traffic back to a kernel that was found broken. Nobody is told of the
+        alerts that end so: what broke is not mended.
+        """
+        ran_dry = self._ran_dry()
+        for name in sorted((ran_dry ^ dry_run) & contracts.keys()):
+            policy, transitions = retire(state.policies[name], now)
+            self._events.record(transitions, dry_run=ran_dry)
+            begins = name in dry_run
+            message = "the contract runs dry from now on" if begins else "the contract no longer runs dry"
+            self._events.record_event(name, "dry-run", {"on": begins, "message": message}, now)
+            state = replace(
+                state,
+                policies={**state.policies, name: policy},
+                notifications={**state.notifications, name: NotificationLog(name)},
+                decisions=apply(state.decisions, transitions if begins else (), contracts[name], now),
+                dry_run_decisions=forget(state.dry_run_decisions, name, now),
+            )
+        return state
+
+
+def _notifications(contract: str) -> str:
+    return f"notifications of {contract}"
