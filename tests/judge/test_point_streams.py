@@ -155,7 +155,7 @@ def test_a_difference_that_contradicts_itself_begins_anew() -> None:
     low, high = point(NOW - LONG, NOW - 9, [1] * 9), point(NOW - LONG, NOW - 5, [1] * 10)
     assert high.histogram is not None
     cheated = replace(high, histogram=replace(high.histogram, sum=12.0))  # ten of 2.0, but less than nine of them
-    stream = Stream()
+    stream = PointStream()
     assert outcomes(stream, low, cheated, point(NOW - LONG, NOW, [1] * 11)) == [
         ("accepted", "", 9),
         ("baseline", "", 0),
