@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_host, is_tensor
 from kc_otel.record.measure.packing import Block, SampledBatch
-from kc_otel.record.measure.processing import looks_processed, padded, patterns, temperature_like, truncation_like
+from kc_otel.record.measure.processing import (
+    ends_alike,
+    looks_processed,
+    padded,
+    patterns,
+    temperature_like,
+    truncation_like,
+)
 from kc_otel.record.measure.reasons import InvalidReason
 from kc_otel.record.measure.sampled import saturated
 
@@ -27,6 +34,7 @@ __all__ = [
     "check",
     "check_block",
     "check_declared",
+    "check_fillers",
     "check_patterns",
     "counted",
     "difference",
@@ -175,6 +183,9 @@ def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
         suspicious = looks_processed(drift, lengths)
         if suspicious.any():
             found[suspicious] = check_patterns(block if suspicious.all() else block.only(suspicious))
+        alike = ends_alike(block) & ~suspicious
+        if alike.any():
+            found[alike] = check_fillers(block.only(alike))
         return judged(
             RowStats(
                 np.minimum.reduceat(block.train, starts).astype(np.float64),
@@ -196,6 +207,11 @@ def check_patterns(block: Block) -> NDArray[np.int8]:
     codes[temperature_like(pattern)] = InvalidReason.TEMPERATURE_MISMATCH
     codes[padded(block)] = InvalidReason.PADDING_COUNTED
     return codes
+
+
+def check_fillers(block: Block) -> NDArray[np.int8]:
+    """An `InvalidReason` for each row of a block of rows that end alike on both sides (`ends_alike`)."""
+    return np.where(padded(block), InvalidReason.PADDING_COUNTED, InvalidReason.VALID).astype(np.int8)
 
 
 def looks_shifted(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.sampled import saturated
 
-__all__ = ["PAD_RUN", "Pattern", "looks_processed", "padded", "patterns", "temperature_like", "truncation_like"]
+__all__ = [
+    "PAD_RUN",
+    "Pattern",
+    "ends_alike",
+    "looks_processed",
+    "padded",
+    "patterns",
+    "temperature_like",
+    "truncation_like",
+]
 
 _DRIFT: Final = 0.03
 """Mean |l| from which a pattern is looked for; below, a fault of processing is no larger than bf16's rounding."""
@@ -56,6 +65,8 @@ PAD_RUN: Final = 8
 """Equal numbers at a sequence's end that make a filler."""
 _PAD_DRIFT: Final = 0.05
 """Mean |l| over the filler, or |log Q| where both sides have it: below, both kernels may be that sure."""
+_CHANCE: Final = 1e-6
+"""Chance of a run of tokens that both kernels are so sure of, as often as they are before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,28 +134,52 @@ def truncation_like(found: Pattern) -> NDArray[np.bool_]:
         return one_sided & (found.far <= _FAR) & (found.spread > _SPREAD)
 
 
+def ends_alike(block: Block) -> NDArray[np.bool_]:
+    """Rows in which both sides end in a run of one same number: worth asking `padded` about, however small the drift.
+
+    A mask that was forgotten leaves the same filler on both sides, which looks like two kernels that agree.
+    """
+    ends = block.starts + block.lengths
+    same: NDArray[np.bool_] = block.train[ends - 1] == block.inference[ends - 1]
+    return same & np.logical_and(*_ends_constant(block))
+
+
 def padded(block: Block) -> NDArray[np.bool_]:
-    """Rows that end in a filler: a side with one and the same number, where the other does not agree with it."""
+    """Rows that end in a filler: one and the same number on a side, and no end that both kernels could be sure of."""
     ends = block.starts + block.lengths
     found = np.zeros(ends.size, dtype=np.bool_)
-    long = np.flatnonzero(block.lengths >= 2 * PAD_RUN)
-    last = ends[long, None] - np.arange(1, PAD_RUN + 1)
-    train, inference = block.train[last], block.inference[last]
-    constant = (train == train[:, :1]).all(1) | (inference == inference[:, :1]).all(1)
-    for row in long[constant]:
+    for row in np.flatnonzero(np.logical_or(*_ends_constant(block))):
         here = slice(int(block.starts[row]), int(ends[row]))
         found[row] = _filled(block.train[here], block.inference[here])
     return found
 
 
+def _ends_constant(block: Block) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Per side, which rows are long and end in PAD_RUN equal numbers."""
+    ends = block.starts + block.lengths
+    long = np.flatnonzero(block.lengths >= 2 * PAD_RUN)
+    last = ends[long, None] - np.arange(1, PAD_RUN + 1)
+    sides = np.zeros((2, ends.size), dtype=np.bool_)
+    for side, numbers in zip(sides, (block.train, block.inference), strict=True):
+        side[long] = (numbers[last] == numbers[last[:, :1]]).all(1)
+    return sides[0], sides[1]
+
+
 def _filled(train: NDArray[np.floating], inference: NDArray[np.floating]) -> bool:
     runs = [_run(side) for side in (train, inference)]
-    run = max(runs)
+    run, shared = max(runs), min(runs)
     if run < PAD_RUN or run == train.size:
         return False
     apart = np.abs(train[-run:].astype(np.float64) - inference[-run:])
-    sure = abs(float(inference[-1]))
-    return bool(apart.mean() > _PAD_DRIFT or (min(runs) >= PAD_RUN and sure > _PAD_DRIFT))
+    if apart.mean() > _PAD_DRIFT:
+        return True
+    if shared < PAD_RUN or abs(float(inference[-1])) > _PAD_DRIFT:
+        return shared >= PAD_RUN
+    # Both kernels may be sure of many tokens in a row, but not only of the last ones.
+    rest = slice(0, train.size - shared)
+    as_sure = np.count_nonzero((train[rest] == train[-1]) & (inference[rest] == inference[-1]))
+    chance = ((as_sure + 1) / (train.size - shared + 1)) ** shared
+    return bool(train[-1] == inference[-1] and chance < _CHANCE)
 
 
 def _run(side: NDArray[np.floating]) -> int:

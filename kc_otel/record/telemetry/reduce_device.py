@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_host
-from kc_otel.record.measure.checks import InvalidReason, RowStats, check_patterns, judged, looks_shifted
+from kc_otel.record.measure.checks import InvalidReason, RowStats, check_fillers, check_patterns, judged, looks_shifted
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.processing import looks_processed
+from kc_otel.record.measure.processing import PAD_RUN, looks_processed
 from kc_otel.record.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import Partition
 from kc_otel.record.telemetry.groups import Groups, count_groups
@@ -135,7 +135,7 @@ def _checked(
         advantage = advantages[where].double()
         advantage = advantage[:, None] if advantage.ndim == 1 else advantage
         finite = (torch.isfinite(advantage) | ~kept).all(1).double()
-    host = as_host(torch.stack([*(side.double() for side in sides), drift, finite]))
+    host = as_host(torch.stack([*(side.double() for side in sides), drift, finite, _ends_alike(p, q, kept)]))
     shifted = np.full(index.size, np.inf)
     suspicious = looks_shifted(host[4], lengths[index])
     if suspicious.any():
@@ -146,6 +146,10 @@ def _checked(
     if suspicious.any():
         part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
         patterns[suspicious] = check_patterns(_on_host(p[part], q[part], kept[part], lengths[index[suspicious]]))
+    alike = (host[6] == 1) & (lengths[index] >= 2 * PAD_RUN) & ~suspicious
+    if alike.any():
+        part = torch.as_tensor(np.flatnonzero(alike), device=train.device)
+        patterns[alike] = check_fillers(_on_host(p[part], q[part], kept[part], lengths[index[alike]]))
     found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted, patterns))
     found[(found == InvalidReason.VALID) & (host[5] == 0)] = InvalidReason.NAN_ADVANTAGE
     codes[index] = found
@@ -155,6 +159,15 @@ def _checked(
         advantage = None if advantage is None else advantage[part]
         return _Rows(index[valid], kept[part], log_w[part], advantage)
     return _Rows(index, kept, log_w, advantage)
+
+
+def _ends_alike(p: Any, q: Any, kept: Any) -> Any:
+    """1 for each row whose last PAD_RUN tokens that count are one number, the same on both sides; see `ends_alike`."""
+    place = kept.cumsum(1)
+    last = kept & (place > place[:, -1:] - PAD_RUN)
+    most = torch.where(last, torch.maximum(p, q), -torch.inf).amax(1)
+    least = torch.where(last, torch.minimum(p, q), torch.inf).amin(1)
+    return (most == least).double()
 
 
 def _on_host(p: Any, q: Any, kept: Any, lengths: NDArray[np.intp]) -> Block:

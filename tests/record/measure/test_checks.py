@@ -280,6 +280,28 @@ def test_an_end_that_both_kernels_are_sure_of_is_no_padding() -> None:
     assert not check(train, inference).any()
 
 
+@pytest.mark.parametrize("drift", [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize("filler", [0.0, -1.0, -100.0])
+def test_a_forgotten_mask_is_noticed_at_any_drift(drift: float, filler: float) -> None:
+    """The same filler on both sides is no agreement: every row that has one is a fault, and no other."""
+    pair = logprobs(drift, shape=(6, 80))
+    for row, end in ((1, 20), (2, 60), (4, 72)):
+        for side in pair:
+            side[row, end:] = filler
+    codes = check(*pair)
+    assert np.flatnonzero(codes == InvalidReason.PADDING_COUNTED).tolist() == [1, 2, 4]
+    assert not np.delete(codes, [1, 2, 4]).any()
+
+
+@given(st.floats(0.05, 0.98), st.integers(16, 200), st.integers(0, 1000))
+def test_kernels_that_are_often_sure_are_not_taken_for_padding(sure: float, tokens: int, seed: int) -> None:
+    """Text of which both kernels are entirely sure here and there has runs of zeros, at its end too."""
+    rng = np.random.default_rng(seed)
+    inference = np.where(rng.random((4, tokens)) < sure, 0.0, -rng.exponential(1.0, (4, tokens)))
+    train = np.where(inference == 0.0, 0.0, inference + 0.01 * rng.standard_normal((4, tokens))).clip(max=0.0)
+    assert not check(train, inference).any()
+
+
 def test_prompts_have_to_agree() -> None:
     """A prompt that was encoded again is another one wherever an id or its length differs."""
     train, inference = logprobs()

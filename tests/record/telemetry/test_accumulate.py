@@ -86,6 +86,21 @@ def assert_same(snapshot, expected):
 
 
 @PATHS
+@pytest.mark.parametrize("filler", [0.0, -1.0])
+def test_a_forgotten_mask_is_noticed_where_the_tensors_are(as_device, filler) -> None:
+    """Both paths leave out the rows that end in one filler on both sides, also behind tokens that are masked."""
+    given_batch = batch(3, (6, 40), 1e-4)
+    given_batch["inference"] = np.log(np.random.default_rng(3).uniform(0.02, 1, (6, 40))).astype(np.float32)
+    given_batch["train"] = given_batch["inference"] + np.float32(1e-4) * given_batch["inference"]
+    given_batch["mask"] = np.ones((6, 40), dtype=bool)
+    given_batch["mask"][4, 25:] = False
+    for side in ("train", "inference"):
+        given_batch[side][2, 20:] = given_batch[side][4, 10:25] = given_batch[side][5, 35:] = filler
+    arrays = {key: torch.from_numpy(value) for key, value in given_batch.items()} if as_device else given_batch
+    assert Accumulator(SLICES).add_sampled(**arrays, _tensors=as_device).invalid == {"padding_counted": 2}
+
+
+@PATHS
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
 @settings(max_examples=15, deadline=None)
 def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequences, tokens) -> None:
