@@ -42,6 +42,7 @@ def draw_history(
     title: str,
     points: Sequence[Point],
     *,
+    kernel: str = "",
     others: Mapping[str, Sequence[Point]] | None = None,
     markers: Sequence[Marker] = (),
     unit: str = "",
@@ -53,6 +54,7 @@ def draw_history(
     Args:
         title: What is drawn.
         points: Oldest first.
+        kernel: Inference kernel version of the points, to say when it was judged first.
         others: Points of the same clause and slice with other kernel versions, by version.
         markers: Those outside of the points' time are left out.
         unit: Of the estimate; empty where it has none.
@@ -96,7 +98,12 @@ def draw_history(
             for p in points
             if p[1] is not None
         ]
-    together = _together([(x(one.at), one) for one in markers if span.low <= one.at <= span.high])
+    new = [
+        Marker(found[0][0], "◆", f"kernel {name} is judged first")
+        for name, found in ((kernel, points), *others.items())
+        if name and found and x(found[0][0]) > _NEAR
+    ]
+    together = _together([(x(one.at), one) for one in (*markers, *new) if span.low <= one.at <= span.high])
     text = _text(points, len(others), zone)
     above = [
         *_strip(points, x, _GAP * step),

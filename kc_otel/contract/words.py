@@ -15,7 +15,7 @@ def number(value: float | None) -> str:
     >>> number(0.12345), number(None)
     ('0.123', '-')
     """
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else f"{value + 0.0:.3g}"  # a negative zero is zero
 
 
 def duration(seconds: float) -> str:

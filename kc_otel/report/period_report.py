@@ -167,6 +167,7 @@ def _pictures(period: Period, key: CellKey) -> list[Block]:
         draw_history(
             f"{title} over time",
             points,
+            kernel=key[4],
             markers=markers_of(period.events, contract, clause, slice),
             unit=_unit(period, contract, clause),
             step=period.steps.get(contract, math.inf),

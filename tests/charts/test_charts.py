@@ -110,6 +110,9 @@ def test_other_kernel_versions_are_drawn_dotted() -> None:
     assert len(paths(chart.svg, "c-other")) == 1
     assert [text for _, text in chart.key][-1] == "kernel old"
     assert "1 other kernel version on the same slice" in chart.text
+    assert [text for _, text in draw_history("x", PAST[2:], kernel="new", others={"old": PAST[:2]}).marks] == [
+        "kernel new is judged first"
+    ]
 
 
 def test_nothing_is_drawn_of_nothing() -> None:

@@ -49,6 +49,7 @@ def chart_routes(core: Core) -> APIRouter:
         return draw_history(
             f"{clause} on {place(slice)} over time",
             points.pop(own, []),
+            kernel=kernel_inference,
             others={cell.kernel_inference: found for cell, found in points.items()},
             markers=markers_of(said, contract, clause, slice),
             unit=unit_word(found.limit_unit),

@@ -16,9 +16,11 @@ export const byId = (id) => document.getElementById(id);
 
 /**
  * Make a parent's children say `items`, touching only what differs: focus and a screen reader's place survive.
- * `key` names an item, `mark` is what its looks depend on, `make` builds it.
+ * `key` names an item, `mark` is what its looks depend on, `make` builds it; what can have focus in it has a data-focus.
  */
 export function sync(parent, items, key, mark, make) {
+  const focused = parent.contains(document.activeElement) ? document.activeElement : null;
+  const held = focused && { item: [...parent.children].find((child) => child.contains(focused)).dataset.key, part: focused.dataset.focus };
   const have = new Map();
   for (const child of parent.children) have.set(child.dataset.key, child);
   let place = parent.firstElementChild;
@@ -31,18 +33,18 @@ export function sync(parent, items, key, mark, make) {
       const fresh = make(item);
       fresh.dataset.key = name;
       fresh.dataset.mark = looks;
-      if (node) {
-        const held = node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
-        if (place === node) place = fresh;
-        node.replaceWith(fresh);
-        if (held) fresh.querySelector(`[data-focus="${CSS.escape(held)}"]`)?.focus();
-      }
+      if (place === node && node) place = fresh;
+      node?.replaceWith(fresh);
       node = fresh;
     }
     if (node === place) place = place.nextElementSibling;
     else parent.insertBefore(node, place);
   }
   for (const node of have.values()) node.remove();
+  if (!focused || document.activeElement === focused) return;
+  const now = [...parent.children].find((child) => child.dataset.key === held.item);
+  const same = held.part && now?.querySelector(`[data-focus="${CSS.escape(held.part)}"]`);
+  (same ?? (now?.matches("[data-focus]") ? now : null))?.focus({ preventScroll: true });
 }
 
 /** Replace an element's children. */

@@ -7,6 +7,7 @@ import { runbook } from "./overview.js";
 const AT_ONCE = 40; // rows that are made before somebody asks for the rest
 
 const wanted = new Set();
+const ranked = new Map(); // how bad a row was when it got its status: rows do not change places under a reader's eyes
 
 export function watchFilter(changed) {
   byId("query").addEventListener("input", changed);
@@ -62,13 +63,18 @@ function grouped(cells) {
     return {
       slice, verdicts,
       worst: worst.status,
-      bad: badness(worst),
+      bad: steady(`${worst.contract}/${slice}`, worst),
       text: `${place(slice)} ${verdicts.map((one) => one.clause).join(" ")}`.toLowerCase(),
       mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.status}${share(one)}`).join("|"),
     };
   });
   const rank = (row) => STATES[row.worst].rank;
   return rows.sort((a, b) => rank(a) - rank(b) || (b.slice === "all") - (a.slice === "all") || b.bad - a.bad || a.slice.localeCompare(b.slice));
+}
+
+function steady(row, worst) {
+  if (ranked.get(row)?.status !== worst.status) ranked.set(row, { status: worst.status, bad: badness(worst) });
+  return ranked.get(row).bad;
 }
 
 /** What a reader has to know of a contract to read its table. */

@@ -44,9 +44,8 @@ async function look() {
       contracts: contracts.contracts, overview, cells: cells.cells, events: events.events.reverse(), decisions, health,
       promotions: promotions.promotions,
     });
-    if (lost) byId("announce").textContent = "The evaluator answers again.";
+    show(lost ? "The evaluator answers again. " : "");
     lost = 0;
-    show();
     live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
     await refreshCell(state);
   } catch (error) {
@@ -61,7 +60,7 @@ async function look() {
 }
 
 /** Everything on the page, for the contract chosen in the address or for all of them. */
-function show() {
+function show(news = "") {
   const only = state.only;
   const mine = (one) => !only || one.contract === only;
   const cells = state.cells.filter((cell) => mine(cell.verdict));
@@ -87,7 +86,7 @@ function show() {
   showHealth(narrowed);
   byId("version").textContent = `kc-otel ${state.overview.version}`;
   document.title = title(narrowed.overview);
-  announce(cells);
+  announce(cells, news);
 }
 
 function title({ incidents }) {
@@ -112,13 +111,13 @@ function showContracts() {
 }
 
 /** Say what changed to who cannot see it: at most three cells by name. */
-function announce(cells) {
+function announce(cells, news) {
   const now = new Map(cells.map(({ verdict: v }) => [`${v.contract}/${v.clause}/${v.slice}/${v.kernel_inference}`, v]));
   const changed = [...now].filter(([key, v]) => seen.size && seen.has(key) && seen.get(key) !== v.status).map(([, v]) => v);
-  if (changed.length) {
+  if (changed.length || news) {
     const said = changed.slice(0, 3).map((v) => `${v.clause} on ${place(v.slice)}: ${STATES[v.status].word}`);
     if (changed.length > 3) said.push(`and ${changed.length - 3} more changes`);
-    byId("announce").textContent = `${said.join(". ")}.`;
+    byId("announce").textContent = `${news}${said.map((one) => `${one}. `).join("")}`.trim();
   }
   seen = new Map([...now].map(([key, v]) => [key, v.status]));
 }
