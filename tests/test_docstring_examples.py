@@ -15,7 +15,6 @@ NEEDS = {
     "kc_otel.integrations.operators.modules": "two models in torch",
     "kc_otel.integrations.transformers": "a Trainer with a model to train",
     "kc_otel.integrations.trl.attach": "a GRPOTrainer with a model to train",
-    "kc_otel.integrations.trl.resync": "a GRPOTrainer with a vLLM engine, and an evaluator",
     "kc_otel.integrations.vllm.instrumentor": "vLLM and a model",
 }
 """Modules whose examples are marked `+SKIP`, and what it would take to run them."""

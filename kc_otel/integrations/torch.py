@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
 from kc_otel._extras import extra
@@ -23,7 +22,7 @@ from kc_otel.record.work import Attributes
 with extra("torch", "watching a module"):
     import torch
 
-__all__ = ["AttachedHook", "next_token_logprobs", "observe", "shadow"]
+__all__ = ["AttachedHooks", "HookGuard", "UnpicklableHook", "next_token_logprobs", "observe", "shadow"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -33,24 +32,25 @@ AttributesOf = Attributes | Callable[[tuple[Any, ...], Mapping[str, Any]], Attri
 """Attributes of the sequences, or what makes them from a forward's arguments."""
 
 
-class AttachedHook:
-    """An attached hook; `remove` it, or use it as a context manager."""
+class AttachedHooks:
+    """Hooks on modules; `remove` them, or use this as a context manager.
 
-    def __init__(self, module: torch.nn.Module, hook: _Hook) -> None:
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module: {type(module).__name__} is not a torch.nn.Module")
-        self._handle = module.register_forward_hook(hook, with_kwargs=True)
+    Args:
+        handles: What torch returned for each.
+    """
+
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
 
     def remove(self) -> None:
-        """Detach the hook; the module is as it was before. Calling it again does nothing."""
-        self._handle.remove()
+        """Detach every hook; the modules are as they were before. Calling it again does nothing."""
+        for handle in self._handles:
+            handle.remove()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
@@ -60,7 +60,7 @@ def observe(
     *,
     side: Literal["train", "inference"],
     attributes: AttributesOf = None,
-) -> AttachedHook:
+) -> AttachedHooks:
     """Record the log-probabilities that a causal language model gives its own input, teacher-forced.
 
     The other kernel records the same sequences, here or through `Recorder.sampled` and `Recorder.scored` with
@@ -97,7 +97,7 @@ def observe(
             attributes=attributes(args, kwargs) if callable(attributes) else attributes,
         )
 
-    return AttachedHook(module, _Hook(recorder, record))
+    return _attached(module, recorder, record)
 
 
 def shadow(
@@ -108,7 +108,7 @@ def shadow(
     side: Literal["train", "inference"] = "inference",
     sampling: float | Callable[[], float] | None = None,
     attributes: AttributesOf = None,
-) -> AttachedHook:
+) -> AttachedHooks:
     """Run a reference kernel on what a model is called with, and compare whole next-token distributions.
 
     The reference runs inside the model's call, without autograd and outside of autocast, so that call takes longer; at
@@ -145,7 +145,7 @@ def shadow(
             presampled=True,
         )
 
-    return AttachedHook(module, _Hook(recorder, record))
+    return _attached(module, recorder, record)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -171,29 +171,58 @@ def next_token_logprobs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.
     return out
 
 
-class _Hook:
-    """Calls `record` after a forward, and turns whatever goes wrong into a count."""
+class HookGuard:
+    """Runs what a hook does without autograd, and turns whatever goes wrong into a count of the recorder's.
 
-    def __init__(self, recorder: Recorder, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+    Nothing is run while a graph is being compiled, or inside of a hook that this guards already.
+
+    Args:
+        recorder: Where failures are counted.
+        reason: Under which they are.
+    """
+
+    def __init__(self, recorder: Recorder, reason: str) -> None:
         self._recorder = recorder
-        self._record = record
+        self._reason = reason
         self._inside = threading.local()
 
-    def __call__(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work`."""
         if torch.compiler.is_compiling() or getattr(self._inside, "active", False):
             return
         self._inside.active = True
         try:
             with torch.no_grad():
-                self._record(args, kwargs, output)
+                work()
         except Exception as error:  # noqa: BLE001 - the module's caller must not fail because somebody watches
-            self._recorder.drop("forward-unusable", error)
+            self._recorder.drop(self._reason, error)
         finally:
             self._inside.active = False
 
+
+class UnpicklableHook:
+    """A hook that a copied or pickled module does not take along: a recorder has threads and cannot go with it."""
+
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        # A copied or pickled module takes its hooks along; a recorder has threads and cannot go with it.
         return _no_hook, ()
+
+
+class _ForwardHook(UnpicklableHook):
+    def __init__(self, guard: HookGuard, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        self._guard = guard
+        self._record = record
+
+    def __call__(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._guard.run(lambda: self._record(args, kwargs, output))
+
+
+def _attached(
+    module: torch.nn.Module, recorder: Recorder, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+) -> AttachedHooks:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: {type(module).__name__} is not a torch.nn.Module")
+    hook = _ForwardHook(HookGuard(recorder, "forward-unusable"), record)
+    return AttachedHooks([module.register_forward_hook(hook, with_kwargs=True)])
 
 
 def _no_hook() -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """Callbacks for Hugging Face's `Trainer` and everything that is made of it.
 
 `KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
-so many steps. `StopWhenHalted` ends training when the evaluator says so. Neither ever raises into the training loop.
+so many steps. `StopWhenHalted` ends training and `ResyncWeights` sends the weights again when the evaluator asks for
+it. None of them ever raises into the training loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ else:
     except ImportError:
         TrainerCallback = object  # so that everything here can be imported and read without the library
 
-__all__ = ["KernelContractCallback", "Sample", "StopWhenHalted", "TrainerCallback", "of_first_process"]
+__all__ = ["KernelContractCallback", "ResyncWeights", "Sample", "StopWhenHalted"]
 
 _log: Final = logging.getLogger("kc_otel")
 
@@ -155,7 +156,34 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
             )
 
 
-class StopWhenHalted(TrainerCallback):  # type: ignore[misc]
+class _AskedCallback(TrainerCallback):  # type: ignore[misc]
+    """Asks the user's function for a reason to act; the first process of a distributed run decides for all of them."""
+
+    def __init__(self, asked: Callable[[], str | None], failure: str) -> None:
+        self._asked = asked
+        self._failure = failure
+        self._failed = False
+
+    def _decision(self, args: Any, state: Any) -> str | None:
+        """Why to act, in every process alike; None not to. A function that fails asks for nothing."""
+        reason = None
+        if state.is_world_process_zero:
+            try:
+                reason = self._asked()
+            except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
+                if not self._failed:
+                    self._failed = True
+                    _log.exception(self._failure)
+        if args.world_size > 1:
+            import torch.distributed  # noqa: PLC0415 - the core does without torch
+
+            from_first = [reason]
+            torch.distributed.broadcast_object_list(from_first, src=0)
+            reason = from_first[0]
+        return reason
+
+
+class StopWhenHalted(_AskedCallback):
     """Ends training after the step in which the evaluator's decision table asks for a halt, and logs why.
 
     >>> router = Router("http://127.0.0.1:4320")                                               # doctest: +SKIP
@@ -169,36 +197,68 @@ class StopWhenHalted(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, halted: Callable[[], str | None]) -> None:
-        self._halted = halted
-        self._failed = False
+        super().__init__(halted, "whether training should stop cannot be told; it goes on")
         self.reason: str | None = None
         """Why training was stopped; None while it was not."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop where it is asked for."""
-        reason = self._ask() if state.is_world_process_zero else None
-        if args.world_size > 1:
-            reason = of_first_process(reason)
+        reason = self._decision(args, state)
         if reason is not None and self.reason is None:
             self.reason = reason
             _log.error("step %d: training stops: %s", state.global_step, reason)
         if self.reason is not None:
             control.should_training_stop = True
 
-    def _ask(self) -> str | None:
+
+class ResyncWeights(_AskedCallback):
+    """Calls `sync` before the next step while a `resync-weights` step of the contract's policy fires.
+
+    >>> router = Router("http://127.0.0.1:4320")                                               # doctest: +SKIP
+    >>> sync = trainer.vllm_generation.sync_weights                                            # doctest: +SKIP
+    >>> trainer.add_callback(ResyncWeights(lambda: router.resync("policy-7b"), lambda _: sync()))  # doctest: +SKIP
+
+    The verdict is about a window, so it goes on firing for a while after the weights have arrived: they are sent again
+    only if it still does `pause` steps later, or if it has stopped and starts anew. In a distributed run the first
+    process decides for all and `sync` is called in each, as TRL's own synchronisation is.
+
+    Args:
+        asked: Why the weights should be sent; None where nobody asks. It must not block: the router answers from
+            memory. Where it fails, training goes on.
+        sync: Called with the model. Where it fails, that is logged, training goes on, and it is tried again after
+            `pause` steps.
+        pause: Steps between two calls while the same reason lasts.
+
+    Raises:
+        ValueError: If `pause` is not 1 or more.
+    """
+
+    def __init__(self, asked: Callable[[], str | None], sync: Callable[[Any], object], *, pause: int = 20) -> None:
+        if pause < 1:
+            raise ValueError(f"pause: {pause!r} is not 1 or more")
+        super().__init__(asked, "whether weights should be sent again cannot be told; training goes on")
+        self._sync = sync
+        self._pause = pause
+        self._since: int | None = None
+        self.reason: str | None = None
+        """Why the weights were sent last; None while they were not."""
+        self.steps: list[int] = []
+        """Optimizer steps after which they were sent."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
+        """Send the weights where it is asked for."""
+        reason = self._decision(args, state)
+        if reason is None:
+            self._since = None
+            return
+        if self._since is not None and state.global_step - self._since < self._pause:
+            return
+        self._since = state.global_step
         try:
-            return self._halted()
+            self._sync(kwargs.get("model"))
         except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
-            if not self._failed:
-                self._failed = True
-                _log.exception("whether training should stop cannot be told; it goes on")
-            return None
-
-
-def of_first_process(reason: str | None) -> str | None:
-    """What the first process of a distributed run says, in every process."""
-    import torch.distributed  # noqa: PLC0415 - the core does without torch
-
-    said = [reason]
-    torch.distributed.broadcast_object_list(said, src=0)
-    return said[0]
+            _log.exception("step %d: weights were to be sent again and were not: %s", state.global_step, reason)
+            return
+        self.reason = reason
+        self.steps.append(state.global_step)
+        _log.warning("step %d: weights sent again: %s", state.global_step, reason)

@@ -10,7 +10,6 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Hashable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from opentelemetry import context, trace
@@ -22,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.record.engine import RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
-from kc_otel.record.quarantine import Quarantine
+from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import (
@@ -367,9 +366,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def _origin(self, attributes: Attributes, links: Sequence[trace.SpanContext]) -> BatchOrigin:

@@ -1,6 +1,6 @@
-"""A served request as it is kept for rescoring: what was sampled, by which kernel, under which processing.
+"""A served request as it waits for rescoring: what was sampled, by which kernel, under which processing.
 
-A served request as a row: three arrays as little-endian bytes, everything else as JSON that a person can read.
+On disk it is a row: three arrays as little-endian bytes, everything else as JSON that a person can read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 
 __all__ = ["COLUMNS", "Row", "SampledRequest", "decode", "encode", "size_of"]
+
+Row = tuple[str, bytes, bytes, bytes, str]
+"""request_id, prompt_ids, token_ids, logprobs, about."""
+COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
+_IDS: Final = "<i4"
+_LOGPROBS: Final = "<f4"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,15 +56,6 @@ class SampledRequest:
     weights: int | str | None = None
     traceparent: str = ""
     at: int = 0
-
-
-Row = tuple[str, bytes, bytes, bytes, str]
-"""request_id, prompt_ids, token_ids, logprobs, about."""
-
-COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
-
-_IDS: Final = "<i4"
-_LOGPROBS: Final = "<f4"
 
 
 def size_of(request: SampledRequest) -> int:

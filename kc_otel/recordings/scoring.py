@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.comparable import SUPPORTED, effective
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,6 @@ __all__ = ["Scorer", "hf_scorer", "sampled_logprobs"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
-_APPLIED: Final = ("temperature", "min_p", "top_k", "top_p")
-_NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
-    "min_p": (0,),
-    "top_k": (0, -1),
-    "top_p": (1,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-}
 
 
 class Scorer(Protocol):
@@ -137,10 +129,10 @@ def sampled_logprobs(
 
 def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:
     """What changes anything, as numbers."""
-    given = {name: value for name, value in (processing or {}).items() if value not in _NEUTRAL.get(name, ())}
+    given = effective(processing or {})
     for name, value in given.items():
-        if name not in _APPLIED:
-            raise ValueError(f"processing: {name}={value!r} cannot be applied here; only {', '.join(_APPLIED)} can")
+        if name not in SUPPORTED:
+            raise ValueError(f"processing: {name}={value!r} cannot be applied here; only {', '.join(SUPPORTED)} can")
         if isinstance(value, str | bool):
             raise ValueError(f"processing: {name}={value!r} is not a number")  # noqa: TRY004 - a wrong value in a map
     if not float(given.get("temperature", 1.0)) > 0.0:

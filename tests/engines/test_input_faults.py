@@ -12,8 +12,8 @@ from examples.tiny_model import prompts
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.checks import InvalidReason, check, counted
 from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.rescore.comparable import refusal
 from kc_otel.recordings.scoring import hf_scorer
 from tests.engines._vllm import contract, offline_engine, put_away
 

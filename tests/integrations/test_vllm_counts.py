@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry import ATTRIBUTES, METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats
-from kc_otel.integrations.vllm.instrumentor import RECORDED, Counts, outcomes
+from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool
@@ -44,7 +44,7 @@ def observed(reader):
 
 def test_counts_are_observed_by_reason(reader):
     """What was kept and what was not, by reason, under the registry's names, units and attributes."""
-    counts = Counts()
+    counts = CaptureCounters()
     counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
     assert observed(reader) == {
         ("kc.capture.recorded", "policy"): 7,
@@ -54,7 +54,7 @@ def test_counts_are_observed_by_reason(reader):
 
 def test_counters_never_go_down(reader):
     """Instrumenting again, for the same contract or another one, goes on from what was counted before."""
-    counts = Counts()
+    counts = CaptureCounters()
     counts.start("policy", lambda: Counter({RECORDED: 7}), reader.provider)
     counts.end()
     assert observed(reader) == {("kc.capture.recorded", "policy"): 7}

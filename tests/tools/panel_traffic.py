@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from kc_otel.contract import Contract
 from kc_otel.contract.registry import QUANTITIES
-from kc_otel.integrations.vllm.instrumentor import RECORDED, Counts
+from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.quarantine import quarantine
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.rollout_quarantine import quarantine
 
 TOKENS, EXPORTS, STEP = 16, 7, 40
 """Tokens of a sequence, exports, and seconds between two of them."""
@@ -209,7 +209,7 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
 
 def _captured(contract: Contract, recorded: Recorded) -> Iterator[Export]:
     """What an engine's instrumentation counts through the program's own meter provider."""
-    counts, seen, reader = Counts(), Counter[str](), InMemoryMetricReader()
+    counts, seen, reader = CaptureCounters(), Counter[str](), InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     counts.start(contract.name, lambda: seen, provider)
     for place in range(EXPORTS):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
 from kc_otel.contract.fields import operator_name
+from kc_otel.integrations.torch import AttachedHooks, HookGuard, UnpicklableHook
 from kc_otel.record.operator_rows import output_of
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Attributes
@@ -28,29 +28,16 @@ _NOT_SAMPLED: Final = object()
 _CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
 
 
-class OperatorWatch:
-    """Attached hooks; `remove` them, or use it as a context manager.
+class OperatorWatch(AttachedHooks):
+    """The hooks of watched operators.
 
     Attributes:
         operators: By name of an operator, the watched modules of the training model.
     """
 
     def __init__(self, operators: Mapping[str, tuple[str, ...]], handles: Sequence[Any]) -> None:
+        super().__init__(handles)
         self.operators: Final = dict(operators)
-        self._handles = handles
-
-    def remove(self) -> None:
-        """Detach every hook; both models are as they were before. Calling it again does nothing."""
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.remove()
 
 
 def watch_modules(
@@ -102,17 +89,17 @@ def watch_modules(
             if other not in others:
                 raise ValueError(f"inference_model: it has no module {other!r}; say its name there with rename")
             pairs.append((operator, train_model.get_submodule(name), others[other]))
-    watcher = _Recording(recorder, attributes, mask)
+    recording = _OperatorRecording(recorder, attributes, mask)
     handles = []
     for operator, ours, theirs in pairs:
         if mode == "isolated":
-            alone = _Isolated(watcher, operator, theirs)
+            alone = _Isolated(recording, operator, theirs)
             handles += [
                 ours.register_forward_pre_hook(_Before(alone), with_kwargs=True),
                 ours.register_forward_hook(_After(alone)),
             ]
         else:
-            slot = _Slot(watcher, operator)
+            slot = _Slot(recording, operator)
             handles += [
                 ours.register_forward_hook(_InSitu(slot, 0)),
                 theirs.register_forward_hook(_InSitu(slot, 1)),
@@ -140,8 +127,8 @@ def _resolved(model: torch.nn.Module, operators: Mapping[str, str] | Sequence[st
     return found
 
 
-class _Recording:
-    """Hands outputs to the recorder, and turns whatever goes wrong into a count."""
+class _OperatorRecording:
+    """Gives outputs to the recorder, with what the user's functions say of them."""
 
     def __init__(
         self,
@@ -150,22 +137,9 @@ class _Recording:
         mask: Callable[[], torch.Tensor | None] | None,
     ) -> None:
         self.recorder = recorder
+        self.guard = HookGuard(recorder, "operator-unusable")
         self._attributes = attributes
         self._mask = mask
-        self._inside = threading.local()
-
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Run `work` unless a hook of this thread is running already, or a graph is being compiled."""
-        if torch.compiler.is_compiling() or getattr(self._inside, "active", False):
-            return
-        self._inside.active = True
-        try:
-            with torch.no_grad():
-                work()
-        except Exception as error:  # noqa: BLE001 - the module's caller must not fail because somebody watches
-            self.recorder.drop("operator-unusable", error)
-        finally:
-            self._inside.active = False
 
     def compare(self, operator: str, train: torch.Tensor, inference: torch.Tensor) -> None:
         """Record two outputs."""
@@ -174,18 +148,11 @@ class _Recording:
         self.recorder.compare_operator(operator, train, inference, mask=mask, attributes=attributes, presampled=True)
 
 
-class _Unpicklable:
-    """A hook that a copied or pickled module does not take along: a recorder has threads and cannot go with it."""
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _no_hook, ()
-
-
 class _Isolated:
     """Gives the other module what the watched one was given, which is copied before that one may change it."""
 
-    def __init__(self, watcher: _Recording, operator: str, other: torch.nn.Module) -> None:
-        self._watcher, self._operator, self._other = watcher, operator, other
+    def __init__(self, recording: _OperatorRecording, operator: str, other: torch.nn.Module) -> None:
+        self._recording, self._operator, self._other = recording, operator, other
         self._dtype = next((each.dtype for each in other.parameters() if each.is_floating_point()), None)
         self._calls = 0
         self._held = threading.local()
@@ -196,13 +163,13 @@ class _Isolated:
         def keep() -> None:
             self._held.inputs = None
             self._calls += 1
-            if not self._watcher.recorder.takes((self._operator, id(self), self._calls)):
+            if not self._recording.recorder.takes((self._operator, id(self), self._calls)):
                 return
             if cached := [name for name in _CACHES if kwargs.get(name) is not None]:
                 raise ValueError(f"{self._operator} was called with {cached[0]}, which a second call would extend")
             self._held.inputs = self._cast(args), {name: self._cast(each) for name, each in kwargs.items()}
 
-        self._watcher.guarded(keep)
+        self._recording.guard.run(keep)
 
     def after(self, output: Any) -> None:
         """Run the other module on them, and compare."""
@@ -214,9 +181,9 @@ class _Isolated:
             own = output_of(output)
             with torch.autocast(own.device.type, enabled=False):
                 theirs = output_of(self._other(*held[0], **held[1]))
-            self._watcher.compare(self._operator, own, theirs)
+            self._recording.compare(self._operator, own, theirs)
 
-        self._watcher.guarded(compare)
+        self._recording.guard.run(compare)
 
     def _cast(self, given: Any) -> Any:
         """A copy in the other module's dtype: it may work in place."""
@@ -229,7 +196,7 @@ class _Isolated:
         return given.to(self._dtype, copy=True)
 
 
-class _Before(_Unpicklable):
+class _Before(UnpicklableHook):
     """Called before the watched module's forward."""
 
     def __init__(self, isolated: _Isolated) -> None:
@@ -239,7 +206,7 @@ class _Before(_Unpicklable):
         self._isolated.before(args, kwargs)
 
 
-class _After(_Unpicklable):
+class _After(UnpicklableHook):
     """Called after the watched module's forward."""
 
     def __init__(self, isolated: _Isolated) -> None:
@@ -252,8 +219,8 @@ class _After(_Unpicklable):
 class _Slot:
     """Where the output of one model's module waits for that of the other's."""
 
-    def __init__(self, watcher: _Recording, operator: str) -> None:
-        self.watcher = watcher
+    def __init__(self, recording: _OperatorRecording, operator: str) -> None:
+        self.recording = recording
         self._operator = operator
         self._calls = 0
         self._waiting: list[Any] = [None, None]
@@ -263,32 +230,24 @@ class _Slot:
         other = self._waiting[1 - side]
         if other is None:
             if self._waiting[side] not in (None, _NOT_SAMPLED):
-                self.watcher.recorder.drop(
+                self.recording.recorder.drop(
                     "operator-unpaired", f"{self._operator} ran twice on one side; call the two models in turn"
                 )
             self._calls += 1
-            sampled = self.watcher.recorder.takes((self._operator, id(self), self._calls))
+            sampled = self.recording.recorder.takes((self._operator, id(self), self._calls))
             self._waiting[side] = output_of(output).detach().clone() if sampled else _NOT_SAMPLED
             return
         self._waiting[1 - side] = None
         if other is not _NOT_SAMPLED:
             pair = (other, output_of(output)) if side == 1 else (output_of(output), other)
-            self.watcher.compare(self._operator, *pair)
+            self.recording.compare(self._operator, *pair)
 
 
-class _InSitu(_Unpicklable):
+class _InSitu(UnpicklableHook):
     """Puts a module's output where the other model's is waited for."""
 
     def __init__(self, slot: _Slot, side: int) -> None:
         self._slot, self._side = slot, side
 
     def __call__(self, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        self._slot.watcher.guarded(lambda: self._slot.put(self._side, output))
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
-
-
-def _nothing(*_: object) -> None:
-    return None
+        self._slot.recording.guard.run(lambda: self._slot.put(self._side, output))

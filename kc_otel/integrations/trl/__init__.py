@@ -1,7 +1,7 @@
-"""TRL's GRPO trainer, watched through its public hooks: `instrument(trainer, "contract.yaml")` is the one line."""
+"""TRL's GRPO trainer, instrumented through its public hooks: `instrument(trainer, "contract.yaml")` is the one line."""
 
+from kc_otel.integrations.transformers import ResyncWeights, StopWhenHalted
 from kc_otel.integrations.trl.attach import instrument
-from kc_otel.integrations.trl.resync import ResyncWeights
-from kc_otel.integrations.trl.watch import InstrumentedTrainer
+from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
 
-__all__ = ["InstrumentedTrainer", "ResyncWeights", "instrument"]
+__all__ = ["InstrumentedTrainer", "ResyncWeights", "StopWhenHalted", "instrument"]

@@ -1,4 +1,4 @@
-"""The one line: a trainer and a contract in, a watched trainer out."""
+"""The one line: a trainer and a contract in, an instrumented trainer out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import training_kernel
-from kc_otel.integrations.trl.watch import InstrumentedTrainer
+from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights

@@ -7,7 +7,7 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.work import Processing
-from kc_otel.recordings.rescore.comparable import effective
+from kc_otel.recordings.comparable import effective
 
 __all__ = ["processings", "training_kernel"]
 

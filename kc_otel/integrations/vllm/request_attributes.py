@@ -3,10 +3,9 @@
 Clients of the OpenAI-compatible server have three places: `vllm_xargs` in the body (`extra_body` in OpenAI's client),
 W3C baggage, and headers. By default what the contract's slices ask for is looked for in the first two, by its name.
 
-Headers of the HTTP request that an engine's request came with.
-
-vLLM's server hands only `traceparent` and `tracestate` on to its engine. This middleware leaves the rest where code of
-the same request finds it. `--middleware kc_otel.integrations.vllm.request_attributes.RequestHeaders` adds it by hand.
+vLLM's server hands only `traceparent` and `tracestate` on to its engine; a middleware leaves the other headers where
+code of the same request finds them. `--middleware kc_otel.integrations.vllm.request_attributes.RequestHeaders` adds it
+by hand.
 """
 
 from __future__ import annotations
@@ -30,9 +29,11 @@ __all__ = [
     "sources_of_contract",
 ]
 
-
 AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
 
+HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
+"""Names (lower case) and values, as ASGI has them."""
+_Scope = MutableMapping[str, Any]
 _PLACES: Final = ("xarg", "baggage", "header")
 _LONGEST: Final = 256
 """Characters kept of a value: slices are made of short words, and a client must not fill the spool."""
@@ -110,12 +111,6 @@ def _number_or_text(value: Any) -> Scalar | None:
         except ValueError:
             continue
     return str(value)[:_LONGEST]
-
-
-HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
-"""Names (lower case) and values, as ASGI has them."""
-
-_Scope = MutableMapping[str, Any]
 
 
 class RequestHeaders:

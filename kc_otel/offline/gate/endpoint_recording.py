@@ -28,8 +28,8 @@ from kc_otel.recordings.endpoints import (
     collect,
     read_prompts,
 )
-from kc_otel.recordings.load import format_of
 from kc_otel.recordings.read_parquet import arrow
+from kc_otel.recordings.recording_files import format_of
 
 __all__ = ["EndpointPair", "IncompleteError", "record_endpoints"]
 

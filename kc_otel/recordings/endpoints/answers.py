@@ -8,12 +8,13 @@ token allowed. Every such parameter is sent, because a server has defaults of it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kc_otel.recordings.comparable import NEUTRAL
+
 __all__ = [
-    "NEUTRAL",
     "AnswerError",
     "Sampled",
     "models",
@@ -24,16 +25,7 @@ __all__ = [
     "tokenized",
 ]
 
-NEUTRAL: Final[Mapping[str, float]] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Values at which sampling draws from the softmax of the logits."""
+_UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
 _MINUS_INFINITY: Final = -9999.0
 """What vLLM writes for the logarithm of 0, which JSON has no number for."""
 _PREFIX: Final = "token_id:"
@@ -69,7 +61,7 @@ def sampling_body(model: str, prompt: str | Sequence[int], max_tokens: int) -> d
         "logprobs": 0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        **NEUTRAL,
+        **_UNPROCESSED,
     }
 
 
@@ -82,7 +74,7 @@ def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
         "max_tokens": 1,
         "prompt_logprobs": 0,
         "return_token_ids": True,
-        **NEUTRAL,
+        **_UNPROCESSED,
     }
 
 

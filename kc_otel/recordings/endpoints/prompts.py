@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.endpoints.answers import NEUTRAL
+from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.read_jsonl import scalars_of
-from kc_otel.recordings.rescore.comparable import effective
 from kc_otel.recordings.rows import Problems
 
 __all__ = ["Prompt", "PromptsError", "read_prompts"]

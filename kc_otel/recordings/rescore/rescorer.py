@@ -4,16 +4,12 @@
                   -> batches by kernel and length -> score -> Recorder.compare -> export -> done
 
 A crash repeats what was not confirmed. A request that makes the score function fail by itself is counted and left
-behind; when everything fails, the loop stops and the spool keeps it all.
-
-Which requests are scored together: one kernel, one processing, one weight version, and about one length.
-
-How fast rescoring may go, so that it lives beside what it must not disturb.
+behind; when everything fails, the loop stops and the spool keeps it all. Scored together are requests of one kernel,
+one processing, one weight version and about one length, as fast as a budget allows beside what must not be disturbed.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -25,15 +21,12 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.comparable import effective, refusal
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.rescore.comparable import effective, refusal
 from kc_otel.recordings.scoring import Scorer
 from kc_otel.recordings.spool import SpoolReader
 
 __all__ = ["RescoreError", "RescoreTotals", "Rescorer", "TokenBudget", "batches", "length"]
-
-
-_log: Final = logging.getLogger("kc_otel")
 
 _TRACES: Final = TraceContextTextMapPropagator()
 

@@ -8,7 +8,6 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from kc_otel.recordings.request import COLUMNS, SampledRequest, decode
@@ -101,7 +100,5 @@ class SpoolReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel import Contract
-from kc_otel.record.quarantine import quarantine
+from kc_otel.record import quarantine
 
 CLAUSES = [
     {"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.05},

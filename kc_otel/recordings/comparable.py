@@ -8,30 +8,34 @@ decodes greedily has drawn nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.request import SampledRequest
 
-__all__ = ["SUPPORTED", "effective", "refusal"]
+__all__ = ["NEUTRAL", "SUPPORTED", "effective", "refusal"]
 
 SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
 """Processing that a score function has to apply to the training kernel's logits, in this order."""
 
-_NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
-    "temperature": (1,),
-    "top_k": (0, -1),
-    "top_p": (1,),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-}
+NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = MappingProxyType(
+    {
+        "temperature": (1.0,),
+        "top_p": (1.0,),
+        "top_k": (0, -1),
+        "min_p": (0.0,),
+        "repetition_penalty": (1.0,),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+    }
+)
+"""Values of sampling parameters at which tokens are drawn from the softmax of the logits, the usual one first."""
 
 
 def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The processing that changes anything: without top_p = 1 and the like."""
-    return {name: value for name, value in processing.items() if value not in _NEUTRAL.get(name, ())}
+    return {name: value for name, value in processing.items() if value not in NEUTRAL.get(name, ())}
 
 
 def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[str, str] | None:

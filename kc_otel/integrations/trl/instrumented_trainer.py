@@ -11,8 +11,6 @@ taken from the model's output. Either way each batch is compared once, however o
 
 Quarantine goes through TRL's own `tool_mask`, which takes tokens out of the loss and leaves the model's input as it is.
 What is recorded is the whole batch all the same.
-
-Wrapping one attribute of one object, and putting it back.
 """
 
 from __future__ import annotations
@@ -23,18 +21,16 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import processings
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
-from kc_otel.record.quarantine import Quarantine, judgeable, quarantine
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.rollout_quarantine import Quarantine, judgeable, quarantine
 from kc_otel.record.work import Processing, Weights
 
-__all__ = ["InstrumentedTrainer", "wrap"]
-
+__all__ = ["InstrumentedTrainer"]
 
 _log: Final = logging.getLogger("kc_otel")
 
@@ -91,19 +87,17 @@ class InstrumentedTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def _attach(self, undo: ExitStack) -> None:
         trainer = self._trainer
-        wrap(undo, trainer, "compute_loss", self._around_loss)
+        _wrap(undo, trainer, "compute_loss", self._around_loss)
         if trainer.rollout_func is not None:
-            wrap(undo, trainer, "rollout_func", self._around_rollout)
+            _wrap(undo, trainer, "rollout_func", self._around_rollout)
         if trainer.use_vllm:
-            wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
-            wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
+            _wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
+            _wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
         if self._columns:
             functions = [i for i, each in enumerate(trainer.reward_funcs) if not hasattr(each, "parameters")]
             if not functions:
@@ -111,7 +105,7 @@ class InstrumentedTrainer:
                     f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
                     "all of these are models; add a function to reward_funcs that returns None for every completion"
                 )
-            wrap(undo, trainer.reward_funcs, functions[0], self._around_reward)
+            _wrap(undo, trainer.reward_funcs, functions[0], self._around_reward)
 
     def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -294,7 +288,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def wrap(undo: ExitStack, owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(undo: ExitStack, owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put a wrapper in the place of an attribute of an object, or of an item of a list, until `undo` is closed."""
     items = isinstance(owner, list)
     original = owner[name] if items else getattr(owner, name)

@@ -1,0 +1,138 @@
+"""Recordings in files: reading whatever wrote them, and writing the layout that is read back number by number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.recordings.assemble import assembled
+from kc_otel.recordings.columns import ALIASES, ATTRIBUTES, LOGITS
+from kc_otel.recordings.read_jsonl import read_jsonl
+from kc_otel.recordings.read_npz import read_npz
+from kc_otel.recordings.read_parquet import arrow, read_parquet
+from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.rows import RaggedTable
+
+__all__ = ["Format", "format_of", "load_recording", "save_recording"]
+
+Format = Literal["npz", "jsonl", "parquet"]
+
+_READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTable]]] = {
+    "npz": read_npz,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+}
+
+_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
+_ENDINGS: Final[Mapping[str, Format]] = {
+    ".npz": "npz",
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+def load_recording(
+    path: str | Path, *, columns: Mapping[str, str] | None = None, format: Format | None = None
+) -> Recording:
+    """Log-probabilities of both kernels from .npz, .jsonl, .jsonl.gz or .parquet.
+
+    Layouts: padded arrays [S, T] with a mask or lengths, or packed arrays [N] with lengths (.npz); one row per sequence
+    with its numbers in lists (.jsonl, .parquet), with or without a mask. A .npz without lengths is one sequence. It may
+    also hold `train_logits` and `inference_logits` [N, V] with `token_ids`; log-probabilities that are missing are then
+    taken from them.
+
+    Columns are found by the names that verl, TRL, NeMo-RL and prime-rl use (`columns.ALIASES`). `advantages` is one
+    number per sequence or one per token. What slices are made of is in a column `attributes` (a mapping, or its JSON)
+    and in every other column with one plain value per sequence.
+
+    Rows that a mask leaves no token of are dropped, and counted in `Recording.masked`.
+
+    Args:
+        path: The file.
+        columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
+            Roles are train, inference, mask, lengths, token_ids, advantages, train_at_rollout, policy, train_logits
+            and inference_logits.
+        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
+
+    Raises:
+        RecordingError: If the file cannot be used, with every problem that was found, up to a cap: a column that is
+            missing or ambiguous, rows whose sides differ in length, NaN, positive log-probabilities, a side of zeros,
+            sides that are shifted by a token, no token at all.
+    """
+    where = Path(path)
+    return assembled(_READ[format or format_of(where)](where, columns))
+
+
+def save_recording(recording: Recording, path: str | Path, *, format: Format | None = None) -> None:
+    """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence).
+
+    Args:
+        recording: What to write.
+        path: Where to.
+        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
+
+    Raises:
+        RecordingError: If the name says no format, or a recording with logits goes anywhere but into .npz.
+        OSError: If the file cannot be written.
+    """
+    where = Path(path)
+    chosen = format or format_of(where)
+    arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
+    logits = {role: values for role in LOGITS if (values := getattr(recording, role)) is not None}
+    if chosen == "npz":
+        _npz(recording, where, arrays | logits)
+    elif logits:
+        raise RecordingError(f"{where}: logits are kept in .npz only; write to .npz, or drop them with replace()")
+    elif chosen == "jsonl":
+        _jsonl(recording, where, arrays)
+    else:
+        _parquet(recording, where, arrays)
+
+
+def format_of(path: Path) -> Format:
+    """The format that a file's name says.
+
+    Raises:
+        RecordingError: If it says none.
+    """
+    name = path.name.lower()
+    for ending, format in _ENDINGS.items():
+        if name.endswith(ending):
+            return format
+    raise RecordingError(f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet; say the format")
+
+
+def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    written: dict[str, Any] = {**arrays, "lengths": recording.lengths}
+    if any(recording.attributes):
+        written[ATTRIBUTES] = np.array([json.dumps(dict(each)) for each in recording.attributes])
+    with path.open("wb") as file:
+        np.savez_compressed(file, **written)
+
+
+def _jsonl(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    ends = np.cumsum(recording.lengths).tolist()
+    begin = 0
+    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
+        for end, attributes in zip(ends, recording.attributes, strict=True):
+            row: dict[str, Any] = {name: values[begin:end].tolist() for name, values in arrays.items()}
+            if attributes:
+                row[ATTRIBUTES] = dict(attributes)
+            file.write(json.dumps(row) + "\n")
+            begin = end
+
+
+def _parquet(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    pa = arrow(path)
+    offsets = pa.array(np.append(0, np.cumsum(recording.lengths)), type=pa.int64())
+    columns = {name: pa.LargeListArray.from_arrays(offsets, pa.array(values)) for name, values in arrays.items()}
+    if any(recording.attributes):
+        columns[ATTRIBUTES] = pa.array([json.dumps(dict(each)) for each in recording.attributes])
+    pa.parquet.write_table(pa.table(columns), path)
