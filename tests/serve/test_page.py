@@ -70,6 +70,20 @@ def test_every_file_of_the_page_is_served_and_nothing_else(client: TestClient) -
     assert client.get("/page/..%2Fapi.py").status_code == 404
 
 
+def test_an_answer_that_the_page_has_is_not_sent_again(client: TestClient, core: Core) -> None:
+    """Until the next evaluation every answer without a clock in it is a 304 without a body."""
+    for path in ("cells?glances=0", "events?newest=50", "decisions", "contracts"):
+        answer = client.get(f"/api/v1/{path}")
+        assert answer.headers["cache-control"] == "no-cache"
+        again = client.get(f"/api/v1/{path}", headers={"if-none-match": f'"x", {answer.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert "content-type" not in again.headers
+    tag = client.get("/api/v1/cells").headers["etag"]
+    core.tick(time.time())
+    assert client.get("/api/v1/cells", headers={"if-none-match": tag}).status_code == 200
+    assert "etag" not in client.get("/api/v1/nothing").headers
+
+
 def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(client: TestClient, core: Core) -> None:
     """In sentences and in numbers, with what is in force and what is still to be told."""
     answer = client.get("/api/v1/overview").json()

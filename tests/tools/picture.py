@@ -41,7 +41,7 @@ def main(light: Path, dark: Path, *options: str) -> None:
                     time.sleep(SETTLED)
                     for path in (light, dark):
                         browser.open(api, width=WIDTH, height=HEIGHT, dark=path is dark)
-                        browser.wait("document.querySelector('.incident .deeds')")
+                        browser.wait("document.querySelector('.incident .actions-taken')")
                         time.sleep(1.0)
                         browser.screenshot(path)
         finally:

@@ -13,6 +13,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse
 
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.entity_tags import EntityTags
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.routes_charts import chart_routes
 from kc_otel.serve.api.routes_decisions import decision_routes
@@ -58,6 +59,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         body = ProblemDetails(title="state cannot be written", detail=str(error), status=503)
         return JSONResponse(body.model_dump(), 503, media_type="application/problem+json")
 
+    api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
     for router in (
         health_routes(core, readings),

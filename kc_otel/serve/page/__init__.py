@@ -6,13 +6,12 @@ drawn from the API.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Response
 
 from kc_otel.charts import chart_style
 
@@ -40,29 +39,24 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
-    async def page(request: Request) -> Response:
-        return _answer(request, "index.html")
+    async def page() -> Response:
+        return _answer("index.html")
 
     @router.get("/page/{name}")
-    async def file(request: Request, name: str) -> Response:
+    async def file(name: str) -> Response:
         if name not in _files():
             raise HTTPException(404, f"the page has no file {name!r}")
-        return _answer(request, name)
+        return _answer(name)
 
     return router
 
 
-def _answer(request: Request, name: str) -> Response:
-    body, tag = _files()[name]
-    headers = {**_HEADERS, "ETag": tag, "Cache-Control": "no-cache"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type=_TYPES[Path(name).suffix])
+def _answer(name: str) -> Response:
+    return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 @cache
-def _files() -> dict[str, tuple[bytes, str]]:
-    """Content and entity tag of every file of this folder that a browser asks for."""
+def _files() -> dict[str, bytes]:
+    """Every file of this folder that a browser asks for, and the style sheet of charts."""
     found = {file.name: file.read_bytes() for file in files(__package__).iterdir() if Path(file.name).suffix in _TYPES}
-    found["charts.css"] = chart_style().encode()
-    return {name: (body, f'"{hashlib.sha256(body).hexdigest()[:16]}"') for name, body in found.items()}
+    return found | {"charts.css": chart_style().encode()}
