@@ -12,7 +12,7 @@ from kc_otel.cli.terminal import PrintJson, columns_of, unusable
 
 if TYPE_CHECKING:
     from kc_otel.offline.compare_log.comparison import Tool
-    from kc_otel.offline.gate.observations import Part
+    from kc_otel.offline.gate.observations import RecordingSlice
 
 __all__ = ["register"]
 
@@ -91,7 +91,7 @@ def _one_of(**given: bool) -> None:
         raise ValueError(msg)
 
 
-def _chosen(names: list[str], parts: list[Part]) -> list[Part]:
+def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlice]:
     known = [part.name for part in parts]
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -12,7 +12,7 @@ import typer
 from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import Checked, check_all, load
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.offline.gate.gate_lint import shut_gates
 
@@ -118,7 +118,7 @@ def _print_tables() -> None:
     from rich.text import Text  # noqa: PLC0415
 
     console = Console()
-    tables = {source: Table(box=SIMPLE_HEAD, title=f"Measured from {source}", expand=True) for source in Source}
+    tables = {source: Table(box=SIMPLE_HEAD, title=f"Measured from {source}", expand=True) for source in Origin}
     derived = Table(box=SIMPLE_HEAD, title="Derived from a mean", expand=True)
     for table, third in (*((table, "default") for table in tables.values()), (derived, "needs")):
         for heading in ("metric", "unit", third, "meaning"):

@@ -119,12 +119,14 @@ def gate_offline(options: Options, recordings: Callable[[], Iterable[str | Path]
     """
     # This needs NumPy and more; --help does not.
     from kc_otel.contract.load import load_source  # noqa: PLC0415
-    from kc_otel.offline.gate.recorded_gate import Terms, check_terms, gate_recordings, read_input  # noqa: PLC0415
+    from kc_otel.offline.gate.recorded_gate import GateTerms, check_terms, gate_recordings, read_input  # noqa: PLC0415
 
     with unusable():
         contract, text = load_source(options.contract)
         columns = columns_of(options.columns)
-        terms = Terms(options.windows, tuple(options.require), tuple(options.slices), options.allow_unjudged, columns)
+        terms = GateTerms(
+            options.windows, tuple(options.require), tuple(options.slices), options.allow_unjudged, columns
+        )
         kernels = _kernels(contract, options.kernel)
         check_terms(contract, terms)
         inputs = [read_input(path, columns) for path in recordings()]

@@ -14,7 +14,7 @@ from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
 
 __all__ = ["register"]
 
-ContractName = Annotated[str, typer.Argument(help="Name of the contract.")]
+ContractArgument = Annotated[str, typer.Argument(help="Name of the contract.")]
 OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
 OnlySlice = Annotated[str | None, typer.Option(help="Only this slice; `all` for the cells of all traffic.")]
 Why = Annotated[str, typer.Option(help="Why; kept with the event.")]
@@ -49,7 +49,7 @@ def alerts(
 
 
 def ack(
-    contract: ContractName,
+    contract: ContractArgument,
     why: Why,
     clause: OnlyClause = None,
     slice: OnlySlice = None,
@@ -63,7 +63,7 @@ def ack(
 
 
 def silence(
-    contract: ContractName,
+    contract: ContractArgument,
     why: Why,
     lasting: Annotated[str, typer.Option("--for", help="How long, such as 2h.", metavar="DURATION")],
     clause: OnlyClause = None,
@@ -93,7 +93,7 @@ def unsilence(
 
 
 def pin(
-    contract: ContractName,
+    contract: ContractArgument,
     kernel: Annotated[str, typer.Argument(help="train-kernel or inference-kernel.")],
     why: Why,
     slice: Annotated[str, typer.Option(help="The slice; `all` for every request.")] = "all",
@@ -112,7 +112,7 @@ def pin(
 
 
 def unpin(
-    contract: ContractName,
+    contract: ContractArgument,
     why: Why,
     slice: Annotated[str | None, typer.Option(help="Only this slice's pin.")] = None,
     by: By = None,

@@ -49,10 +49,10 @@ def replay(
     from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
     from kc_otel.offline.replay.replay_text import replay_lines  # noqa: PLC0415
-    from kc_otel.offline.replay.traffic_reading import RecordingError  # noqa: PLC0415
+    from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 
     every = None if tick is None else seconds("--tick", tick)
-    with unusable(RecordingError):
+    with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)
         found = replay_recordings(recordings, new, old, every)
     for sentence in found.damage[:_NAMED]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kc_otel.contract.model import Contract, SliceSpec
-from kc_otel.contract.slices import ALL, Condition, Scalar
+from kc_otel.contract.slices import ALL, Scalar, SliceCondition
 from kc_otel.judge.decisions.table import (
     INFERENCE_KERNEL,
     TRAIN_KERNEL,
@@ -29,7 +29,7 @@ _log: Final = logging.getLogger(__name__)
 Kernel = Literal["train-kernel", "inference-kernel"]
 Where = Mapping[str, Scalar] | frozenset[str]
 """Attributes of a request, or the names of its slices."""
-Checks = tuple[tuple[str, frozenset[str] | None, Condition], ...]
+Checks = tuple[tuple[str, frozenset[str] | None, SliceCondition], ...]
 
 NEVER: Final = float("inf")
 

@@ -1,20 +1,20 @@
 """The promise: what two kernels of one policy may differ by, and what happens when they do."""
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.diff import Change, diff
-from kc_otel.contract.errors import ContractError, Problem
-from kc_otel.contract.lint import Finding, lint
+from kc_otel.contract.diff import ContractChange, diff
+from kc_otel.contract.errors import ContractError, ContractProblem
+from kc_otel.contract.lint import LintFinding, lint
 from kc_otel.contract.load import load, load_all, load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.schema import json_schema
 
 __all__ = [
-    "Change",
     "Clause",
     "Contract",
+    "ContractChange",
     "ContractError",
-    "Finding",
-    "Problem",
+    "ContractProblem",
+    "LintFinding",
     "diff",
     "json_schema",
     "lint",

@@ -29,15 +29,15 @@ from kc_otel.contract.registry import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Change", "Kind", "diff"]
+__all__ = ["ChangeKind", "ContractChange", "diff"]
 
-Kind = Literal["tightens", "loosens", "adds", "drops", "changes"]
+ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
 _MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "min_sequences", "sampling", "max_series")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ContractChange:
     """One difference between two versions of a contract.
 
     Attributes:
@@ -48,7 +48,7 @@ class Change:
         sentence: What it means, for the person who reviews it.
     """
 
-    kind: Kind
+    kind: ChangeKind
     field: str
     old: Any
     new: Any
@@ -60,7 +60,7 @@ class Change:
         return self.kind in {"loosens", "drops"}
 
 
-def diff(old: Contract, new: Contract) -> list[Change]:
+def diff(old: Contract, new: Contract) -> list[ContractChange]:
     """Every difference, in the order of a contract's sections; empty when nothing but spelling differs."""
     return [
         *_metadata(old, new),
@@ -70,28 +70,30 @@ def diff(old: Contract, new: Contract) -> list[Change]:
         *_slices(old, new),
         *_clauses(old, new),
         *_observability(old, new),
-        *(Change(*found) for found in diff_escalation(old.escalation, new.escalation)),
-        *(Change(*found) for found in diff_promotion(old.promotion, new.promotion)),
+        *(ContractChange(*found) for found in diff_escalation(old.escalation, new.escalation)),
+        *(ContractChange(*found) for found in diff_promotion(old.promotion, new.promotion)),
     ]
 
 
-def _metadata(old: Contract, new: Contract) -> Iterator[Change]:
+def _metadata(old: Contract, new: Contract) -> Iterator[ContractChange]:
     yield from _plain("metadata", old.metadata, new.metadata)
     if old.metadata.version == new.metadata.version and old.hash != new.hash:
         version = old.metadata.version
-        yield Change(
+        yield ContractChange(
             "changes", "metadata.version", version, version, f"the content differs, but version is still {version}"
         )
 
 
-def _plain(path: str, old: Any, new: Any) -> Iterator[Change]:
+def _plain(path: str, old: Any, new: Any) -> Iterator[ContractChange]:
     for name in type(old).model_fields:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
-            yield Change("changes", f"{path}.{name}", before, after, f"{_shown(before)} becomes {_shown(after)}")
+            yield ContractChange(
+                "changes", f"{path}.{name}", before, after, f"{_shown(before)} becomes {_shown(after)}"
+            )
 
 
-def _assumptions(old: Contract, new: Contract) -> Iterator[Change]:
+def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
     kept = {clause.metric for clause in old.clauses} & {clause.metric for clause in new.clauses} & set(DERIVED)
     for name in type(old.assumptions).model_fields:
         before, after = getattr(old.assumptions, name), getattr(new.assumptions, name)
@@ -100,7 +102,7 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[Change]:
         path = f"assumptions.{name}"
         users = sorted(metric for metric in kept if name in DERIVED[metric].needs)
         if not users or before is None or after is None:
-            yield Change("changes", path, before, after, "no bound of both versions is made of it")
+            yield ContractChange("changes", path, before, after, "no bound of both versions is made of it")
             continue
         metric = users[0]
         # Only this assumption is changed, so that each one is judged on its own.
@@ -108,19 +110,19 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[Change]:
         scale_after = scale_of(metric, old.assumptions.model_copy(update={name: after})) or 0.0
         factor = scale_after / scale
         if factor == 1.0:
-            yield Change("changes", path, before, after, "shifts the range, which leaves every bound as it is")
+            yield ContractChange("changes", path, before, after, "shifts the range, which leaves every bound as it is")
             continue
-        kind: Kind = "tightens" if factor > 1.0 else "loosens"
-        yield Change(
+        kind: ChangeKind = "tightens" if factor > 1.0 else "loosens"
+        yield ContractChange(
             kind, path, before, after, f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
         )
 
 
-def _slices(old: Contract, new: Contract) -> Iterator[Change]:
+def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
     for name, spec in old.slices.items():
         path = f"slices.{name}"
         if name not in new.slices:
-            yield Change("drops", path, spec.where, None, f"{name} is no longer judged on its own")
+            yield ContractChange("drops", path, spec.where, None, f"{name} is no longer judged on its own")
             continue
         after = new.slices[name]
         if spec.conditions != after.conditions:
@@ -129,41 +131,47 @@ def _slices(old: Contract, new: Contract) -> Iterator[Change]:
                 not covers(spec.conditions, after.conditions),
             )
             if narrower:
-                yield Change("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
+                yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
             elif wider:
-                yield Change("changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}")
+                yield ContractChange(
+                    "changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}"
+                )
         if spec.description != after.description:
-            yield Change("changes", f"{path}.description", spec.description, after.description, "described differently")
+            yield ContractChange(
+                "changes", f"{path}.description", spec.description, after.description, "described differently"
+            )
     for name, spec in new.slices.items():
         if name not in old.slices:
-            yield Change("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
+            yield ContractChange("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
 
 
-def _clauses(old: Contract, new: Contract) -> Iterator[Change]:
+def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
     before, after = _by_id(old), _by_id(new)
     for name, (section, clause) in before.items():
         path = f"{section}[{name}]"
         if name not in after:
-            yield Change("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
+            yield ContractChange("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
             continue
         other_section, other = after[name]
         kind = _compare(clause, other)
         if kind == "other":
-            yield Change("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
+            yield ContractChange("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
             path = f"{other_section}[{name}]"
-            yield Change("adds", path, None, _promise(other), f"{_promise(other)} is promised instead")
+            yield ContractChange("adds", path, None, _promise(other), f"{_promise(other)} is promised instead")
             continue
         if kind != "same":
             wording = "a statistic that is never smaller" if kind == "tightens" else "a statistic that is never larger"
-            yield Change(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
+            yield ContractChange(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
         yield from _limits(path, clause, other, {ALL, *(set(old.slices) & set(new.slices))})
         if clause.description != other.description:
-            yield Change(
+            yield ContractChange(
                 "changes", f"{path}.description", clause.description, other.description, "described differently"
             )
     for name, (section, clause) in after.items():
         if name not in before:
-            yield Change("adds", f"{section}[{name}]", None, _promise(clause), f"{_promise(clause)} is promised")
+            yield ContractChange(
+                "adds", f"{section}[{name}]", None, _promise(clause), f"{_promise(clause)} is promised"
+            )
 
 
 def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
@@ -171,7 +179,7 @@ def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
     return {clause.id: (section, clause) for section in sections for clause in getattr(contract, section)}
 
 
-def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[Change]:
+def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[ContractChange]:
     """Of slices that have the clause's own limit in both versions nothing is said: `limit` says it."""
     own = {name for name in slices if name in old.slices or name in new.slices}
     for name in (ALL, *sorted(own - {ALL})):
@@ -179,9 +187,9 @@ def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[C
         if before == after:
             continue
         field = f"{path}.limit" if name == ALL else f"{path}.slices.{name}"
-        kind: Kind = "loosens" if after > before else "tightens"
+        kind: ChangeKind = "loosens" if after > before else "tightens"
         where = "everywhere else" if name == ALL and own else "everywhere" if name == ALL else f"on {name}"
-        yield Change(kind, field, before, after, f"{old.metric} may be {after:g} instead of {before:g} {where}")
+        yield ContractChange(kind, field, before, after, f"{old.metric} may be {after:g} instead of {before:g} {where}")
 
 
 def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
@@ -221,12 +229,12 @@ def _promise(clause: Clause) -> str:
     return f"{_named(clause)} of {clause.metric_text} <= {clause.limit_for(ALL):g}"
 
 
-def _observability(old: Contract, new: Contract) -> Iterator[Change]:
+def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
     for name in type(old.observability).model_fields:
         before, after = getattr(old.observability, name), getattr(new.observability, name)
         if before == after:
             continue
-        kind: Kind = "changes"
+        kind: ChangeKind = "changes"
         shown: Callable[[Any], str] = _shown
         if name in _MORE_IS_TIGHTER:
             kind = "tightens" if after > before else "loosens"
@@ -234,7 +242,7 @@ def _observability(old: Contract, new: Contract) -> Iterator[Change]:
             kind = "loosens" if after > before else "tightens"
         if name not in _MORE_IS_TIGHTER:
             before, after, shown = format_duration(before), format_duration(after), str
-        yield Change(
+        yield ContractChange(
             kind, f"observability.{name}", before, after, f"{shown(before)} becomes {shown(after)}: {_WHY[name]}"
         )
 

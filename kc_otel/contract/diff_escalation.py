@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
-from kc_otel.contract.policy import Step
+from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.units import format_duration
 
 __all__ = ["diff_escalation"]
 
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
-Found = tuple[Literal["tightens", "loosens", "adds", "drops", "changes"], str, Any, Any, str]
-Key = Callable[[Step], object]
+_Difference = tuple[Literal["tightens", "loosens", "adds", "drops", "changes"], str, Any, Any, str]
+_PairingKey = Callable[[EscalationStep], object]
 
-_KEYS: Final[tuple[Key, ...]] = (
+_KEYS: Final[tuple[_PairingKey, ...]] = (
     lambda step: (step.on, frozenset(step.clauses), step.severity, step.after, frozenset(map(str, step.do))),
     lambda step: (step.on, frozenset(step.clauses), step.severity),
     lambda step: (step.on, frozenset(step.clauses)),
@@ -28,7 +28,7 @@ _KEYS: Final[tuple[Key, ...]] = (
 )
 
 
-def diff_escalation(old: Sequence[Step], new: Sequence[Step]) -> Iterator[Found]:
+def diff_escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) -> Iterator[_Difference]:
     """Kind, field, old, new and a sentence for every difference."""
     left, right = list(range(len(old))), list(range(len(new)))
     pairs: list[tuple[int, int]] = []
@@ -47,7 +47,7 @@ def diff_escalation(old: Sequence[Step], new: Sequence[Step]) -> Iterator[Found]
         yield "adds", f"escalation[{index}]", None, _shown(new[index]), f"{_shown(new[index])} happens too"
 
 
-def _step(path: str, old: Step, new: Step) -> Iterator[Found]:
+def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[_Difference]:
     if old.after != new.after:
         kind: Literal["tightens", "loosens"] = "loosens" if new.after > old.after else "tightens"
         before, after = format_duration(old.after), format_duration(new.after)
@@ -72,7 +72,7 @@ def _step(path: str, old: Step, new: Step) -> Iterator[Found]:
         yield "adds", f"{path}.do", None, action, f"on {new.on}, {action} happens too"
 
 
-def _clauses(path: str, old: set[str], new: set[str]) -> Iterator[Found]:
+def _clauses(path: str, old: set[str], new: set[str]) -> Iterator[_Difference]:
     if old == new:
         return
     # No clauses means all of them.
@@ -82,6 +82,6 @@ def _clauses(path: str, old: set[str], new: set[str]) -> Iterator[Found]:
     yield "loosens" if left_out else "tightens", f"{path}.clauses", before, after, sentence
 
 
-def _shown(step: Step) -> str:
+def _shown(step: EscalationStep) -> str:
     after = f" for {format_duration(step.after)}" if step.after else ""
     return f"{', '.join(map(str, step.do))} on {step.on}{after} ({step.severity})"

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ContractError", "Level", "Loc", "Problem", "field_path"]
+__all__ = ["ContractError", "ContractProblem", "Loc", "ProblemLevel", "field_path"]
 
 Loc = tuple[str | int, ...]
 """Place in a contract: keys of mappings and indices of lists, from the top."""
-Level = Literal["error", "warning"]
+ProblemLevel = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class ContractProblem:
     """One thing to correct in a contract.
 
     Attributes:
@@ -32,7 +32,7 @@ class Problem:
     line: int
     field: str
     message: str
-    level: Level = "error"
+    level: ProblemLevel = "error"
 
     def __str__(self) -> str:
         parts = (
@@ -51,7 +51,7 @@ class ContractError(ValueError):
         problems: Everything that was found, by file and line; at least one is an error.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[ContractProblem]) -> None:
         self.problems = tuple(sorted(problems))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -15,26 +15,26 @@ from difflib import get_close_matches
 from typing import Final
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.errors import Level, Loc
+from kc_otel.contract.errors import Loc, ProblemLevel
 from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.lint_escalation import lint_escalation
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.promotion import lint_promotion
 from kc_otel.contract.regions import satisfiable
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Source
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Finding", "circles", "lint"]
+__all__ = ["LintFinding", "circles", "lint"]
 
 
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _HOME: Final = {
-    Source.LOGITS: "numerical",
-    Source.OPERATORS: "numerical",
-    Source.LOGPROBS: "statistical",
-    Source.ADVANTAGES: "statistical",
-    Source.RUNTIME: "runtime",
+    Origin.LOGITS: "numerical",
+    Origin.OPERATORS: "numerical",
+    Origin.LOGPROBS: "statistical",
+    Origin.ADVANTAGES: "statistical",
+    Origin.RUNTIME: "runtime",
 }
 _EXAMPLE: Final = {
     "reward_range": "[0, 1]",
@@ -49,7 +49,7 @@ _SEARCHED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """Something to correct.
 
     Attributes:
@@ -60,45 +60,45 @@ class Finding:
 
     loc: Loc
     message: str
-    level: Level = "error"
+    level: ProblemLevel = "error"
 
 
-def lint(contract: Contract) -> list[Finding]:
+def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
     return [
         *_slices(contract),
         *_clauses(contract),
         *_observability(contract),
-        *(Finding(*found) for found in lint_escalation(contract)),
-        *(Finding(*found) for found in lint_promotion(contract.promotion)),
+        *(LintFinding(*found) for found in lint_escalation(contract)),
+        *(LintFinding(*found) for found in lint_promotion(contract.promotion)),
     ]
 
 
-def _slices(contract: Contract) -> Iterator[Finding]:
+def _slices(contract: Contract) -> Iterator[LintFinding]:
     seen: dict[object, str] = {}
     for name, spec in contract.slices.items():
         for attribute, conditions in spec.conditions.items():
             if not satisfiable(conditions):
-                yield Finding(
+                yield LintFinding(
                     ("slices", name, "where", attribute),
                     f"{spec.where[attribute]!r} can never match: no value satisfies all of it",
                 )
         region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
         if region in seen:
-            yield Finding(("slices", name), f"matches exactly what {seen[region]!r} matches; keep one of them")
+            yield LintFinding(("slices", name), f"matches exactly what {seen[region]!r} matches; keep one of them")
         seen.setdefault(region, name)
 
 
-def _clauses(contract: Contract) -> Iterator[Finding]:
+def _clauses(contract: Contract) -> Iterator[LintFinding]:
     if not contract.clauses:
-        yield Finding((), "promises nothing; add a clause under numerical, statistical or runtime")
+        yield LintFinding((), "promises nothing; add a clause under numerical, statistical or runtime")
     ids: dict[str, str] = {}
     promises: dict[object, str] = {}
     for section in _SECTIONS:
         for index, clause in enumerate(getattr(contract, section)):
             here: Loc = (section, index)
             if clause.id in ids:
-                yield Finding((*here, "id"), f"{clause.id!r} is already the id of {ids[clause.id]}; choose another")
+                yield LintFinding((*here, "id"), f"{clause.id!r} is already the id of {ids[clause.id]}; choose another")
             ids.setdefault(clause.id, f"{section}[{index}]")
             yield from _section(clause, section, here)
             yield from _references(contract, clause, here)
@@ -107,11 +107,11 @@ def _clauses(contract: Contract) -> Iterator[Finding]:
             limits = (clause.limit, *sorted(clause.slices.items()))
             promise = (clause.metric_text, clause.parsed_statistic, limits)
             if promise in promises and promises[promise] != clause.id:
-                yield Finding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
+                yield LintFinding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
             promises.setdefault(promise, clause.id)
 
 
-def _section(clause: Clause, section: str, here: Loc) -> Iterator[Finding]:
+def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
     source = QUANTITIES[clause.metric].source if clause.metric in QUANTITIES else None
     home = _HOME[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
     if home != section:
@@ -122,34 +122,34 @@ def _section(clause: Clause, section: str, here: Loc) -> Iterator[Finding]:
             if clause.metric in DERIVED
             else "is a runtime metric"
         )
-        yield Finding((*here, "metric"), f"{clause.metric} {why}; move the clause to {home}")
+        yield LintFinding((*here, "metric"), f"{clause.metric} {why}; move the clause to {home}")
 
 
-def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
     for name in clause.slices:
         if name == ALL:
-            yield Finding((*here, "slices", name), "'all' has the clause's own limit; change limit instead")
+            yield LintFinding((*here, "slices", name), "'all' has the clause's own limit; change limit instead")
         elif name not in contract.slices:
-            yield Finding(
+            yield LintFinding(
                 (*here, "slices", name), f"no slice is named {name!r}; {_did_you_mean(name, contract.slices)}"
             )
     if clause.metric in DERIVED:
         for name in DERIVED[clause.metric].needs:
             if getattr(contract.assumptions, name) is None:
-                yield Finding(
+                yield LintFinding(
                     (*here, "metric"),
                     f"{clause.metric} needs assumptions.{name}; write `assumptions: {{{name}: {_EXAMPLE[name]}}}` "
                     "with your own value",
                 )
     if clause.cap is not None and clause.parsed_statistic.kind != "mean":
-        yield Finding((*here, "cap"), "a cap only bounds a mean; leave it out")
+        yield LintFinding((*here, "cap"), "a cap only bounds a mean; leave it out")
 
 
-def _limits(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+def _limits(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
     quantity, statistic = QUANTITIES.get(clause.metric), clause.parsed_statistic
     if quantity and statistic.kind == "fraction" and not quantity.low <= statistic.argument < quantity.high:
         never = "always" if statistic.argument < quantity.low else "never"
-        yield Finding(
+        yield LintFinding(
             (*here, "statistic"),
             f"{clause.metric} is {never} above {statistic.argument:g}; "
             f"write a threshold within {quantity.low:g}..{quantity.high:g}",
@@ -164,30 +164,32 @@ def _limits(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
         yield from _limit(clause, clause.limit_for(name), possible, loc)
 
 
-def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[Finding]:
+def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[LintFinding]:
     shown = f"{limit:g}"
     if not math.isfinite(limit):
-        yield Finding(loc, f"{shown} is not a limit; write a finite number")
+        yield LintFinding(loc, f"{shown} is not a limit; write a finite number")
     elif limit < possible.low:
-        yield Finding(
+        yield LintFinding(
             loc, f"{shown} can never be kept: {possible.noun} is at least {possible.low:g}; write a larger limit"
         )
     elif possible.cap is not None and limit >= possible.high:
-        yield Finding(
+        yield LintFinding(
             loc,
             f"{shown} can never be exceeded: the interval is for the mean of min(value, {possible.cap:g}), "
             f"at most {possible.high:g}; write a smaller limit or a larger cap",
         )
     elif limit > possible.high:
-        yield Finding(
+        yield LintFinding(
             loc,
             f"{shown} is more than {possible.noun} can be ({possible.low:g}..{possible.high:g}); "
             f"did you mean {_in_range(limit, possible.high):g}?",
         )
     elif limit == possible.high:
-        yield Finding(loc, f"{shown} can never be exceeded: {possible.noun} is at most {shown}; write a smaller limit")
+        yield LintFinding(
+            loc, f"{shown} can never be exceeded: {possible.noun} is at most {shown}; write a smaller limit"
+        )
     elif limit == possible.low and clause.parsed_statistic.kind in {"mean", "fraction"}:
-        yield Finding(
+        yield LintFinding(
             loc,
             f"{shown} can never be shown to be kept: from samples, {clause.metric} is only known to be below "
             "something larger; write the smallest value that matters",
@@ -203,7 +205,7 @@ def _in_range(limit: float, high: float) -> float:
     return meant
 
 
-def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]:
+def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
     statistic, confidence = clause.parsed_statistic, contract.observability.confidence
     if statistic.kind != "quantile":
         return
@@ -213,7 +215,7 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]
     name, minimum = contract.observability.minimum(clause)
     if minimum < needed:
         where: Loc = (*here, "statistic") if clause.statistic else (*here, "metric")
-        yield Finding(
+        yield LintFinding(
             where,
             f"a p{100 * statistic.argument:g} cannot PASS at confidence {confidence:g} below {needed} "
             f"observations, but {name} is {minimum}; raise it, or write a lower rank",
@@ -221,25 +223,25 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[Finding]
         )
 
 
-def _observability(contract: Contract) -> Iterator[Finding]:
+def _observability(contract: Contract) -> Iterator[LintFinding]:
     seen = contract.observability
     for name in ("window", "long_window", "heartbeat"):
         if getattr(seen, name) == 0:
-            yield Finding(("observability", name), "0s holds no data; write a duration such as 5m")
+            yield LintFinding(("observability", name), "0s holds no data; write a duration such as 5m")
     if seen.window > seen.long_window:
-        yield Finding(
+        yield LintFinding(
             ("observability", "window"),
             f"{format_duration(seen.window)} is longer than long_window ({format_duration(seen.long_window)}); "
             "make long_window the longer one",
         )
     if seen.heartbeat > seen.window > 0:
-        yield Finding(
+        yield LintFinding(
             ("observability", "heartbeat"),
             f"{format_duration(seen.heartbeat)} is longer than window ({format_duration(seen.window)}): "
             "the window would be empty before silence is noticed; write a shorter heartbeat",
         )
     if 1.0 - seen.confidence < _SMALLEST_ALPHA:
-        yield Finding(
+        yield LintFinding(
             ("observability", "confidence"),
             f"{seen.confidence!r} leaves no room for error, so no number of samples decides; write 0.99 or 0.999",
         )
@@ -248,7 +250,7 @@ def _observability(contract: Contract) -> Iterator[Finding]:
     }
     needed = len(judged) * (len(contract.slices) + 1)
     if seen.max_series < needed:
-        yield Finding(
+        yield LintFinding(
             ("observability", "max_series"),
             f"{len(judged)} quantities on {len(contract.slices) + 1} slices are {needed} streams for one kernel pair, "
             f"more than {seen.max_series}: slices would be lost to 'other'; write {2 * needed} or more",
@@ -264,7 +266,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"declared are {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"
 
 
-def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, Finding]]:
+def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:
     """Index of the contract, and what is wrong, for every route that closes a circle.
 
     A contract routes from the kernel under `inference` to the one under `train`. Where the routes of others lead from
@@ -283,7 +285,7 @@ def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, Finding]]:
                 f"routes from {_shown(source)} to {_shown(target)}, and {' and '.join(names)} from there back: a "
                 "request that they are all about would go in circles; leave one of the routes out"
             )
-            yield index, Finding(loc, message)
+            yield index, LintFinding(loc, message)
         edges.setdefault(source, []).append((target, contract.name))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Final
 
-from kc_otel.contract.errors import Level, Loc
+from kc_otel.contract.errors import Loc, ProblemLevel
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import Step
+from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.units import format_duration
 
 __all__ = ["lint_escalation"]
@@ -18,10 +18,10 @@ _MINUTE: Final = 60.0
 _TELLING: Final = frozenset({"notify", "webhook"})
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
-Found = tuple[Loc, str, Level]
+_Found = tuple[Loc, str, ProblemLevel]
 
 
-def lint_escalation(contract: Contract) -> Iterator[Found]:
+def lint_escalation(contract: Contract) -> Iterator[_Found]:
     """Place, message and level of everything that is wrong with the policy."""
     steps = contract.escalation
     for index, step in enumerate(steps):
@@ -39,7 +39,7 @@ def lint_escalation(contract: Contract) -> Iterator[Found]:
         yield from _order(steps, index, here)
 
 
-def _clauses(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
+def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
     known = [clause.id for clause in contract.clauses]
     for position, name in enumerate(step.clauses):
         if name not in known:
@@ -54,7 +54,7 @@ def _clauses(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
         )
 
 
-def _repeat(step: Step, here: Loc) -> Iterator[Found]:
+def _repeat(step: EscalationStep, here: Loc) -> Iterator[_Found]:
     if "repeat" not in step.model_fields_set or step.repeat == 0:
         return
     if not any(action.kind in _TELLING for action in step.do):
@@ -67,7 +67,7 @@ def _repeat(step: Step, here: Loc) -> Iterator[Found]:
         )
 
 
-def _actions(contract: Contract, step: Step, here: Loc) -> Iterator[Found]:
+def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
     written: set[str] = set()
     for position, action in enumerate(step.do):
         loc: Loc = (*here, "do", position)
@@ -101,7 +101,7 @@ def _names_no_kernel(contract: Contract, id: str) -> bool:
     return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
-def _order(steps: tuple[Step, ...], index: int, here: Loc) -> Iterator[Found]:
+def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[_Found]:
     step = steps[index]
     for earlier_index, earlier in enumerate(steps[:index]):
         if earlier.on != step.on or not _overlap(earlier, step):
@@ -116,5 +116,5 @@ def _order(steps: tuple[Step, ...], index: int, here: Loc) -> Iterator[Found]:
             yield (*here, "for"), f"{step.severity} comes before {other}; a ladder climbs", "warning"
 
 
-def _overlap(one: Step, other: Step) -> bool:
+def _overlap(one: EscalationStep, other: EscalationStep) -> bool:
     return not one.clauses or not other.clauses or bool(set(one.clauses) & set(other.clauses))

@@ -16,12 +16,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from kc_otel.contract.document import Document, parse
-from kc_otel.contract.errors import ContractError, Problem, field_path
-from kc_otel.contract.lint import Finding, circles, lint
+from kc_otel.contract.errors import ContractError, ContractProblem, field_path
+from kc_otel.contract.lint import LintFinding, circles, lint
 from kc_otel.contract.messages import explain
 from kc_otel.contract.model import Contract
 from kc_otel.contract.repair import repair
+from kc_otel.contract.yaml_document import Document, parse
 
 __all__ = ["MAX_BYTES", "Checked", "check", "check_all", "check_text", "load", "load_all", "load_source", "load_text"]
 
@@ -44,13 +44,13 @@ class Checked:
 
     source: str
     contract: Contract | None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ContractProblem, ...] = ()
     document: Document | None = field(default=None, repr=False, compare=False)
 
-    def with_findings(self, findings: Iterable[Finding]) -> Checked:
+    def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
         """With more findings about the contract, at their lines; an error refuses it."""
         more = [
-            Problem(
+            ContractProblem(
                 self.source,
                 0 if self.document is None else self.document.line(found.loc),
                 field_path(found.loc),
@@ -84,7 +84,7 @@ def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
     try:
         text = _read(source)
     except _Unreadable as error:
-        raise ContractError([Problem(source, 0, "", str(error))]) from None
+        raise ContractError([ContractProblem(source, 0, "", str(error))]) from None
     return load_text(text, source), text
 
 
@@ -120,7 +120,7 @@ def check(path: str | os.PathLike[str]) -> Checked:
     try:
         text = _read(source)
     except _Unreadable as error:
-        return Checked(source, None, (Problem(source, 0, "", str(error)),))
+        return Checked(source, None, (ContractProblem(source, 0, "", str(error)),))
     return check_text(text, source)
 
 
@@ -137,14 +137,14 @@ def check_text(text: str, source: str = "<text>") -> Checked:
         else:
             findings = lint(contract)
         problems += [
-            Problem(source, document.line(found.loc), field_path(found.loc), found.message, found.level)
+            ContractProblem(source, document.line(found.loc), field_path(found.loc), found.message, found.level)
             for found in findings
         ]
     refused = any(problem.level == "error" for problem in problems)
     return Checked(source, None if refused else contract, tuple(sorted(problems)), document)
 
 
-def _lint_the_rest(document: Document, error: ValidationError) -> list[Finding]:
+def _lint_the_rest(document: Document, error: ValidationError) -> list[LintFinding]:
     """Errors that lint finds in the parts of a contract that are sound."""
     repaired = repair(document.data, [tuple(detail["loc"]) for detail in error.errors(include_url=False)])
     if repaired is None:
@@ -170,12 +170,12 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
     results: list[Checked] = []
     homes: dict[str, str] = {}
     for source, unreadable in _files(paths):
-        result = Checked(source, None, (Problem(source, 0, "", unreadable),)) if unreadable else check(source)
+        result = Checked(source, None, (ContractProblem(source, 0, "", unreadable),)) if unreadable else check(source)
         if result.contract is not None:
             name = result.contract.name
             if name in homes:
                 message = f"{name!r} is already the name of {homes[name]}; metrics could not tell them apart"
-                problem = Problem(source, 0, "metadata.name", message)
+                problem = ContractProblem(source, 0, "metadata.name", message)
                 result = Checked(source, None, (problem, *result.problems))
             homes.setdefault(name, source)
         results.append(result)

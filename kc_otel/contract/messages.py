@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kc_otel.contract.document import Document
-from kc_otel.contract.errors import Loc, Problem, field_path
+from kc_otel.contract.errors import ContractProblem, Loc, field_path
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.yaml_document import Document
 
 __all__ = ["explain"]
 
@@ -41,9 +41,9 @@ _COMPARED: Final = {
 }
 
 
-def explain(error: ValidationError, document: Document, source: str) -> list[Problem]:
+def explain(error: ValidationError, document: Document, source: str) -> list[ContractProblem]:
     """One problem for each place that pydantic complains about, at its line."""
-    problems: dict[tuple[Loc, str], Problem] = {}
+    problems: dict[tuple[Loc, str], ContractProblem] = {}
     for detail in error.errors(include_url=False):
         raw: Loc = tuple(detail["loc"])
         if detail["type"] == "too_short" and detail["input"]:
@@ -52,7 +52,7 @@ def explain(error: ValidationError, document: Document, source: str) -> list[Pro
         line = document.line(loc)
         # The members of a union complain one by one about the same value; one sentence is enough.
         key = (loc, "" if detail["type"] in _WRONG_TYPE else message)
-        problems.setdefault(key, Problem(source, line, field_path(loc), message))
+        problems.setdefault(key, ContractProblem(source, line, field_path(loc), message))
     return list(problems.values())
 
 

@@ -20,17 +20,17 @@ from pydantic import (
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
-from kc_otel.contract.policy import REPEAT, Step
-from kc_otel.contract.promotion import Promotion
+from kc_otel.contract.policy import REPEAT, EscalationStep
+from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.registry import BY_SEQUENCE, Unit
-from kc_otel.contract.slices import ALL, OTHER, Condition, Scalar, match, parse_condition
+from kc_otel.contract.slices import ALL, OTHER, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
 
 __all__ = [
     "Assumptions",
     "Contract",
+    "KernelPair",
     "KernelSpec",
-    "Kernels",
     "Metadata",
     "Observability",
     "SliceSpec",
@@ -67,7 +67,7 @@ class KernelSpec(Strict):
     """Number format of the KV cache."""
 
 
-class Kernels(Strict):
+class KernelPair(Strict):
     """The pair that the contract is about."""
 
     train: KernelSpec
@@ -129,7 +129,7 @@ class SliceSpec(Strict):
         return value
 
     @cached_property
-    def conditions(self) -> Mapping[str, tuple[Condition, ...]]:
+    def conditions(self) -> Mapping[str, tuple[SliceCondition, ...]]:
         """The parsed conditions, by attribute."""
         return {name: parse_condition(raw) for name, raw in self.where.items()}
 
@@ -177,7 +177,7 @@ class Contract(Strict):
     apiVersion: Literal["kernel-contract/v1"]  # noqa: N815 - the YAML's own name
     kind: Literal["KernelContract"]
     metadata: Metadata
-    kernels: Kernels
+    kernels: KernelPair
     assumptions: Assumptions = Assumptions()
     slices: dict[Name, SliceSpec] = Field(default_factory=dict, max_length=500)
     """Parts of the traffic that are judged on their own; they may overlap. `all` is always there."""
@@ -189,9 +189,9 @@ class Contract(Strict):
     """R: what may happen to freshness and latency."""
     observability: Observability = Observability()
     """O: what is measured, how often, how surely."""
-    escalation: tuple[Step, ...] = Field(default=(), max_length=50)
+    escalation: tuple[EscalationStep, ...] = Field(default=(), max_length=50)
     """Pi: what happens on a breach."""
-    promotion: Promotion = Promotion()
+    promotion: PromotionTerms = PromotionTerms()
     """What a kernel version has to show before it serves more."""
 
     @field_validator("slices")
@@ -228,7 +228,7 @@ class Contract(Strict):
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
         content = self.model_dump(mode="json", by_alias=True)
-        if self.promotion == Promotion():
+        if self.promotion == PromotionTerms():
             del content["promotion"]  # contracts from before there was such a section keep their hash
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]

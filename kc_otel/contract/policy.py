@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
 
-__all__ = ["REPEAT", "ROUTE_TARGET", "Action", "Step"]
+__all__ = ["REPEAT", "ROUTE_TARGET", "Action", "EscalationStep"]
 
 _BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
 _TARGETED: Final = ("route", "webhook")
@@ -64,7 +64,7 @@ class Action(Strict):
         return self.kind if self.target is None else f"{self.kind}:{self.target}"
 
 
-class Step(Strict):
+class EscalationStep(Strict):
     """One rung of the escalation ladder."""
 
     on: Literal["fail", "no-data", "inconclusive", "invalid-input"]

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator
 
-from kc_otel.contract.errors import Level, Loc
+from kc_otel.contract.errors import Loc, ProblemLevel
 from kc_otel.contract.fields import Strict
 from kc_otel.contract.units import parse_limit
 
-__all__ = ["Promotion", "diff_promotion", "lint_promotion", "shown_share"]
+__all__ = ["PromotionTerms", "diff_promotion", "lint_promotion", "shown_share"]
 
 _STEPS: Final = (0.01, 0.05, 0.25)
 
@@ -38,7 +38,7 @@ def shown_share(share: float) -> str:
     return f"{100 * share:.12g}%"
 
 
-Share = Annotated[
+TrafficShare = Annotated[
     float,
     BeforeValidator(_share),
     PlainSerializer(shown_share, return_type=str),
@@ -54,12 +54,12 @@ Share = Annotated[
 ]
 
 
-class Promotion(Strict):
+class PromotionTerms(Strict):
     """What a kernel version has to show before it serves more: offline CI, shadow, canary in steps, full."""
 
     windows: int = Field(default=3, ge=1, le=100, strict=True)
     """Consecutive windows without shared data in which every clause is PASS on every slice, before each step."""
-    steps: tuple[Share, ...] = Field(default=_STEPS, min_length=1, max_length=20)
+    steps: tuple[TrafficShare, ...] = Field(default=_STEPS, min_length=1, max_length=20)
     """Share of the requests that the version serves at each step of the canary, growing."""
     failure_limit: int = Field(default=1, ge=1, le=100, strict=True)
     """Windows without shared data in which something FAILs, until the version is rolled back."""
@@ -78,7 +78,7 @@ class Promotion(Strict):
         return value
 
 
-def lint_promotion(written: Promotion) -> Iterator[tuple[Loc, str, Level]]:
+def lint_promotion(written: PromotionTerms) -> Iterator[tuple[Loc, str, ProblemLevel]]:
     """Place, message and level of what no field of the section can say on its own."""
     for name in ("approve", "skip"):
         stages = getattr(written, name)
@@ -90,10 +90,10 @@ def lint_promotion(written: Promotion) -> Iterator[tuple[Loc, str, Level]]:
         yield ("promotion", "approve", place), "nobody is asked about a stage that is skipped; leave it out", "error"
 
 
-Found = tuple[Literal["tightens", "loosens", "adds", "drops", "changes"], str, Any, Any, str]
+_Difference = tuple[Literal["tightens", "loosens", "adds", "drops", "changes"], str, Any, Any, str]
 
 
-def diff_promotion(before: Promotion, after: Promotion) -> Iterator[Found]:
+def diff_promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[_Difference]:
     """Kind, field, old, new and a sentence for every difference."""
     if before.windows != after.windows:
         kind: Literal["tightens", "loosens"] = "loosens" if after.windows < before.windows else "tightens"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kc_otel.contract.slices import Condition, Scalar
+from kc_otel.contract.slices import Scalar, SliceCondition
 
 __all__ = ["covers", "satisfiable"]
 
-Conditions = Sequence[Condition]
+Conditions = Sequence[SliceCondition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _interval(conditions: Conditions) -> _Interval:
     )
 
 
-def _implied(known: Conditions, condition: Condition) -> bool:
+def _implied(known: Conditions, condition: SliceCondition) -> bool:
     """Whether every value that satisfies `known` satisfies `condition`."""
     named = _named(known)
     if named is not None:

@@ -24,14 +24,14 @@ __all__ = [
     "Derived",
     "Instrument",
     "Metric",
+    "Origin",
     "Quantity",
-    "Source",
     "Unit",
     "known_metrics",
 ]
 
 
-class Source(StrEnum):
+class Origin(StrEnum):
     """What a quantity is computed from."""
 
     LOGPROBS = "logprobs"
@@ -82,7 +82,7 @@ class Quantity:
     name: str
     unit: str
     per: Unit
-    source: Source
+    source: Origin
     low: float
     high: float
     cap: float
@@ -137,115 +137,115 @@ _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 _QUANTITIES: Final = (
     Quantity(
-        "log_ratio", "kc.drift.log_ratio", "{nat}", Unit.TOKEN, Source.LOGPROBS, -math.inf, math.inf, 5.0, "p99.9",
+        "log_ratio", "kc.drift.log_ratio", "{nat}", Unit.TOKEN, Origin.LOGPROBS, -math.inf, math.inf, 5.0, "p99.9",
         "Signed log ratio l = log P(y) - log Q(y) of a sampled token.", _XU_WU,
     ),
     Quantity(
-        "abs_log_ratio", "kc.drift.abs_log_ratio", "{nat}", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 5.0, "mean",
+        "abs_log_ratio", "kc.drift.abs_log_ratio", "{nat}", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 5.0, "mean",
         "Absolute log ratio |l| of a sampled token.", _XU_WU,
     ),
     Quantity(
-        "ratio", "kc.drift.ratio", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 10.0, "p99.9",
+        "ratio", "kc.drift.ratio", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 10.0, "p99.9",
         "Importance ratio w = P(y)/Q(y) of a sampled token; its mean is 1 minus the support deficit.", _XU_WU,
     ),
     Quantity(
-        "tv_token", "kc.drift.tv_token", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, 1.0, 1.0, "mean",
+        "tv_token", "kc.drift.tv_token", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, 1.0, 1.0, "mean",
         "(1-w)+ of a sampled token; its mean is the total variation between the kernels' next-token distributions.",
         "TV(P,Q) = E_Q[(1-w)+]",
     ),
     Quantity(
-        "k3", "kc.drift.k3", "{nat}", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 5.0, "mean",
+        "k3", "kc.drift.k3", "{nat}", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 5.0, "mean",
         "k3 = w - 1 - l of a sampled token; its mean estimates KL(Q||P) with low variance.", _SCHULMAN,
     ),
     Quantity(
-        "chi2_token", "kc.drift.chi2_token", "1", Unit.TOKEN, Source.LOGPROBS, 0.0, math.inf, 10.0, "mean",
+        "chi2_token", "kc.drift.chi2_token", "1", Unit.TOKEN, Origin.LOGPROBS, 0.0, math.inf, 10.0, "mean",
         "(w-1)^2 of a sampled token; its mean is the chi-square divergence that governs token-level variance.",
         "chi2(P,Q) = E_Q[(w-1)^2]",
     ),
     Quantity(
-        "tv_seq", "kc.drift.tv_seq", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, 1.0, 1.0, "mean",
+        "tv_seq", "kc.drift.tv_seq", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, 1.0, 1.0, "mean",
         "(1-W)+ of a sequence, W the product of its ratios; its mean is the total variation over whole sequences.",
         "TV(P,Q) = E_Q[(1-W)+]",
     ),
     Quantity(
-        "log_ratio_seq", "kc.drift.log_ratio_seq", "{nat}", Unit.SEQUENCE, Source.LOGPROBS, -math.inf, math.inf, 20.0,
+        "log_ratio_seq", "kc.drift.log_ratio_seq", "{nat}", Unit.SEQUENCE, Origin.LOGPROBS, -math.inf, math.inf, 20.0,
         "p99", "Sum of a sequence's log ratios, L = log W.", _XU_WU,
     ),
     Quantity(
-        "geometric_ratio", "kc.drift.geometric_ratio", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, math.inf, 10.0, "p99",
+        "geometric_ratio", "kc.drift.geometric_ratio", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, math.inf, 10.0, "p99",
         "exp(L/T): geometric mean of a sequence's token ratios.", "Zheng et al. 2025, arXiv:2507.18071",
     ),
     Quantity(
-        "chi2_seq", "kc.drift.chi2_seq", "1", Unit.SEQUENCE, Source.LOGPROBS, 0.0, math.inf, 100.0, "mean",
+        "chi2_seq", "kc.drift.chi2_seq", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, math.inf, 100.0, "mean",
         "(W-1)^2 of a sequence; its mean governs sequence-level variance: ESS/n = 1/(1+chi2).",
         "chi2(P,Q) = E_Q[(W-1)^2]",
     ),
     Quantity(
-        "advantage_drift_positive", "kc.drift.advantage_drift_positive", "1", Unit.TOKEN, Source.ADVANTAGES,
+        "advantage_drift_positive", "kc.drift.advantage_drift_positive", "1", Unit.TOKEN, Origin.ADVANTAGES,
         -math.inf, math.inf, 10.0, "mean",
         "(w-1)A of a token whose advantage A is positive: what the mismatch adds to its push.", _XU_WU,
     ),
     Quantity(
-        "advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Source.ADVANTAGES,
+        "advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Origin.ADVANTAGES,
         -math.inf, math.inf, 10.0, "mean",
         "(w-1)A of a token whose advantage A is negative: what the mismatch adds to its push.", _XU_WU,
     ),
     Quantity(
-        "logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0, "p99.9",
+        "logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0, "p99.9",
         "Half range of the logit difference, (max d - min d)/2: the part of logit drift that softmax sees.",
         "Reeb, Kastoryano and Wolf 2011, Hilbert's projective metric",
     ),
     Quantity(
-        "tv_exact", "kc.drift.tv_exact", "1", Unit.TOKEN, Source.LOGITS, 0.0, 1.0, 1.0, "mean",
+        "tv_exact", "kc.drift.tv_exact", "1", Unit.TOKEN, Origin.LOGITS, 0.0, 1.0, 1.0, "mean",
         "Total variation between the two next-token distributions, from full logits.", _XU_WU,
     ),
     Quantity(
-        "kl_train_inference", "kc.drift.kl_train_inference", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0,
+        "kl_train_inference", "kc.drift.kl_train_inference", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0,
         "mean", "KL(P||Q), training kernel against inference kernel, from full logits.", "Kullback and Leibler 1951",
     ),
     Quantity(
-        "kl_inference_train", "kc.drift.kl_inference_train", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.inf, 20.0,
+        "kl_inference_train", "kc.drift.kl_inference_train", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0,
         "mean", "KL(Q||P), inference kernel against training kernel, from full logits.", "Kullback and Leibler 1951",
     ),
     Quantity(
-        "js", "kc.drift.js", "{nat}", Unit.TOKEN, Source.LOGITS, 0.0, math.log(2.0), math.log(2.0), "mean",
+        "js", "kc.drift.js", "{nat}", Unit.TOKEN, Origin.LOGITS, 0.0, math.log(2.0), math.log(2.0), "mean",
         "Jensen-Shannon divergence of the two next-token distributions, from full logits.", "Lin 1991",
     ),
     Quantity(
-        "top1_disagreement", "kc.drift.top1_disagreement", "1", Unit.TOKEN, Source.LOGITS, 0.0, 1.0, 1.0, "mean",
+        "top1_disagreement", "kc.drift.top1_disagreement", "1", Unit.TOKEN, Origin.LOGITS, 0.0, 1.0, 1.0, "mean",
         "1 where the two kernels' most likely tokens differ, else 0.", "llama.cpp --kl-divergence, same top p",
     ),
     Quantity(
-        "entropy_difference", "kc.drift.entropy_difference", "{nat}", Unit.TOKEN, Source.LOGITS, -math.inf, math.inf,
+        "entropy_difference", "kc.drift.entropy_difference", "{nat}", Unit.TOKEN, Origin.LOGITS, -math.inf, math.inf,
         5.0, "p99", "H(P) - H(Q), from full logits.", "Shannon 1948",
     ),
     Quantity(
-        "operator_max_abs", "kc.drift.operator_max_abs", "1", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 100.0,
+        "operator_max_abs", "kc.drift.operator_max_abs", "1", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 100.0,
         "p99.9", "Largest |a - b| of a row of an operator's output, a from the training kernel, b from the inference "
         "kernel.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2",
     ),
     Quantity(
-        "operator_relative", "kc.drift.operator_relative", "1", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 1.0,
+        "operator_relative", "kc.drift.operator_relative", "1", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1.0,
         "p99.9", "||a - b|| / ||a|| of a row of an operator's output: normwise relative error against the training "
         "kernel.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 1.2",
     ),
     Quantity(
-        "operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Source.OPERATORS, 0.0, math.inf, 1000.0, "p99.9",
+        "operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1000.0, "p99.9",
         "Largest |a - b| of a row of an operator's output in units in the last place of the row's largest |a|: 0.5 is "
         "what rounding alone costs.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2",
     ),
     Quantity(
-        "operator_cosine", "kc.drift.operator_cosine", "1", Unit.ROW, Source.OPERATORS, 0.0, 2.0, 2.0, "p99.9",
+        "operator_cosine", "kc.drift.operator_cosine", "1", Unit.ROW, Origin.OPERATORS, 0.0, 2.0, 2.0, "p99.9",
         "1 - cos(a, b) of a row of an operator's output: what changed in its direction.", "cosine distance",
     ),
     Quantity(
-        "operator_batch_dependence", "kc.drift.operator_batch_dependence", "1", Unit.ROW, Source.OPERATORS, 0.0,
+        "operator_batch_dependence", "kc.drift.operator_batch_dependence", "1", Unit.ROW, Origin.OPERATORS, 0.0,
         math.inf, 1.0, "max",
         "||a - b|| / ||a|| of a row of an operator's output computed alone (a) and in a batch (b): 0 where the kernel "
         "is batch invariant.", "He et al. 2025, Defeating Nondeterminism in LLM Inference",
     ),
     Quantity(
-        "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Source.RUNTIME, 0.0, math.inf, 1000.0, "max",
+        "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, 1000.0, "max",
         "Optimizer steps by which the inference kernel's weights are behind the training kernel's.", _XU_WU,
     ),
 )  # fmt: skip
@@ -254,7 +254,7 @@ QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
 """What a clause's `metric:` can name, and `Derived.base` too."""
 
 
-OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.source is Source.OPERATORS}
+OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.source is Origin.OPERATORS}
 """What is observed of single operators: a clause on one of them names its operator, and so does each of its streams."""
 
 

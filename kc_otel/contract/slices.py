@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ALL", "OTHER", "Condition", "Scalar", "match", "parse_condition"]
+__all__ = ["ALL", "OTHER", "Scalar", "SliceCondition", "match", "parse_condition"]
 
 ALL: Final = "all"
 """The slice that every sequence belongs to."""
@@ -33,7 +33,7 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class SliceCondition:
     """One comparison of an attribute's value.
 
     Attributes:
@@ -58,7 +58,7 @@ class Condition:
         return _COMPARE[self.comparison](value, bound)
 
 
-def parse_condition(raw: object) -> tuple[Condition, ...]:
+def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
     """Conditions from what a contract says of one attribute.
 
     Raises:
@@ -71,34 +71,34 @@ def parse_condition(raw: object) -> tuple[Condition, ...]:
         if not all(isinstance(item, _SCALARS) for item in raw):
             msg = f"{raw!r} must be a list of plain values"
             raise ValueError(msg)
-        return (Condition("in", tuple(raw)),)
+        return (SliceCondition("in", tuple(raw)),)
     if isinstance(raw, str):
         if not _COMPARISON.fullmatch(raw):
-            return (Condition("in", (raw,)),)
+            return (SliceCondition("in", (raw,)),)
         return tuple(_comparison(part) for part in raw.split(","))
     if isinstance(raw, _SCALARS):
-        return (Condition("in", (raw,)),)
+        return (SliceCondition("in", (raw,)),)
     msg = f'{raw!r} is not a condition; write a value, a list of values, or a comparison such as ">= 8192"'
     raise ValueError(msg)
 
 
-def match(where: Mapping[str, Sequence[Condition]], attributes: Mapping[str, Scalar]) -> bool:
+def match(where: Mapping[str, Sequence[SliceCondition]], attributes: Mapping[str, Scalar]) -> bool:
     """Whether a sequence with these attributes belongs to a slice with these conditions."""
     return all(condition.holds(attributes.get(name)) for name, conditions in where.items() for condition in conditions)
 
 
-def _comparison(text: str) -> Condition:
+def _comparison(text: str) -> SliceCondition:
     found = _COMPARISON.fullmatch(text)
     if not found or not found[2]:
         msg = f'{text.strip()!r} is not a comparison; write an operator and a value, such as ">= 8192"'
         raise ValueError(msg)
     sign, value = found[1], _number_or_text(found[2])
     if sign == "==":
-        return Condition("in", (value,))
+        return SliceCondition("in", (value,))
     if sign != "!=" and isinstance(value, str):
         msg = f"{text.strip()!r} compares with text; {sign} needs a number"
         raise ValueError(msg)
-    return Condition(sign, (value,))
+    return SliceCondition(sign, (value,))
 
 
 def _number_or_text(text: str) -> Scalar:

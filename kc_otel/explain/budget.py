@@ -36,16 +36,16 @@ from kc_otel.stats.rewards import (
 __all__ = [
     "EXAMPLE_SHARE",
     "Backwards",
+    "BudgetKind",
     "ClauseForBudget",
     "Enough",
-    "Kind",
     "backwards",
     "budgets",
     "enough",
     "tv_for",
 ]
 
-Kind = Literal["reward", "gradient"]
+BudgetKind = Literal["reward", "gradient"]
 
 EXAMPLE_SHARE: Final = 0.05
 """Share of the reward range that is shown as an example where neither the contract nor the reader names a budget."""
@@ -108,7 +108,7 @@ class Backwards:
         clauses: The contract's clauses that say something about sequences.
     """
 
-    kind: Kind
+    kind: BudgetKind
     budget: float
     source: str
     slice: str
@@ -124,7 +124,7 @@ class Backwards:
 
 def budgets(
     contract: Contract, slice: str = ALL, *, reward: float | None = None, gradient: float | None = None
-) -> list[tuple[Kind, float, str]]:
+) -> list[tuple[BudgetKind, float, str]]:
     """Budgets to explain, with their source: those given, else the contract's own, else an example.
 
     Args:
@@ -133,8 +133,8 @@ def budgets(
         reward: Budget on the reward drift, in the reward's unit.
         gradient: Budget on the norm of the gradient's bias.
     """
-    found: list[tuple[Kind, float, str]] = []
-    asked: tuple[tuple[Kind, float | None, str], ...] = (
+    found: list[tuple[BudgetKind, float, str]] = []
+    asked: tuple[tuple[BudgetKind, float | None, str], ...] = (
         ("reward", reward, "reward_drift_bound"),
         ("gradient", gradient, "gradient_bias_bound"),
     )
@@ -152,7 +152,7 @@ def budgets(
     return found
 
 
-def tv_for(kind: Kind, budget: float, assumptions: Assumptions, horizon: int | None) -> float:
+def tv_for(kind: BudgetKind, budget: float, assumptions: Assumptions, horizon: int | None) -> float:
     """The TV_seq that is enough for a budget.
 
     Raises:
@@ -175,7 +175,7 @@ def tv_for(kind: Kind, budget: float, assumptions: Assumptions, horizon: int | N
 
 
 def backwards(
-    contract: Contract, horizon: int | None, kind: Kind, budget: float, source: str, slice: str = ALL
+    contract: Contract, horizon: int | None, kind: BudgetKind, budget: float, source: str, slice: str = ALL
 ) -> Backwards:
     """What a budget needs, and what a contract has for it.
 

@@ -21,10 +21,10 @@ from kc_otel.stats.tokens import chi2_from_log_ratio_range, ess_share_from_half_
 __all__ = [
     "FARTHEST",
     "LEVELS",
-    "Best",
+    "BindingClause",
     "Chain",
+    "Guarantee",
     "Level",
-    "Rung",
     "SliceGuarantee",
     "chain",
     "facts_on",
@@ -33,7 +33,15 @@ __all__ = [
 ]
 
 Level = Literal["token", "sequence", "reward", "gradient", "token ESS", "sequence ESS", "clip"]
-LEVELS: Final[tuple[Level, ...]] = ("token", "sequence", "reward", "gradient", "token ESS", "sequence ESS", "clip")
+LEVELS: Final[tuple[Level, ...]] = (
+    "token",
+    "sequence",
+    "reward",
+    "gradient",
+    "token ESS",
+    "sequence ESS",
+    "clip",
+)
 
 FARTHEST: Final = 10**9
 """Longest sequence that `reach` looks at, in tokens."""
@@ -42,7 +50,7 @@ _SAYS: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Guarantee:
     """One step of the ladder.
 
     Attributes:
@@ -85,7 +93,7 @@ class Chain:
     statistic: str
     unit: str
     limit: float
-    rungs: tuple[Rung, ...]
+    rungs: tuple[Guarantee, ...]
     needs: tuple[Assumption, ...]
     evidence: str
     purpose: str
@@ -93,13 +101,13 @@ class Chain:
     reach: int | None
     reach_tv: float
 
-    def rung(self, level: Level) -> Rung | None:
+    def rung(self, level: Level) -> Guarantee | None:
         """The rung of a level, if there is one."""
         return next((rung for rung in self.rungs if rung.level == level), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BindingClause:
     """The sharpest guarantee of a level, and the clause that binds: the one it comes from.
 
     Attributes:
@@ -141,9 +149,9 @@ class SliceGuarantee:
     like: tuple[str, ...]
     chosen_by: tuple[str, ...]
     chains: tuple[Chain, ...]
-    best: tuple[Best, ...]
+    best: tuple[BindingClause, ...]
 
-    def of(self, level: Level) -> Best | None:
+    def of(self, level: Level) -> BindingClause | None:
         """The best guarantee of a level, if there is one."""
         return next((best for best in self.best if best.level == level), None)
 
@@ -229,45 +237,45 @@ def reach(facts: Facts, tv: float) -> int:
     return min(low, FARTHEST)
 
 
-def _rungs(facts: Facts, assumptions: Assumptions, horizon: int | None) -> Iterable[Rung]:
+def _rungs(facts: Facts, assumptions: Assumptions, horizon: int | None) -> Iterable[Guarantee]:
     if facts.mean_tv is not None and not facts.per_sequence:
-        yield Rung("token", facts.mean_tv.value, facts.mean_tv.name, facts.mean_tv.value < _SAYS)
+        yield Guarantee("token", facts.mean_tv.value, facts.mean_tv.name, facts.mean_tv.value < _SAYS)
     sequence = facts.sequence_tv
     if horizon is not None:
         bounds = sequence_bounds(facts, horizon)
         sequence = bounds[0] if bounds else None
     if sequence is not None:
         tv = Bound(min(1.0, sequence.value), sequence.name)
-        yield Rung("sequence", tv.value, tv.name, tv.value < _SAYS)
+        yield Guarantee("sequence", tv.value, tv.name, tv.value < _SAYS)
         yield from _consequences(assumptions, horizon, tv)
     if facts.chi2_token is not None and not facts.per_sequence:
-        yield Rung("token ESS", float(ess_share(facts.chi2_token)), "1 / (1 + chi2)", True)
+        yield Guarantee("token ESS", float(ess_share(facts.chi2_token)), "1 / (1 + chi2)", True)
     elif facts.every_half_range is not None:
-        yield Rung("token ESS", float(ess_share_from_half_range(facts.every_half_range)), "sech(rho)^2", True)
+        yield Guarantee("token ESS", float(ess_share_from_half_range(facts.every_half_range)), "sech(rho)^2", True)
     elif facts.every_log_ratio is not None:
         chi2 = float(chi2_from_log_ratio_range(facts.every_log_ratio))
-        yield Rung("token ESS", float(ess_share(chi2)), "1 / (1 + (2 sinh(lam/2))^2)", True)
+        yield Guarantee("token ESS", float(ess_share(chi2)), "1 / (1 + (2 sinh(lam/2))^2)", True)
     if facts.chi2_seq is not None:
-        yield Rung("sequence ESS", float(ess_share(facts.chi2_seq)), "1 / (1 + chi2)", True)
+        yield Guarantee("sequence ESS", float(ess_share(facts.chi2_seq)), "1 / (1 + chi2)", True)
     if facts.mean_abs_log_ratio is not None and assumptions.clip is not None and not facts.per_sequence:
         share = float(clip_budget_share(facts.mean_abs_log_ratio, assumptions.clip))
-        yield Rung("clip", share, "mean |l| / log(1 + clip)", True)
+        yield Guarantee("clip", share, "mean |l| / log(1 + clip)", True)
 
 
-def _consequences(assumptions: Assumptions, horizon: int | None, tv: Bound) -> Iterable[Rung]:
+def _consequences(assumptions: Assumptions, horizon: int | None, tv: Bound) -> Iterable[Guarantee]:
     if assumptions.reward_range is not None:
         drift = reward_drift(tv.value, assumptions.reward_range)
-        yield Rung("reward", drift, "(r_max - r_min) TV_seq", tv.value < _SAYS)
+        yield Guarantee("reward", drift, "(r_max - r_min) TV_seq", tv.value < _SAYS)
     if assumptions.advantage_max and assumptions.score_norm_max and horizon is not None:
         bias = gradient_bias_from_tv(
             tv.value,
             advantage_max=assumptions.advantage_max,
             sequence_score_norm=horizon * assumptions.score_norm_max,
         )
-        yield Rung("gradient", bias, "2 A_max G_seq TV_seq", tv.value < _SAYS)
+        yield Guarantee("gradient", bias, "2 A_max G_seq TV_seq", tv.value < _SAYS)
 
 
-def _ranked(chains: Sequence[Chain], level: Level) -> list[tuple[Rung, Chain]]:
+def _ranked(chains: Sequence[Chain], level: Level) -> list[tuple[Guarantee, Chain]]:
     """The rungs of a level that say something, the sharpest first."""
     found = [(rung, one) for one in chains if (rung := one.rung(level)) is not None and rung.says]
     sign = -1.0 if level.endswith("ESS") else 1.0
@@ -276,7 +284,7 @@ def _ranked(chains: Sequence[Chain], level: Level) -> list[tuple[Rung, Chain]]:
 
 def _bests(
     contract: Contract, slice: str, chains: Sequence[Chain], horizon: int | None, deficit: float | None
-) -> Iterable[Best]:
+) -> Iterable[BindingClause]:
     clauses = {clause.id: clause for clause in contract.clauses}
     for level in LEVELS:
         ranked = _ranked(chains, level)
@@ -284,10 +292,10 @@ def _bests(
             continue
         rung, first = ranked[0]
         if len(ranked) == 1:
-            yield Best(level, rung.bound, rung.by, first.clause, first.needs)
+            yield BindingClause(level, rung.bound, rung.by, first.clause, first.needs)
             continue
         other, second = ranked[1]
-        yield Best(
+        yield BindingClause(
             level,
             rung.bound,
             rung.by,

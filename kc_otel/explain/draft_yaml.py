@@ -13,7 +13,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.draft import Draft, DraftClause, clauses_of, cut, exact
-from kc_otel.explain.noise_floor import Floor, floors
+from kc_otel.explain.noise_floor import NoiseFloor, floors
 from kc_otel.explain.numbers import rounded
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 from kc_otel.recordings.recording import Recording
@@ -40,7 +40,7 @@ class Written:
     text: str
     contract: Contract
     needed: tuple[Needed, ...]
-    floors: tuple[Floor, ...] = ()
+    floors: tuple[NoiseFloor, ...] = ()
     raised: tuple[str, ...] = ()
 
 
@@ -77,7 +77,7 @@ def write(
 
 
 def _raised(
-    clauses: Sequence[DraftClause], found: Sequence[Floor], margin: float
+    clauses: Sequence[DraftClause], found: Sequence[NoiseFloor], margin: float
 ) -> tuple[tuple[DraftClause, ...], tuple[str, ...]]:
     """Clauses with the limits that the floor breaks raised, and their ids."""
     result, ids = [], []
@@ -101,7 +101,7 @@ def _raised(
     return tuple(result), tuple(ids)
 
 
-def _above(floor: Floor, margin: float) -> float:
+def _above(floor: NoiseFloor, margin: float) -> float:
     """A limit of three digits that is `margin` times the floor or a little more, within what a share can be."""
     value = cut(margin * floor.upper * 1.005)
     return min(value, 0.999)
@@ -111,7 +111,7 @@ def _lines(
     draft: Draft,
     clauses: Sequence[DraftClause],
     needed: Sequence[Needed] = (),
-    found: Sequence[Floor] = (),
+    found: Sequence[NoiseFloor] = (),
     source: str = "",
 ) -> Iterator[str]:
     yield from _head(draft, source if found else "")
@@ -209,7 +209,7 @@ def _step(after: str, actions: str) -> Iterator[str]:
     yield f"    clauses: [{BUDGET}, weights-lag]"
 
 
-def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[Floor]) -> Iterator[str]:
+def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[NoiseFloor]) -> Iterator[str]:
     yield from _comment(clause.derivation, "  ")
     for one in needed:
         if one.clause == clause.id and one.observations is not None:
@@ -228,7 +228,7 @@ def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[Floor
     yield f"    description: {_text(clause.breaks)}"
 
 
-def floor_sentence(floor: Floor) -> str:
+def floor_sentence(floor: NoiseFloor) -> str:
     """What a recording says about a derived limit."""
     where = "" if floor.slice == ALL else f" on {floor.slice}"
     measured = f"{rounded(floor.estimate)}, at most {rounded(floor.upper)}, from {floor.samples:,} {floor.unit}s"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kc_otel.explain.budget import Backwards, ClauseForBudget
-from kc_otel.explain.chain import FARTHEST, LEVELS, Best, Chain, Level, Rung, SliceGuarantee
+from kc_otel.explain.chain import FARTHEST, LEVELS, BindingClause, Chain, Guarantee, Level, SliceGuarantee
 from kc_otel.explain.explanation import Explanation
 from kc_otel.explain.numbers import one_in, rounded, rounded_down, rounded_up, with_unit
 from kc_otel.explain.relations import CONDITIONS, Relation
@@ -144,7 +144,7 @@ def _chain(explanation: Explanation, chain: Chain) -> Iterator[Line]:
     yield from _wrapped(f"Rests on {chain.evidence}.{takes}", "    ", "quiet")
 
 
-def _says(explanation: Explanation, chain: Chain, rung: Rung) -> str:  # noqa: PLR0911 - one per level
+def _says(explanation: Explanation, chain: Chain, rung: Guarantee) -> str:  # noqa: PLR0911 - one per level
     bound = rounded_up(rung.bound)
     match rung.level:
         case "token":
@@ -197,7 +197,7 @@ def _best(explanation: Explanation, entry: SliceGuarantee) -> Iterator[Line]:
             yield from _wrapped(text, f"    {_LEVEL_NAMES[level]:<14} ")
 
 
-def _best_text(best: Best) -> str:
+def _best_text(best: BindingClause) -> str:
     at_least = best.level.endswith("ESS")
     shown = rounded_down if at_least else rounded_up
     says = f"{'at least' if at_least else 'at most'} {shown(best.bound)}. {best.clause} binds ({best.by})"

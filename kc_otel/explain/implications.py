@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.contract.registry import QUANTITIES, Source
+from kc_otel.contract.registry import QUANTITIES, Origin
 from kc_otel.explain.clause_facts import facts_of, sequence_bounds
 from kc_otel.explain.promise import Promise
 from kc_otel.explain.ratio_regions import SEQUENCE, TOKEN, region, top
@@ -23,9 +23,9 @@ from kc_otel.stats.averages import tv_from_js, tv_from_mean_abs_log_ratio
 from kc_otel.stats.divergences import tv_from_chi2, tv_from_kl
 from kc_otel.stats.tokens import kl_from_half_range, tv_from_half_range
 
-__all__ = ["Condition", "Implied", "bound_on", "never_exceeded"]
+__all__ = ["Implied", "Proviso", "bound_on", "never_exceeded"]
 
-Condition = Literal["traffic", "support", "same tokens", "horizon", "prefixes"]
+Proviso = Literal["traffic", "support", "same tokens", "horizon", "prefixes"]
 """`traffic`: of the true statistics, not of each sample. `same tokens`: both are measured on the same tokens."""
 
 
@@ -41,7 +41,7 @@ class Implied:
 
     value: float
     by: str
-    conditions: frozenset[Condition] = frozenset()
+    conditions: frozenset[Proviso] = frozenset()
 
 
 def bound_on(known: Promise, other: Promise, horizon: int | None = None) -> Implied | None:
@@ -104,7 +104,7 @@ def _pointwise(known: Promise, other: Promise, _: int | None) -> Implied | None:
     return _from_tail(value, share, other, f"{_named(known)} limits each of them", _same_tokens(known, other))
 
 
-def _from_tail(value: float, share: float, other: Promise, by: str, conditions: frozenset[Condition]) -> Implied | None:
+def _from_tail(value: float, share: float, other: Promise, by: str, conditions: frozenset[Proviso]) -> Implied | None:
     """The other statistic, when all observations of its quantity but a share are at most a value."""
     if other.kind == "mean":
         high = QUANTITIES[other.metric].high if other.metric in QUANTITIES else math.inf
@@ -152,7 +152,7 @@ def _sequences(known: Promise, other: Promise, horizon: int | None) -> Implied |
     bounds = sequence_bounds(facts, horizon or 1)
     if not bounds or bounds[0].value >= 1.0:
         return None
-    conditions: set[Condition] = {"traffic"} if facts.sequence_tv is None or facts.needs else set()
+    conditions: set[Proviso] = {"traffic"} if facts.sequence_tv is None or facts.needs else set()
     if facts.sequence_tv is None:
         conditions.add("horizon")
     for need in facts.needs:
@@ -164,11 +164,11 @@ def _sequences(known: Promise, other: Promise, horizon: int | None) -> Implied |
 class _Mean:
     of: Callable[[float], float]
     by: str
-    conditions: frozenset[Condition] = frozenset()
+    conditions: frozenset[Proviso] = frozenset()
 
 
-_TRAFFIC: Final[frozenset[Condition]] = frozenset({"traffic"})
-_SUPPORT: Final[frozenset[Condition]] = frozenset({"traffic", "support"})
+_TRAFFIC: Final[frozenset[Proviso]] = frozenset({"traffic"})
+_SUPPORT: Final[frozenset[Proviso]] = frozenset({"traffic", "support"})
 
 
 def _pinsker(kl: float) -> float:
@@ -256,8 +256,8 @@ def _largest(of: Callable[[float], float | None], target: float) -> float | None
     return low
 
 
-def _same_tokens(known: Promise, other: Promise) -> frozenset[Condition]:
-    sources = {QUANTITIES[p.metric].source if p.metric in QUANTITIES else Source.LOGPROBS for p in (known, other)}
+def _same_tokens(known: Promise, other: Promise) -> frozenset[Proviso]:
+    sources = {QUANTITIES[p.metric].source if p.metric in QUANTITIES else Origin.LOGPROBS for p in (known, other)}
     return frozenset({"same tokens"}) if len(sources) > 1 else frozenset()
 
 

@@ -22,13 +22,13 @@ from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned, Interval
 
-__all__ = ["Floor", "floors"]
+__all__ = ["NoiseFloor", "floors"]
 
-Standing = Literal["above", "below", "open"]
+LimitSide = Literal["above", "below", "open"]
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class NoiseFloor:
     """A clause's statistic on a recording.
 
     Attributes:
@@ -52,14 +52,14 @@ class Floor:
     unit: str
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> LimitSide:
         """Whether the limit is above the floor, below it (it fails for ever), or open: the recording is too short."""
         if self.lower > self.limit:
             return "below"
         return "above" if self.upper <= self.limit else "open"
 
 
-def floors(contract: Contract, recording: Recording) -> tuple[Floor, ...]:
+def floors(contract: Contract, recording: Recording) -> tuple[NoiseFloor, ...]:
     """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences.
 
     Args:
@@ -69,7 +69,7 @@ def floors(contract: Contract, recording: Recording) -> tuple[Floor, ...]:
     return tuple(_floors(contract, recording))
 
 
-def _floors(contract: Contract, recording: Recording) -> Iterable[Floor]:
+def _floors(contract: Contract, recording: Recording) -> Iterable[NoiseFloor]:
     alpha = (1.0 - contract.observability.confidence) / 2.0
     log_w = np.asarray(log_ratio(recording.train, recording.inference))
     members = [contract.slices_of(attributes) for attributes in recording.attributes]
@@ -84,7 +84,7 @@ def _floors(contract: Contract, recording: Recording) -> Iterable[Floor]:
             interval: Interval = clause_interval(
                 clause, contract.assumptions, Binned.of_samples(values), alpha_lower=alpha, alpha_upper=alpha
             )
-            yield Floor(
+            yield NoiseFloor(
                 clause.id,
                 slice,
                 clause.limit_for(slice),

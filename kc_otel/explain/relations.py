@@ -16,16 +16,16 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.regions import covers
 from kc_otel.contract.registry import QUANTITIES
 from kc_otel.contract.slices import ALL
-from kc_otel.explain.implications import Condition, Implied, bound_on, never_exceeded
+from kc_otel.explain.implications import Implied, Proviso, bound_on, never_exceeded
 from kc_otel.explain.promise import Promise, promise_of
 from kc_otel.explain.purpose import outcome_attributes
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass, rounded
 
-__all__ = ["CONDITIONS", "Kind", "Relation", "relations"]
+__all__ = ["CONDITIONS", "Relation", "RelationKind", "relations"]
 
-Kind = Literal["disagree", "implied", "nearly implied", "never fails", "idle slice limit", "slow"]
+RelationKind = Literal["disagree", "implied", "nearly implied", "never fails", "idle slice limit", "slow"]
 
-CONDITIONS: Final[dict[Condition, str]] = {
+CONDITIONS: Final[dict[Proviso, str]] = {
     "traffic": "of the traffic itself; on few samples either may be decided first",
     "support": "P << Q",
     "same tokens": "where both are measured on the same tokens",
@@ -50,11 +50,11 @@ class Relation:
         suggestion: What to do about it; doing nothing may be right.
     """
 
-    kind: Kind
+    kind: RelationKind
     clauses: tuple[str, ...]
     slices: tuple[str, ...]
     sentence: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Proviso, ...]
     suggestion: str
 
 
@@ -99,7 +99,7 @@ def _pair(
         return
     worst = max(implied, key=lambda name: implied[name].value / max(clause.limit_for(name), 1e-300))
     said, limit = implied[worst], promise_of(clause, worst, contract.assumptions).limit
-    kind: Kind = "implied" if said.value <= limit * _ROUNDING else "nearly implied"
+    kind: RelationKind = "implied" if said.value <= limit * _ROUNDING else "nearly implied"
     where = f" on {worst}" if worst != ALL else ""
     is_ = f"{_statistic(other)} <= {other.limit_for(worst):.4g} keeps {_statistic(clause)} at or below"
     scale = clause.limit_for(worst) / limit if limit else 1.0

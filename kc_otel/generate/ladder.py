@@ -14,7 +14,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import REPEAT, Step
+from kc_otel.contract.policy import REPEAT, EscalationStep
 from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.sentences import promise
 from kc_otel.contract.units import format_duration
@@ -53,7 +53,7 @@ class Rung:
     contract: Contract
     clause: Clause | None
     number: int
-    step: Step
+    step: EscalationStep
 
     @property
     def alert(self) -> str:

@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.offline.replay.traffic_reading import RecordingError
+from kc_otel.offline.replay.traffic_reading import TrafficFileError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig
@@ -60,7 +60,7 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (BindError, WebhookEndpointError, RecordingError, StateError, StoreError) as error:
+    except (BindError, WebhookEndpointError, TrafficFileError, StateError, StoreError) as error:
         raise ServiceError(str(error)) from None
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract.document import MAX_DEPTH, parse
+from kc_otel.contract.yaml_document import MAX_DEPTH, parse
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from kc_otel.contract import diff, json_schema, lint
 from kc_otel.contract.fields import operator_name
-from kc_otel.contract.registry import ATTRIBUTES, BY_SEQUENCE, OPERATORS, RECORDED, Source, Unit
+from kc_otel.contract.registry import ATTRIBUTES, BY_SEQUENCE, OPERATORS, RECORDED, Origin, Unit
 
 
 def _clause(**fields: object) -> str:
@@ -106,7 +106,7 @@ def test_the_registry_knows_them():
         f"operator_{each}" for each in ("max_abs", "relative", "ulp", "cosine", "batch_dependence")
     }
     for key, quantity in OPERATORS.items():
-        assert (quantity.per, quantity.source) == (Unit.ROW, Source.OPERATORS)
+        assert (quantity.per, quantity.source) == (Unit.ROW, Origin.OPERATORS)
         assert RECORDED[key] is quantity
         assert key not in BY_SEQUENCE
     assert ATTRIBUTES["kc.operator"].on == ("metric",)

@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 
 from kc_otel.contract import ContractError, diff, json_schema, load_text
-from kc_otel.contract.document import parse
+from kc_otel.contract.yaml_document import parse
 
 _TEXT = """\
 apiVersion: kernel-contract/v1

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kc_otel.contract import ContractError, json_schema, load_text
-from kc_otel.contract.document import parse
+from kc_otel.contract.yaml_document import parse
 
 _CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))
 _VALIDATOR = jsonschema.Draft202012Validator(json_schema())

@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import Step
+from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -128,7 +128,11 @@ def retire(state: PolicyState, now: float) -> tuple[PolicyState, tuple[Transitio
 
 
 def _watched(
-    contract: Contract, step: Step, by_cell: Mapping[Cell, Verdict], invalid_input: Mapping[str, int], now: float
+    contract: Contract,
+    step: EscalationStep,
+    by_cell: Mapping[Cell, Verdict],
+    invalid_input: Mapping[str, int],
+    now: float,
 ) -> Mapping[Cell, Verdict]:
     if step.on == "invalid-input":
         found = {reason: count for reason, count in sorted(invalid_input.items()) if count > 0}
@@ -154,7 +158,7 @@ def _input_verdict(contract: Contract, found: Mapping[str, int], now: float) -> 
     )  # fmt: skip
 
 
-def _first(key: str, step: Step, verdict: Verdict, now: float) -> Alert:
+def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
     return Alert(
         step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
         since=now, started_at=None, seen=now, counting=False, held=0.0, verdict=verdict,
@@ -162,7 +166,7 @@ def _first(key: str, step: Step, verdict: Verdict, now: float) -> Alert:
 
 
 def _next(
-    alert: Alert, step: Step, verdict: Verdict | None, window: float, now: float
+    alert: Alert, step: EscalationStep, verdict: Verdict | None, window: float, now: float
 ) -> tuple[Alert | None, What | None]:
     passed = min(max(0.0, now - alert.seen), window) if alert.counting else 0.0
     alert = replace(alert, seen=now, verdict=verdict or alert.verdict)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import Promotion as Terms
+from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.judge.promotion.promotion_state import (
     MoveKind,
     OrderError,
@@ -203,7 +203,7 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
     return Decision(GateOutcome.ADVANCE, Stage.SHADOW, 1)
 
 
-def _agreement(promotion: Promotion, to: Position, terms: Terms) -> tuple[str, str]:
+def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tuple[str, str]:
     """Who has still to agree to a step that the gate allows, and the position where it is a process."""
     entering = to.stage is not promotion.position.stage
     if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:

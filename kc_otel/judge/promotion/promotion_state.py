@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kc_otel.contract.promotion import Promotion as Terms
-from kc_otel.contract.promotion import shown_share
+from kc_otel.contract.promotion import PromotionTerms, shown_share
 from kc_otel.judge.promotion.stages import Decision, Stage
 from kc_otel.judge.promotion.tally import Tally
 
@@ -63,7 +62,7 @@ class Position:
         return cls(Stage(plain["stage"]), plain["share"])
 
 
-def path_of(terms: Terms) -> tuple[Position, ...]:
+def path_of(terms: PromotionTerms) -> tuple[Position, ...]:
     """Every position that a version passes under a contract's terms, in order."""
     before = [Position(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
     return (*before, *(Position(Stage.CANARY, share) for share in terms.steps), Position(Stage.FULL, 1.0))

@@ -22,8 +22,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.compare_log.definitions import llama_cpp, nemo_rl, prime_rl, trl, verl
 from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
-from kc_otel.offline.gate.observations import ADVANTAGE, Part, Samples
-from kc_otel.offline.gate.recorded_verdicts import Judged
+from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, RecordingSlice
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.recordings import Recording
 from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
@@ -100,10 +100,10 @@ class LogComparison:
     confidence: float
     clip: float
     slices: Sequence[SliceReport]
-    judged: Judged | None
+    judged: RecordingVerdicts | None
 
 
-def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
+def report(part: RecordingSlice, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
     """Every number of a slice.
 
     Args:
@@ -117,11 +117,15 @@ def report(part: Part, tools: Sequence[Tool], *, confidence: float, clip: float)
         return SliceReport(part.name, 0, 0, {}, {})
     found = {tool: numbers for tool in tools if (numbers := _TOOLS[tool](of))}
     return SliceReport(
-        part.name, of.lengths.size, of.train.size, _own(Samples(of), (1.0 - confidence) / 2.0, clip), found
+        part.name,
+        of.lengths.size,
+        of.train.size,
+        _own(RecordingObservations(of), (1.0 - confidence) / 2.0, clip),
+        found,
     )
 
 
-def _own(samples: Samples, alpha: float, clip: float) -> dict[str, Interval]:
+def _own(samples: RecordingObservations, alpha: float, clip: float) -> dict[str, Interval]:
     def mean(quantity: str) -> Interval:
         known, sample = QUANTITIES[quantity], samples.for_mean(quantity)
         assert sample is not None
@@ -256,13 +260,13 @@ _MOST: Final = 20
 _RANGES: Final = 4
 
 
-def by_attributes(recording: Recording, names: Sequence[str]) -> list[Part]:
+def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingSlice]:
     """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them.
 
     Raises:
         ValueError: If no sequence has one of the attributes.
     """
-    parts = [Part(ALL, recording)]
+    parts = [RecordingSlice(ALL, recording)]
     for name in names:
         values = [attributes.get(name) for attributes in recording.attributes]
         if all(value is None for value in values):
@@ -283,11 +287,11 @@ def by_attributes(recording: Recording, names: Sequence[str]) -> list[Part]:
     return parts
 
 
-def _part(recording: Recording, name: str, kept: NDArray[np.bool_]) -> Part:
-    return Part(name, recording.only(kept.astype(np.bool_)) if kept.any() else None)
+def _part(recording: Recording, name: str, kept: NDArray[np.bool_]) -> RecordingSlice:
+    return RecordingSlice(name, recording.only(kept.astype(np.bool_)) if kept.any() else None)
 
 
-def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[Part]:
+def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[RecordingSlice]:
     edges = np.unique(np.nanquantile(values, np.linspace(0.0, 1.0, _RANGES + 1), method="lower"))
     parts = []
     for place, (low, high) in enumerate(pairwise(edges)):

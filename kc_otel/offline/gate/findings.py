@@ -8,15 +8,15 @@ from typing import Final
 
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.gate.recorded_gate import Input, OfflineGate
+from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 
-__all__ = ["Finding", "findings", "for_whom", "how_far", "notes"]
+__all__ = ["GateFinding", "findings", "for_whom", "how_far", "notes"]
 
 _ORDER: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GateFinding:
     """A verdict on a recording.
 
     Attributes:
@@ -26,15 +26,15 @@ class Finding:
     """
 
     verdict: Verdict
-    input: Input
+    input: GatedRecording
     required: bool
 
 
-def findings(gate: OfflineGate) -> tuple[Finding, ...]:
+def findings(gate: OfflineGate) -> tuple[GateFinding, ...]:
     """Every verdict: what failed by most first, then what is open, then what passed with least room."""
     terms = gate.terms
     found = [
-        Finding(
+        GateFinding(
             verdict,
             about,
             (not terms.require or verdict.cell.clause in terms.require)
@@ -81,7 +81,7 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _badness(finding: Finding) -> tuple[int, bool, float, str, str, str]:
+def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:
     verdict = finding.verdict
     bound = verdict.lower if verdict.status is Status.FAIL else verdict.upper
     over = bound / verdict.limit if verdict.limit > 0 else bound - verdict.limit

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kc_otel.contract.lint import Finding
+from kc_otel.contract.lint import LintFinding
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 
 __all__ = ["shut_gates"]
 
 
-def shut_gates(contract: Contract) -> Iterator[Finding]:
+def shut_gates(contract: Contract) -> Iterator[LintFinding]:
     """A finding for every limit under which no number of observations can PASS, where promotions depend on it.
 
     They do where the contract says how kernel versions are promoted, or holds promotions. Elsewhere a clause that only
@@ -33,7 +33,7 @@ def shut_gates(contract: Contract) -> Iterator[Finding]:
                 known[key] = observations_to_pass(contract, clause, slice).observations is not None
                 if not known[key]:
                     where = (section, index, "limit") if slice == ALL else (section, index, "slices", slice)
-                    yield Finding(
+                    yield LintFinding(
                         where,
                         f"{limit:g} keeps every promotion gate shut: with two kernels that are identical, no number of "
                         f"observations shows that {clause.id} is kept at confidence "

@@ -18,15 +18,15 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.offline.gate.recorded_gate import (
-    Input,
+    GatedRecording,
+    GateTerms,
     OfflineGate,
-    Terms,
     digest_of,
     gate_decision,
     gate_recordings,
     read_input,
 )
-from kc_otel.offline.gate.recorded_verdicts import Judged, Unjudged
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording
 
@@ -98,7 +98,9 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         judged[row["recording"]].append(_verdict(row, contract, at))
         problems += _row_problems(row, contract, (train.fingerprint, inference.fingerprint))
     parts = [
-        Judged(tuple(verdicts), tuple(Unjudged(**each) for each in about["left_out"]), about["unreadable"])
+        RecordingVerdicts(
+            tuple(verdicts), tuple(UnjudgedClause(**each) for each in about["left_out"]), about["unreadable"]
+        )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]
     decided = gate_decision(contract, parts, record["kernel"], _terms(offline), at).to_json()
@@ -136,7 +138,7 @@ def gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offlin
     """
     offline = record["offline"]
     terms = _terms(offline)
-    found: list[tuple[Input, Recording]] = []
+    found: list[tuple[GatedRecording, Recording]] = []
     problems = []
     known = {digest_of(path)[0]: path for path in files}
     for wanted in offline["recordings"]:
@@ -146,7 +148,12 @@ def gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offlin
             continue
         about, recording = read_input(path, terms.columns)
         found.append(
-            (Input(wanted["name"], about.sha256, about.size, about.sequences, about.tokens, about.identical), recording)
+            (
+                GatedRecording(
+                    wanted["name"], about.sha256, about.size, about.sequences, about.tokens, about.identical
+                ),
+                recording,
+            )
         )
     if problems:
         return None, offline["contract"], problems
@@ -163,9 +170,9 @@ def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
     return Kernel.from_plain(offline["kernels"]["train"]), Kernel.from_plain(offline["kernels"]["inference"])
 
 
-def _terms(offline: Mapping[str, Any]) -> Terms:
+def _terms(offline: Mapping[str, Any]) -> GateTerms:
     terms = offline["terms"]
-    return Terms(
+    return GateTerms(
         terms["windows"], tuple(terms["require"]), tuple(terms["slices"]), terms["allow_unjudged"], terms["columns"]
     )
 

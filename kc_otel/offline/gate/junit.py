@@ -15,7 +15,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.gate.findings import Finding, findings, how_far
+from kc_otel.offline.gate.findings import GateFinding, findings, how_far
 from kc_otel.offline.gate.recorded_gate import OfflineGate
 
 __all__ = ["junit"]
@@ -40,7 +40,7 @@ def junit(gate: OfflineGate) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(gate: OfflineGate, name: str, found: Sequence[Finding]) -> ET.Element:
+def _suite(gate: OfflineGate, name: str, found: Sequence[GateFinding]) -> ET.Element:
     cases = []
     for finding in found:
         verdict = finding.verdict

@@ -10,7 +10,7 @@ from typing import Final
 from kc_otel.contract.registry import Unit
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.gate.findings import Finding, findings, for_whom, how_far, notes
+from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, notes
 from kc_otel.offline.gate.recorded_gate import OfflineGate
 from kc_otel.record.kernel import Kernel
 
@@ -69,7 +69,7 @@ def markdown(gate: OfflineGate) -> str:
     return "\n".join([*lines, *_about(gate)]) + "\n"
 
 
-def _table(gate: OfflineGate, found: Sequence[Finding]) -> list[str]:
+def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
     several = len(gate.inputs) > 1
     heads = ["", "Clause", "For", "Observed", "Interval", "Limit", "How far", "From", *(["Recording"] * several)]
     rows = [heads, ["---"] * len(heads)]

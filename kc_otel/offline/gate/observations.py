@@ -14,7 +14,7 @@ from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, advantage_drift, log
 from kc_otel.recordings import Recording
 from kc_otel.stats import Binned
 
-__all__ = ["ADVANTAGE", "Part", "Samples"]
+__all__ = ["ADVANTAGE", "RecordingObservations", "RecordingSlice"]
 
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 """Registry keys of what needs advantages: of tokens with a positive one, and with a negative one."""
@@ -27,7 +27,7 @@ _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class RecordingSlice:
     """A slice of a recording.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class RecordingObservations:
     """The values of every quantity of the registry that a recording has, computed when asked for."""
 
     recording: Recording

@@ -16,15 +16,15 @@ import numpy as np
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.stages import Decision, GateSpec, Round, Stage, decide
 from kc_otel.judge.statistics import samples_needed
-from kc_otel.offline.gate.recorded_verdicts import Judged, Unjudged, by_contract, judge
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings import Recording, load_recording
 
 __all__ = [
-    "Input",
+    "GateTerms",
+    "GatedRecording",
     "OfflineGate",
-    "Terms",
     "check_terms",
     "digest_of",
     "gate_decision",
@@ -35,7 +35,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class GateTerms:
     """What a gate asks of a kernel version.
 
     Attributes:
@@ -54,7 +54,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class GatedRecording:
     """A recording's file.
 
     Attributes:
@@ -92,19 +92,19 @@ class OfflineGate:
     contract: Contract
     train: Kernel
     inference: Kernel
-    terms: Terms
-    inputs: tuple[Input, ...]
-    judged: tuple[Judged, ...]
+    terms: GateTerms
+    inputs: tuple[GatedRecording, ...]
+    judged: tuple[RecordingVerdicts, ...]
     decision: Decision
     at: float
 
     @property
-    def unjudged(self) -> tuple[Unjudged, ...]:
+    def unjudged(self) -> tuple[UnjudgedClause, ...]:
         """Clauses that no recording could be judged by."""
         return not_judged(self.judged)
 
 
-def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tuple[Input, Recording]:
+def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tuple[GatedRecording, Recording]:
     """A recording, and what identifies its file.
 
     Raises:
@@ -113,7 +113,7 @@ def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tu
     recording = load_recording(path, columns=columns or None)
     digest, size = digest_of(Path(path))
     identical = bool(np.array_equal(recording.train, recording.inference))
-    about = Input(
+    about = GatedRecording(
         Path(path).as_posix(), digest, size, int(recording.lengths.size), int(recording.train.size), identical
     )
     return about, recording
@@ -127,9 +127,9 @@ def digest_of(path: Path) -> tuple[str, int]:
 
 def gate_recordings(
     contract: Contract,
-    recordings: Sequence[tuple[Input, Recording]],
+    recordings: Sequence[tuple[GatedRecording, Recording]],
     kernels: tuple[Kernel, Kernel],
-    terms: Terms,
+    terms: GateTerms,
     now: float,
 ) -> OfflineGate:
     """Judge recordings and decide.
@@ -165,7 +165,7 @@ def gate_recordings(
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
 
 
-def check_terms(contract: Contract, terms: Terms) -> None:
+def check_terms(contract: Contract, terms: GateTerms) -> None:
     """Refuse terms that name what a contract does not have.
 
     Raises:
@@ -181,7 +181,9 @@ def check_terms(contract: Contract, terms: Terms) -> None:
                 raise ValueError(f"{option}: the contract has no {what} {name!r}; there are {', '.join(known)}")
 
 
-def gate_decision(contract: Contract, judged: Sequence[Judged], version: str, terms: Terms, now: float) -> Decision:
+def gate_decision(
+    contract: Contract, judged: Sequence[RecordingVerdicts], version: str, terms: GateTerms, now: float
+) -> Decision:
     """What follows from the verdicts, with `stages.decide`.
 
     Args:
@@ -217,7 +219,7 @@ def gate_decision(contract: Contract, judged: Sequence[Judged], version: str, te
     return decide(gate, version, [Round(now, each.verdicts) for each in judged], holds, now)
 
 
-def not_judged(judged: Sequence[Judged]) -> tuple[Unjudged, ...]:
+def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:
     """Clauses that none of the recordings could be judged by."""
     told = {verdict.cell.clause for each in judged for verdict in each.verdicts}
     missing = {one.clause: one for each in judged for one in each.left_out if one.clause not in told}

@@ -10,21 +10,21 @@ import numpy as np
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Source
+from kc_otel.contract.registry import Origin
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.judge.verdicts import Evidence, Window, decide
-from kc_otel.offline.gate.observations import Part, Samples
+from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings import Recording
 from kc_otel.stats import Binned
 
-__all__ = ["Judged", "Unjudged", "by_contract", "judge"]
+__all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Unjudged:
+class UnjudgedClause:
     """A clause that a recording says nothing of.
 
     Attributes:
@@ -40,7 +40,7 @@ class Unjudged:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RecordingVerdicts:
     """What a contract says of a recording.
 
     Attributes:
@@ -50,15 +50,15 @@ class Judged:
     """
 
     verdicts: tuple[Verdict, ...] = ()
-    left_out: tuple[Unjudged, ...] = ()
+    left_out: tuple[UnjudgedClause, ...] = ()
     unreadable: int = 0
 
-    def on(self, slices: Sequence[str]) -> Judged:
+    def on(self, slices: Sequence[str]) -> RecordingVerdicts:
         """The verdicts on some slices; they were reached together with those on the others."""
         return replace(self, verdicts=tuple(each for each in self.verdicts if each.cell.slice in slices))
 
 
-def by_contract(recording: Recording, contract: Contract) -> list[Part]:
+def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice]:
     """`all` and the contract's slices; those over its cap on series are together in `other`."""
     table = SliceTable.of(contract)
     rows = range(recording.lengths.size)
@@ -66,11 +66,13 @@ def by_contract(recording: Recording, contract: Contract) -> list[Part]:
     parts = []
     for column, name in enumerate(table.names):
         kept = membership[:, column]
-        parts.append(Part(name, recording.only(kept) if kept.any() else None))
+        parts.append(RecordingSlice(name, recording.only(kept) if kept.any() else None))
     return parts
 
 
-def judge(contract: Contract, parts: Sequence[Part], now: float, kernels: tuple[str, str] = ("", "")) -> Judged:
+def judge(
+    contract: Contract, parts: Sequence[RecordingSlice], now: float, kernels: tuple[str, str] = ("", "")
+) -> RecordingVerdicts:
     """Verdicts as an evaluator would give them, if the recording were what both of its windows hold.
 
     The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
@@ -85,12 +87,12 @@ def judge(contract: Contract, parts: Sequence[Part], now: float, kernels: tuple[
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
     """
-    known = {part.name: Samples(part.recording) for part in parts if part.recording is not None}
+    known = {part.name: RecordingObservations(part.recording) for part in parts if part.recording is not None}
     evidence, left_out = [], []
     for clause in contract.clauses:
         quantity = clause.quantity
         if quantity is None or known[ALL].of(quantity.key) is None:
-            left_out.append(Unjudged(clause.id, _why(clause)))
+            left_out.append(UnjudgedClause(clause.id, _why(clause)))
             continue
         for part in parts:
             sample, samples = None, known.get(part.name)
@@ -106,15 +108,15 @@ def judge(contract: Contract, parts: Sequence[Part], now: float, kernels: tuple[
         # A recording is no window: the reason is the same without its length.
         reason = verdict.reason.replace(spans[verdict.window == "long"], "", 1)
         verdicts.append(replace(verdict, reason=reason))
-    return Judged(tuple(verdicts), tuple(left_out), known[ALL].unreadable)
+    return RecordingVerdicts(tuple(verdicts), tuple(left_out), known[ALL].unreadable)
 
 
 def _why(clause: Clause) -> str:
     said = f"{clause.metric_text} cannot be told from this recording"
     match clause.quantity and clause.quantity.source:
-        case Source.LOGITS:
+        case Origin.LOGITS:
             return f"{said}; it takes a .npz with train_logits and inference_logits"
-        case Source.ADVANTAGES:
+        case Origin.ADVANTAGES:
             return f"{said}; it takes one with advantages"
         case _:
             return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kc_otel.contract.promotion import Promotion as Terms
+from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
 
@@ -14,7 +14,7 @@ __all__ = ["step_problems", "step_section"]
 _FIELDS: Final = {"kind", "attempt", "from", "to", "terms", "failed_windows", "by", "why"}
 
 
-def step_section(terms: Terms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
+def step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
     """The section of a step, a JSON object.
 
     Args:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from kc_otel.judge.decisions.table import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
 
-__all__ = ["Course", "Episode", "Force", "Message", "Spans"]
+__all__ = ["AlertSpan", "DecisionSpan", "ReplayTimeline", "SentWebhook", "SpanCollector"]
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class AlertSpan:
     """One alert from its firing to its resolve.
 
     Attributes:
@@ -43,7 +43,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Force:
+class DecisionSpan:
     """A route or a directive from when it came into force until it ended.
 
     Attributes:
@@ -62,7 +62,7 @@ class Force:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SentWebhook:
     """One webhook.
 
     Attributes:
@@ -79,7 +79,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReplayTimeline:
     """What one contract made of a recording.
 
     Attributes:
@@ -107,20 +107,20 @@ class Course:
     requests: int
     points: Mapping[str, int]
     cells: int
-    episodes: tuple[Episode, ...]
-    forces: tuple[Force, ...]
-    messages: tuple[Message, ...]
+    episodes: tuple[AlertSpan, ...]
+    forces: tuple[DecisionSpan, ...]
+    messages: tuple[SentWebhook, ...]
     untold: tuple[str, ...]
 
 
-class Spans:
+class SpanCollector:
     """Puts edges together to spans: of alerts by their fingerprint, of what is in force by what it is."""
 
     def __init__(self) -> None:
-        self._episodes: dict[str, Episode] = {}
-        self._forces: dict[tuple[str, str, str], Force] = {}
-        self._over: list[Episode] = []
-        self._ended: list[Force] = []
+        self._episodes: dict[str, AlertSpan] = {}
+        self._forces: dict[tuple[str, str, str], DecisionSpan] = {}
+        self._over: list[AlertSpan] = []
+        self._ended: list[DecisionSpan] = []
 
     def edges(self, transitions: Iterable[Transition]) -> None:
         """Take what fired and resolved in an evaluation."""
@@ -139,10 +139,10 @@ class Spans:
         for key in [key for key in self._forces if key not in keys]:
             self._ended.append(replace(self._forces.pop(key), end=now))
         for key in keys:
-            self._forces.setdefault(key, Force(*key, now))
+            self._forces.setdefault(key, DecisionSpan(*key, now))
 
     @property
-    def episodes(self) -> tuple[Episode, ...]:
+    def episodes(self) -> tuple[AlertSpan, ...]:
         """Alerts so far, in the order of their firing."""
         return tuple(
             sorted(
@@ -151,16 +151,16 @@ class Spans:
         )
 
     @property
-    def forces(self) -> tuple[Force, ...]:
+    def forces(self) -> tuple[DecisionSpan, ...]:
         """Routes and directives so far, in the order of their beginning."""
         return tuple(
             sorted([*self._ended, *self._forces.values()], key=lambda one: (one.start, one.what, one.slice, one.avoid))
         )
 
 
-def _episode(fired: Transition) -> Episode:
+def _episode(fired: Transition) -> AlertSpan:
     cell = fired.cell
-    return Episode(
+    return AlertSpan(
         step=fired.step, on=fired.on, severity=fired.severity, actions=tuple(map(str, fired.actions)),
         clause=cell.clause, slice=cell.slice, kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference,
         reason=fired.verdict.reason, start=fired.at,

@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Generic, TypeVar
 
-from kc_otel.offline.replay.course import Course, Episode, Force
+from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline
 
-__all__ = ["Differences", "Moved", "differences"]
+__all__ = ["MovedSpan", "TimelineDifferences", "differences"]
 
-Span = TypeVar("Span", Episode, Force)
+Span = TypeVar("Span", AlertSpan, DecisionSpan)
 
-_ALERT_KEYS: Final[tuple[Callable[[Episode], object], ...]] = (
+_ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
     lambda one: (_cell(one), one.step),
     lambda one: (_cell(one), one.on, one.severity),
     lambda one: (_cell(one), one.on),
 )
-_FORCE_KEYS: Final[tuple[Callable[[Force], object], ...]] = (lambda one: (one.what, one.slice, one.avoid),)
+_FORCE_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (lambda one: (one.what, one.slice, one.avoid),)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved(Generic[Span]):
+class MovedSpan(Generic[Span]):
     """The same alert, route or directive under both contracts, but not at the same time or not with the same actions.
 
     Attributes:
@@ -55,7 +55,7 @@ class Moved(Generic[Span]):
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class TimelineDifferences:
     """What differs between two courses; empty when nothing does.
 
     Attributes:
@@ -68,19 +68,19 @@ class Differences:
         messages: (endpoint, reason) to the number of webhooks under the old and the new contract, where it differs.
     """
 
-    alerts_dropped: tuple[Episode, ...]
-    alerts_added: tuple[Episode, ...]
-    alerts_moved: tuple[Moved[Episode], ...]
-    forces_dropped: tuple[Force, ...]
-    forces_added: tuple[Force, ...]
-    forces_moved: tuple[Moved[Force], ...]
+    alerts_dropped: tuple[AlertSpan, ...]
+    alerts_added: tuple[AlertSpan, ...]
+    alerts_moved: tuple[MovedSpan[AlertSpan], ...]
+    forces_dropped: tuple[DecisionSpan, ...]
+    forces_added: tuple[DecisionSpan, ...]
+    forces_moved: tuple[MovedSpan[DecisionSpan], ...]
     messages: dict[tuple[str, str], tuple[int, int]]
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__slots__)
 
 
-def differences(old: Course, new: Course, apart: float) -> Differences:
+def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
     """What the new contract does differently.
 
     Args:
@@ -92,7 +92,7 @@ def differences(old: Course, new: Course, apart: float) -> Differences:
     forces, ended, begun = _paired(old.forces, new.forces, _FORCE_KEYS, apart)
     before = Counter((one.endpoint, one.reason) for one in old.messages)
     after = Counter((one.endpoint, one.reason) for one in new.messages)
-    return Differences(
+    return TimelineDifferences(
         alerts_dropped=dropped,
         alerts_added=added,
         alerts_moved=tuple(pair for pair in pairs if _moved(pair) or _acts(pair.old) != _acts(pair.new)),
@@ -105,9 +105,9 @@ def differences(old: Course, new: Course, apart: float) -> Differences:
 
 def _paired(
     old: Sequence[Span], new: Sequence[Span], keys: Sequence[Callable[[Span], object]], apart: float
-) -> tuple[list[Moved[Span]], tuple[Span, ...], tuple[Span, ...]]:
+) -> tuple[list[MovedSpan[Span]], tuple[Span, ...], tuple[Span, ...]]:
     left, right = list(old), list(new)
-    pairs: list[Moved[Span]] = []
+    pairs: list[MovedSpan[Span]] = []
     for key in keys:
         there: dict[object, list[Span]] = {}
         for other in sorted(right, key=lambda span: span.start):
@@ -126,7 +126,7 @@ def _paired(
         for _, _, _, one, other in near:
             if not {id(one), id(other)} & taken:
                 taken |= {id(one), id(other)}
-                pairs.append(Moved(one, other))
+                pairs.append(MovedSpan(one, other))
         left = [one for one in left if id(one) not in taken]
         right = [one for one in right if id(one) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
@@ -153,17 +153,17 @@ def _apart(one: float, other: float) -> float:
     return 0.0 if one == other else abs(one - other)
 
 
-def _end(one: Episode | Force) -> float:
+def _end(one: AlertSpan | DecisionSpan) -> float:
     return math.inf if one.end is None else one.end
 
 
-def _moved(pair: Moved[Span]) -> bool:
+def _moved(pair: MovedSpan[Span]) -> bool:
     return pair.later != 0 or pair.ends_later != 0
 
 
-def _acts(one: Episode) -> tuple[str, frozenset[str]]:
+def _acts(one: AlertSpan) -> tuple[str, frozenset[str]]:
     return one.severity, frozenset(one.actions)
 
 
-def _cell(one: Episode) -> tuple[str, str, str, str]:
+def _cell(one: AlertSpan) -> tuple[str, str, str, str]:
     return one.clause, one.slice, one.kernel_train, one.kernel_inference

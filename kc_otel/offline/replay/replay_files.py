@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.offline.replay.course import Course
+from kc_otel.offline.replay.course import ReplayTimeline
 from kc_otel.offline.replay.coverage import unmeasured
-from kc_otel.offline.replay.differences import Differences, differences
+from kc_otel.offline.replay.differences import TimelineDifferences, differences
 from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.traffic_reading import RecordingError, evaluations_recorded, read_recordings
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 __all__ = ["EVERY", "Replayed", "as_data", "replay_recordings"]
 
@@ -24,7 +24,7 @@ EVERY: Final = 10.0
 _LARGE: Final = 8 * 1024 * 1024
 """Bytes of recordings from which a second process is worth its start."""
 
-_Found = tuple[Course, tuple[str, ...]]
+_Found = tuple[ReplayTimeline, tuple[str, ...]]
 """A course, and what had to be left out for it."""
 
 
@@ -40,9 +40,9 @@ class Replayed:
         damage: What of the recording had to be left out, as sentences with file and line or message.
     """
 
-    new: Course
-    old: Course | None
-    changed: Differences | None
+    new: ReplayTimeline
+    old: ReplayTimeline | None
+    changed: TimelineDifferences | None
     untold: tuple[str, ...]
     damage: tuple[str, ...]
 
@@ -110,10 +110,10 @@ def _course(paths: Sequence[Path], contract: Contract, every: float | None) -> _
     course = replay(contract, read_recordings(paths, damage), every)
     if not course.requests:
         more = f" ({damage[0]})" if damage else ""
-        raise RecordingError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
+        raise TrafficFileError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
     if course.points.get("unknown_contract") and not course.points.get("accepted"):
         names = ", ".join(sorted(_names(paths)))
-        raise RecordingError(
+        raise TrafficFileError(
             f"{paths[0]}: is a recording of {names}, not of {contract.name}; streams carry the name of their contract, "
             "so metadata.name has to be the same"
         )

@@ -17,14 +17,14 @@ from kc_otel.judge.escalation.notices import NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.replay.course import Course, Message, Spans
+from kc_otel.offline.replay.course import ReplayTimeline, SentWebhook, SpanCollector
 from kc_otel.offline.replay.coverage import untold
-from kc_otel.offline.replay.traffic_entries import Entry
+from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
 
 
-def replay(contract: Contract, entries: Iterable[Entry], every: float | None) -> Course:
+def replay(contract: Contract, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
     """What a contract makes of a recording.
 
     Args:
@@ -72,8 +72,8 @@ class _Run:
         self._policy = PolicyState(contract.name)
         self._book = NotificationLog(contract.name)
         self._decisions = DecisionTable()
-        self._spans = Spans()
-        self._messages: list[Message] = []
+        self._spans = SpanCollector()
+        self._messages: list[SentWebhook] = []
         self._judged: set[tuple[str, str]] = set()
         self._start = self._end = math.nan
         self._evaluations = self._requests = self._cells = 0
@@ -83,7 +83,7 @@ class _Run:
         if math.isnan(self._start):
             self._start = self._end = at
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
         self._evaluator.ingest_metrics(entry.request, entry.at)
         self._requests += 1
@@ -100,14 +100,16 @@ class _Run:
         if decisions.version != self._decisions.version:
             self._spans.table(decisions, now)
             self._decisions = decisions
-        self._messages += [Message(now, target, reason.value, len(alerts)) for target, reason, alerts in webhooks(told)]
+        self._messages += [
+            SentWebhook(now, target, reason.value, len(alerts)) for target, reason, alerts in webhooks(told)
+        ]
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
         self._note(verdicts)
 
-    def course(self) -> Course:
+    def course(self) -> ReplayTimeline:
         """What came of it."""
         contract = self._contract
-        return Course(
+        return ReplayTimeline(
             name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
             end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
             points=dict(sorted(self._evaluator.counters.items())), episodes=self._spans.episodes,

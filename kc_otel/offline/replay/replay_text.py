@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from kc_otel.contract.units import format_duration
-from kc_otel.offline.replay.course import Course, Episode, Force
-from kc_otel.offline.replay.differences import Differences, Moved
+from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline
+from kc_otel.offline.replay.differences import MovedSpan, TimelineDifferences
 from kc_otel.offline.replay.replay_files import Replayed
 
 __all__ = ["replay_lines"]
@@ -38,7 +38,7 @@ def replay_lines(found: Replayed) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in found.untold)
 
 
-def _differences(changed: Differences) -> Iterator[str]:
+def _differences(changed: TimelineDifferences) -> Iterator[str]:
     if not changed:
         yield "no difference"
         return
@@ -54,7 +54,7 @@ def _differences(changed: Differences) -> Iterator[str]:
         yield f"webhook {endpoint}: {after} {reason} instead of {before}"
 
 
-def _listed(title: str, sign: str, episodes: Sequence[Episode], forces: Sequence[Force]) -> Iterator[str]:
+def _listed(title: str, sign: str, episodes: Sequence[AlertSpan], forces: Sequence[DecisionSpan]) -> Iterator[str]:
     if episodes or forces:
         yield title
     for episode in episodes:
@@ -63,7 +63,7 @@ def _listed(title: str, sign: str, episodes: Sequence[Episode], forces: Sequence
         yield f"{sign} {_force(force)}"
 
 
-def _how(pair: Moved[Episode]) -> Iterator[str]:
+def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
     yield from _when(pair, "fires", "resolves")
     if pair.old.severity != pair.new.severity:
         yield f"{pair.new.severity} instead of {pair.old.severity}"
@@ -76,7 +76,7 @@ def _how(pair: Moved[Episode]) -> Iterator[str]:
         )
 
 
-def _when(pair: Moved[Episode] | Moved[Force], begins: str, ends: str) -> Iterator[str]:
+def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, ends: str) -> Iterator[str]:
     if pair.later:
         word = "later" if pair.later > 0 else "earlier"
         yield f"{begins} {_span(abs(pair.later))} {word} ({_at(pair.new.start)} instead of {_at(pair.old.start)})"
@@ -87,31 +87,31 @@ def _when(pair: Moved[Episode] | Moved[Force], begins: str, ends: str) -> Iterat
         yield f"{ends} {_span(abs(pair.ends_later))} {word} ({_at(pair.new.end)} instead of {_at(pair.old.end)})"
 
 
-def _episode(sign: str, one: Episode) -> Iterator[str]:
+def _episode(sign: str, one: AlertSpan) -> Iterator[str]:
     yield f"{sign} {_from_to(one)}  {_alert(one)} -> {', '.join(one.actions)}"
     yield f"    {one.reason}"
 
 
-def _alert(one: Episode) -> str:
+def _alert(one: AlertSpan) -> str:
     kernels = f" ({one.kernel_train} / {one.kernel_inference})" if one.kernel_inference else ""
     return f"{one.severity} {one.on}: {one.clause} on {one.slice}{kernels}"
 
 
-def _force(one: Force) -> str:
+def _force(one: DecisionSpan) -> str:
     return f"{_from_to(one)}  {_thing(one)}"
 
 
-def _thing(one: Force) -> str:
+def _thing(one: DecisionSpan) -> str:
     return f"{one.what} on {one.slice}" + (f" away from {one.avoid}" if one.avoid else "")
 
 
-def _webhooks(course: Course) -> Iterator[str]:
+def _webhooks(course: ReplayTimeline) -> Iterator[str]:
     sent = Counter((message.endpoint, message.reason) for message in course.messages)
     for (endpoint, reason), count in sorted(sent.items()):
         yield f"  webhook {endpoint}: {count} {reason}"
 
 
-def _counts(course: Course) -> str:
+def _counts(course: ReplayTimeline) -> str:
     alerts, forces, messages = len(course.episodes), len(course.forces), len(course.messages)
     return f"{_many(alerts, 'alert')}, {_many(forces, 'route or directive')}, {_many(messages, 'webhook')}"
 
@@ -122,11 +122,11 @@ def _many(number: int, noun: str) -> str:
     return f"{number:,} {'routes and directives' if noun == 'route or directive' else noun + 's'}"
 
 
-def _named(course: Course) -> str:
+def _named(course: ReplayTimeline) -> str:
     return f"{course.name} v{course.version} ({course.hash[:12]})"
 
 
-def _from_to(one: Episode | Force) -> str:
+def _from_to(one: AlertSpan | DecisionSpan) -> str:
     return f"{_at(one.start)} - {'still at the end' if one.end is None else _at(one.end)}"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-__all__ = ["EVALUATED", "MOST_BYTES", "RECEIVED", "Entry", "entry_of", "evaluated_frame", "received_frame"]
+__all__ = ["EVALUATED", "MOST_BYTES", "RECEIVED", "TrafficEntry", "entry_of", "evaluated_frame", "received_frame"]
 
 RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""
@@ -27,7 +27,7 @@ _OURS: Final = ("kc.", "gen_ai.")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TrafficEntry:
     """One message of a recording.
 
     Attributes:
@@ -39,7 +39,7 @@ class Entry:
     request: Any = None
 
 
-def entry_of(request: Any) -> Entry | None:
+def entry_of(request: Any) -> TrafficEntry | None:
     """The entry that a message is; None when there is nothing in it.
 
     Where the message does not say when it arrived, the newest of its points does.
@@ -48,11 +48,11 @@ def entry_of(request: Any) -> Entry | None:
     if last is not None and not last.scope_metrics and len(last.resource.attributes) == 1:
         (mark,) = last.resource.attributes
         if mark.key == EVALUATED:
-            return Entry(mark.value.double_value)
+            return TrafficEntry(mark.value.double_value)
         if mark.key == RECEIVED:
-            return Entry(mark.value.double_value, request)
+            return TrafficEntry(mark.value.double_value, request)
     newest = _newest(request)
-    return Entry(newest / 1e9, request) if newest else None
+    return TrafficEntry(newest / 1e9, request) if newest else None
 
 
 def received_frame(request: Any, at: float) -> bytes:

@@ -28,9 +28,9 @@ from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.offline.replay.traffic_entries import MOST_BYTES, Entry, entry_of
+from kc_otel.offline.replay.traffic_entries import MOST_BYTES, TrafficEntry, entry_of
 
-__all__ = ["RecordingError", "evaluations_recorded", "read_recordings"]
+__all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -48,11 +48,11 @@ _Message = tuple[str, bytes, bool]
 """File and line or message, its bytes, and whether it is JSON."""
 
 
-class RecordingError(Exception):
+class TrafficFileError(Exception):
     """A recording that cannot be used; the message says what to do."""
 
 
-def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[Entry]:
+def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[TrafficEntry]:
     """The entries of all files in the order of their times; of one file in the file's own order.
 
     Args:
@@ -74,7 +74,7 @@ def evaluations_recorded(paths: Iterable[Path]) -> bool:
     return all(any(entry.request is None for entry in islice(_entries(path, []), _LOOKED_AT)) for path in paths)
 
 
-def _entries(path: Path, damage: list[str]) -> Iterator[Entry]:
+def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
     try:
         with path.open("rb") as raw, _plain(path, raw) as file:
             first = file.read(1)
@@ -83,7 +83,7 @@ def _entries(path: Path, damage: list[str]) -> Iterator[Entry]:
             elif first:
                 yield from _refuse_noise(path, _of(_lines(path, first, file, damage), damage), damage)
     except _BROKEN as error:
-        raise RecordingError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise TrafficFileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _plain(path: Path, raw: IO[bytes]) -> IO[bytes]:
@@ -95,13 +95,13 @@ def _plain(path: Path, raw: IO[bytes]) -> IO[bytes]:
     return io.BufferedReader(_zstd(path, raw)) if magic == _ZSTD else raw
 
 
-def _refuse_noise(path: Path, entries: Iterator[Entry], damage: list[str]) -> Iterator[Entry]:
+def _refuse_noise(path: Path, entries: Iterator[TrafficEntry], damage: list[str]) -> Iterator[TrafficEntry]:
     """The entries of a file that has one among its first lines; every other text is lines too."""
     before = len(damage)
     first = next(entries, None)
     if first is None and len(damage) > before:
         del damage[before:]
-        raise RecordingError(
+        raise TrafficFileError(
             f"{path}: is no recording; give what `kc-otel serve --record` or the Collector's file exporter wrote"
         )
     if first is not None:
@@ -109,7 +109,7 @@ def _refuse_noise(path: Path, entries: Iterator[Entry], damage: list[str]) -> It
     yield from entries
 
 
-def _of(messages: Iterable[_Message], damage: list[str]) -> Iterator[Entry]:
+def _of(messages: Iterable[_Message], damage: list[str]) -> Iterator[TrafficEntry]:
     for where, message, is_json in messages:
         try:
             request: Any = (from_json if is_json else from_protobuf)(message, METRICS, _OWN_FILES)
@@ -165,5 +165,5 @@ def _zstd(path: Path, raw: IO[bytes]) -> Any:
         with extra("parquet", "zstd"):
             import pyarrow as pa  # noqa: PLC0415 - Python has no zstd of its own before 3.14
     except MissingExtraError as error:
-        raise RecordingError(f"{path}: {error}; or decompress it with `zstd -d`") from None
+        raise TrafficFileError(f"{path}: {error}; or decompress it with `zstd -d`") from None
     return pa.CompressedInputStream(raw, "zstd")

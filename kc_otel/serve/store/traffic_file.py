@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kc_otel.offline.replay.traffic_entries import MOST_BYTES, evaluated_frame, received_frame
-from kc_otel.offline.replay.traffic_reading import RecordingError
+from kc_otel.offline.replay.traffic_reading import TrafficFileError
 from kc_otel.record.worker import BoundedWorker
 
 __all__ = ["RecordingFile"]
@@ -50,7 +50,7 @@ class RecordingFile:
             self._size = _whole(path)
             self._file: IO[bytes] | None = self._opened()
         except OSError as error:
-            raise RecordingError(
+            raise TrafficFileError(
                 f"{path}: cannot be written ({error.strerror or error}); name a file in a folder that can be"
             ) from None
         self._worker: BoundedWorker[bytes] = BoundedWorker(
@@ -146,7 +146,7 @@ def _whole(path: Path) -> int:
             head = file.read(_LENGTH.size)
             length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
             if length > MOST_BYTES:
-                raise RecordingError(f"{path}: is there and is no recording; name another file, or move it away")
+                raise TrafficFileError(f"{path}: is there and is no recording; name another file, or move it away")
             if at + len(head) + length > size or len(head) < _LENGTH.size:
                 break
             at = file.seek(length, os.SEEK_CUR)

@@ -14,7 +14,7 @@ from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.offline.gate.admission import admit
 from kc_otel.offline.gate.evidence import _checksum, offline_evidence
-from kc_otel.offline.gate.recorded_gate import Terms, gate_recordings, read_input
+from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording, save_recording
 
@@ -44,7 +44,7 @@ def evidence(contract, tmp_path_factory):
         train = np.minimum(inference + rng.normal(-sigma * sigma / 2, sigma, 4000), 0.0)
         file = tmp_path_factory.mktemp("recording") / "recording.npz"
         save_recording(Recording(train, inference, np.full(100, 40), ({},) * 100), file)
-        gate = gate_recordings(contract, [read_input(file)], (TRAIN, INFERENCE), Terms(), 1e9)
+        gate = gate_recordings(contract, [read_input(file)], (TRAIN, INFERENCE), GateTerms(), 1e9)
         return offline_evidence(gate, TEXT)
 
     return make

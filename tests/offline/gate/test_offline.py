@@ -10,8 +10,8 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
-from kc_otel.offline.gate.observations import Samples
-from kc_otel.offline.gate.recorded_gate import Input, Terms, gate_recordings
+from kc_otel.offline.gate.observations import RecordingObservations
+from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
@@ -30,7 +30,7 @@ observability: {min_samples: 500, min_sequences: 50}
 """
 CONTRACT = load_text(TEXT)
 KERNELS = (Kernel("torch"), Kernel("vllm", version="1"))
-TOLERANT = Terms(allow_unjudged=True)
+TOLERANT = GateTerms(allow_unjudged=True)
 
 
 def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "prose"), logits=False):
@@ -51,7 +51,7 @@ def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "p
 
 def given(*recordings):
     return [
-        (Input(f"{at}.npz", f"{at:064d}", 1, each.lengths.size, each.train.size, False), each)
+        (GatedRecording(f"{at}.npz", f"{at:064d}", 1, each.lengths.size, each.train.size, False), each)
         for at, each in enumerate(recordings)
     ]
 
@@ -90,7 +90,7 @@ def test_too_short_a_recording_waits():
 
 def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
     """Lag is measured where the kernels run: it waits, unless one says that it may be left out."""
-    gate = gated(recording(), terms=Terms())
+    gate = gated(recording(), terms=GateTerms())
     assert gate.decision.outcome is GateOutcome.WAIT
     assert [each.clause for each in gate.unjudged] == ["lag"]
     assert gate.decision.missing == (
@@ -100,9 +100,9 @@ def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
 
 def test_only_required_clauses_have_to_pass_and_any_failure_refuses():
     """--require narrows what must PASS, never what may FAIL; a required clause that cannot be told waits."""
-    assert gated(recording(), terms=Terms(require=("token-tv",))).decision.outcome is GateOutcome.ADVANCE
-    assert gated(recording(code=0.8), terms=Terms(require=("by-seq",))).decision.outcome is GateOutcome.ROLLBACK
-    waits = gated(recording(), terms=Terms(require=("lag",), allow_unjudged=True))
+    assert gated(recording(), terms=GateTerms(require=("token-tv",))).decision.outcome is GateOutcome.ADVANCE
+    assert gated(recording(code=0.8), terms=GateTerms(require=("by-seq",))).decision.outcome is GateOutcome.ROLLBACK
+    waits = gated(recording(), terms=GateTerms(require=("lag",), allow_unjudged=True))
     assert waits.decision.outcome is GateOutcome.WAIT
     assert "lag on all: no verdict yet" in waits.decision.missing
 
@@ -136,7 +136,10 @@ def test_the_same_file_twice_is_no_second_window():
 
 @pytest.mark.parametrize(
     ("terms", "said"),
-    [(Terms(require=("tokn",)), "--require: .* no clause 'tokn'"), (Terms(slices=("x",)), "--slice: .* no slice 'x'")],
+    [
+        (GateTerms(require=("tokn",)), "--require: .* no clause 'tokn'"),
+        (GateTerms(slices=("x",)), "--slice: .* no slice 'x'"),
+    ],
 )
 def test_terms_that_the_contract_does_not_know_are_refused(terms, said):
     """A typing error in a CI job must not narrow the gate."""
@@ -154,7 +157,7 @@ def test_a_contract_that_recordings_cannot_judge_at_all_is_refused():
 def test_a_clause_by_sequence_has_one_observation_per_sequence():
     """Each is the mean over the sequence's tokens, and the verdict counts sequences."""
     made = recording(sequences=60, logits=True)
-    samples = Samples(made)
+    samples = RecordingObservations(made)
     values = TOKEN["tv_token"](log_ratio(made.train, made.inference))
     means = [part.mean() for part in np.split(values, made.starts[1:])]
     sample = samples.of("tv_token_by_sequence")
@@ -172,7 +175,7 @@ def test_advantages_by_sequence_are_means_over_the_tokens_of_their_side():
         recording(sequences=3), lengths=np.array([2, 2, 1]), advantages=np.array([1.0, -1.0, 2.0, 2.0, -3.0])
     )
     made = replace(made, train=np.log([0.5, 0.4, 0.3, 0.2, 0.6]), inference=np.log([0.4, 0.4, 0.6, 0.4, 0.3]))
-    sample = Samples(made).of("advantage_drift_positive_by_sequence")
+    sample = RecordingObservations(made).of("advantage_drift_positive_by_sequence")
     assert sample.total == 2
     assert sample.sum == pytest.approx(0.25 - 1.0)
 
@@ -200,4 +203,4 @@ def test_logits_that_are_no_numbers_hold_the_gate():
     gate = gated(made, contract=contract)
     assert gate.decision.outcome is GateOutcome.WAIT
     assert gate.decision.missing == ("held: logits of 1 tokens are no numbers",)
-    assert Samples(made).of("tv_exact_by_sequence").total == made.lengths.size - 1
+    assert RecordingObservations(made).of("tv_exact_by_sequence").total == made.lengths.size - 1

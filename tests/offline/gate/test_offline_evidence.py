@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
-from kc_otel.offline.gate.recorded_gate import Terms, gate_recordings, read_input
+from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording, save_recording
 
@@ -45,7 +45,7 @@ def files(tmp_path_factory):
     return [make(folder / "one.npz", 1), make(folder / "two.npz", 2)]
 
 
-def evidence(files, terms=Terms(allow_unjudged=True)):  # noqa: B008
+def evidence(files, terms=GateTerms(allow_unjudged=True)):  # noqa: B008
     kernels = Kernel("torch", dtype="float32"), Kernel("vllm", version="0.32.0", extra={"patch": 3})
     gate = gate_recordings(load_text(TEXT), [read_input(path) for path in files], kernels, terms, 1_700_000_000.125)
     return json.loads(json.dumps(offline_evidence(gate, TEXT), allow_nan=False))
@@ -171,7 +171,7 @@ def test_what_does_not_follow_is_found_without_the_recordings(record, path, valu
 
 def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
     """Evidence is kept of every decision; bounds that do not exist come back as such."""
-    waiting = evidence(files, Terms())
+    waiting = evidence(files, GateTerms())
     assert waiting["decision"]["outcome"] == "wait"
     verify_recordings(waiting, files)
     bad = make(tmp_path / "bad.npz", 4, scale=0.8)

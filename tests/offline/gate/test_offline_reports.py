@@ -13,12 +13,12 @@ from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.findings import findings, how_far
 from kc_otel.offline.gate.junit import junit
 from kc_otel.offline.gate.markdown import headline, markdown
-from kc_otel.offline.gate.recorded_gate import Input, OfflineGate, Terms, gate_decision
-from kc_otel.offline.gate.recorded_verdicts import Judged, Unjudged
+from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, OfflineGate, gate_decision
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
 
 INFERENCE = Kernel("vllm", dtype="fp8")
-LEFT_OUT = (Unjudged("lag", "weights_lag cannot be told | here"),)
+LEFT_OUT = (UnjudgedClause("lag", "weights_lag cannot be told | here"),)
 NUMBERS = {"tests", "failures", "errors", "skipped", "time", "id"}
 
 
@@ -26,14 +26,14 @@ NUMBERS = {"tests", "failures", "errors", "skipped", "time", "id"}
 def gate(contract, make_verdict):
     """A gate on one recording with a verdict of each status, or on several."""
 
-    def build(*statuses, name="runs/a.npz", terms=Terms(), left_out=LEFT_OUT, recordings=1, **changes):  # noqa: B008
+    def build(*statuses, name="runs/a.npz", terms=GateTerms(), left_out=LEFT_OUT, recordings=1, **changes):  # noqa: B008
         verdicts = tuple(
             make_verdict(status, slice=f"s{at}" if at else "all", version=INFERENCE.fingerprint, **changes)
             for at, status in enumerate(statuses)
         )
-        judged = tuple(Judged(verdicts, left_out) for _ in range(recordings))
+        judged = tuple(RecordingVerdicts(verdicts, left_out) for _ in range(recordings))
         inputs = tuple(
-            Input(name.replace("a", "abc"[at], 1) if at else name, str(at) * 64, 10, 4, 5000, False)
+            GatedRecording(name.replace("a", "abc"[at], 1) if at else name, str(at) * 64, 10, 4, 5000, False)
             for at in range(recordings)
         )
         decision = gate_decision(contract, judged, INFERENCE.fingerprint, terms, 0.0)
@@ -129,7 +129,7 @@ def test_of_two_failures_the_larger_is_first(gate):
     """Worst is what is farthest beyond its own limit, not what has the larger number."""
     made = gate("FAIL", "FAIL")
     one, two = made.judged[0].verdicts
-    made = replace(made, judged=(Judged((one, replace(two, lower=5.0, limit=4.9)), ()),))
+    made = replace(made, judged=(RecordingVerdicts((one, replace(two, lower=5.0, limit=4.9)), ()),))
     assert [each.verdict.cell.slice for each in findings(made)] == ["all", "s1"]
 
 
@@ -144,7 +144,7 @@ def test_waiting_says_what_is_missing(gate):
 
 def test_an_open_gate_names_the_next_stage(gate):
     """And what was left out, and what was not required."""
-    text = markdown(gate("PASS", "INCONCLUSIVE", terms=Terms(slices=("all",), allow_unjudged=True)))
+    text = markdown(gate("PASS", "INCONCLUSIVE", terms=GateTerms(slices=("all",), allow_unjudged=True)))
     assert text.startswith(f"## ✅ vllm {INFERENCE.fingerprint} keeps policy-7b v3 and may go on to shadow")
     assert "**Not judged** (left out)" in text
     assert "❔ (not required) | token-tv | slice s1" in text

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.offline.replay.traffic_entries import Entry
+from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 START = 1_800_000_000.0
 SAMPLES = 500
@@ -122,9 +122,9 @@ def traffic() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def entries() -> Callable[..., list[Entry]]:
+def entries() -> Callable[..., list[TrafficEntry]]:
     """A recording in memory, without evaluations."""
-    return lambda **options: [Entry(at, request) for at, request in arrivals(**options)]
+    return lambda **options: [TrafficEntry(at, request) for at, request in arrivals(**options)]
 
 
 @pytest.fixture

@@ -8,16 +8,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.replay.course import Course, Episode, Force, Message
+from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook
 from kc_otel.offline.replay.differences import differences
 
-EMPTY = Course("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
-ALERT = Episode(
+EMPTY = ReplayTimeline("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
+ALERT = AlertSpan(
     "fail/critical/halt/*", "fail", "critical", ("halt",), "token-tv", "code", "a", "b", "because", 10.0, 20.0
 )
 
 
-def course(*episodes: Episode, forces: tuple[Force, ...] = (), messages: tuple[Message, ...] = ()) -> Course:
+def course(
+    *episodes: AlertSpan, forces: tuple[DecisionSpan, ...] = (), messages: tuple[SentWebhook, ...] = ()
+) -> ReplayTimeline:
     return replace(EMPTY, episodes=episodes, forces=forces, messages=messages)
 
 
@@ -64,7 +66,7 @@ def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too(
 
 def test_webhooks_are_compared_by_number() -> None:
     """Those that are as many are not mentioned."""
-    old = (Message(1.0, "pager", "firing", 2), Message(2.0, "pager", "resolved", 2))
+    old = (SentWebhook(1.0, "pager", "firing", 2), SentWebhook(2.0, "pager", "resolved", 2))
     found = differences(course(messages=old), course(messages=(old[0], old[0], old[1])), apart=0.0)
     assert found.messages == {("pager", "firing"): (1, 2)}
 
@@ -86,7 +88,7 @@ spans = st.lists(
 @settings(max_examples=100)
 @given(spans, spans, st.integers(0, 50).map(float))
 def test_each_alert_is_told_of_once_and_pairs_belong_together(
-    old: list[Episode], new: list[Episode], apart: float
+    old: list[AlertSpan], new: list[AlertSpan], apart: float
 ) -> None:
     """As dropped or added, as moved, or because it is the same in both; nothing is left over that could be paired."""
     found = differences(course(*old), course(*new), apart)
@@ -103,11 +105,11 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(
 
 
 @given(spans)
-def test_a_course_does_not_differ_from_itself(episodes: list[Episode]) -> None:
+def test_a_course_does_not_differ_from_itself(episodes: list[AlertSpan]) -> None:
     """Whatever is in it."""
     assert not differences(course(*episodes), course(*episodes), apart=0.0)
 
 
-def together(one: Episode, other: Episode, apart: float) -> bool:
+def together(one: AlertSpan, other: AlertSpan, apart: float) -> bool:
     ends = [math.inf if span.end is None else span.end for span in (one, other)]
     return max(one.start, other.start) - min(ends) <= apart

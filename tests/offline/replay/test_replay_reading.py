@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.offline.replay.traffic_entries import entry_of, evaluated_frame, received_frame
-from kc_otel.offline.replay.traffic_reading import RecordingError, evaluations_recorded, read_recordings
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 START = 1_800_000_000.0
 
@@ -193,13 +193,13 @@ def test_another_file_is_refused(content: bytes, said: str, tmp_path: Path) -> N
     """With what to give instead."""
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(RecordingError, match=said):
+    with pytest.raises(TrafficFileError, match=said):
         times(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """With the system's reason."""
-    with pytest.raises(RecordingError, match=r"nowhere: cannot be read \(No such file"):
+    with pytest.raises(TrafficFileError, match=r"nowhere: cannot be read \(No such file"):
         times(tmp_path / "nowhere")
 
 
@@ -210,6 +210,6 @@ def test_no_content_is_more_than_damage(content: bytes, head: bytes, tmp_path: P
     path = tmp_path / "file"
     path.write_bytes(head + content)
     damage: list[str] = []
-    with suppress(RecordingError):
+    with suppress(TrafficFileError):
         list(read_recordings([path], damage))
     assert all(sentence.startswith(str(path)) for sentence in damage)

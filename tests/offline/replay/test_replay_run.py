@@ -12,8 +12,8 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.offline.replay.replay_files import replay_recordings
 from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.traffic_entries import Entry
-from kc_otel.offline.replay.traffic_reading import RecordingError, read_recordings
+from kc_otel.offline.replay.traffic_entries import TrafficEntry
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.store.traffic_file import RecordingFile
@@ -150,7 +150,7 @@ def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., C
 
 def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
     """The clock of a replay goes on between two entries, and stops at the last one."""
-    entries = [Entry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
+    entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
     course = replay(make_contract(), entries, 10.0)
     assert {(one.on, one.slice) for one in course.episodes} == {("no-data", "all"), ("no-data", "code")}
     for one in course.episodes:
@@ -185,7 +185,7 @@ def test_sequences_that_failed_input_checks_are_escalated(
         point.as_int = 5 if number >= 6 else 0
         for name, value in (("kc.contract", "policy"), ("kc.reason", "shifted")):
             point.attributes.add(key=name).value.string_value = value
-        entries.append(Entry(at, request))
+        entries.append(TrafficEntry(at, request))
     course = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
     (one,) = course.episodes
     assert (one.on, one.clause, one.kernel_inference, one.start) == ("invalid-input", "input", "", START + 80)
@@ -232,7 +232,7 @@ def test_a_recording_of_another_contract_is_refused(
     make_contract: Callable[..., Contract], collector_file: Path
 ) -> None:
     """Streams carry their contract's name."""
-    with pytest.raises(RecordingError, match="is a recording of policy, not of moe; streams carry the name"):
+    with pytest.raises(TrafficFileError, match="is a recording of policy, not of moe; streams carry the name"):
         replay_recordings([collector_file], make_contract(name="moe"))
     with pytest.raises(ValueError, match="'policy' and 'moe' are two contracts"):
         replay_recordings([collector_file], make_contract(name="moe"), make_contract())
@@ -243,16 +243,18 @@ def test_a_recording_without_metrics_is_refused(make_contract: Callable[..., Con
     path = tmp_path / "metrics.json"
     for content in ("", '{"resourceSpans":[]}\n'):
         path.write_text(content)
-        with pytest.raises(RecordingError, match=r"metrics\.json: holds no metrics; give the recording of a pipeline"):
+        with pytest.raises(
+            TrafficFileError, match=r"metrics\.json: holds no metrics; give the recording of a pipeline"
+        ):
             replay_recordings([path], make_contract())
 
 
 def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contract], traffic: Callable) -> None:
     """Recorded evaluations keep their order, and what fired resolves once."""
-    entries: list[Entry] = []
+    entries: list[TrafficEntry] = []
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
-        entries += [Entry(at + shift, request), Entry(at + shift)]
+        entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
     course = replay(make_contract(), entries, None)
     assert course.evaluations == 120
     assert all(one.end is None or one.end >= one.start for one in course.episodes)

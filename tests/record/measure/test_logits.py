@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from kc_otel.contract.registry import QUANTITIES, Source
+from kc_otel.contract.registry import QUANTITIES, Origin
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
 PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["blocks", "device"])
@@ -47,7 +47,7 @@ def pair(drift, rows=5, vocab=300, seed=0, spread=3.0):
 
 def test_columns_are_the_registry_s_quantities() -> None:
     """Everything that the registry says is computed from logits is computed, and nothing else."""
-    assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Source.LOGITS}
+    assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
 
 
 @PATHS

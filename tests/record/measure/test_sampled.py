@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract.registry import QUANTITIES, Source, Unit
+from kc_otel.contract.registry import QUANTITIES, Origin, Unit
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN, advantage_drift, log_ratio
 
 LOG_RATIOS = st.floats(-60, 15, width=32)
@@ -18,7 +18,7 @@ LOG_RATIOS = st.floats(-60, 15, width=32)
 def test_every_quantity_of_log_probabilities_is_defined_once() -> None:
     """The registry's log-probability quantities are exactly those that have a definition here."""
     by_unit = {
-        unit: {key for key, q in QUANTITIES.items() if q.source is Source.LOGPROBS and q.per is unit} for unit in Unit
+        unit: {key for key, q in QUANTITIES.items() if q.source is Origin.LOGPROBS and q.per is unit} for unit in Unit
     }
     assert set(TOKEN) == by_unit[Unit.TOKEN]
     assert set(SEQUENCE) == by_unit[Unit.SEQUENCE]

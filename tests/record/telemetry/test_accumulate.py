@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 from scipy.special import log_softmax
 
-from kc_otel.contract.registry import QUANTITIES, Source
+from kc_otel.contract.registry import QUANTITIES, Origin
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
 from kc_otel.record.telemetry import groups as _groups
@@ -297,7 +297,7 @@ def test_logits_are_recorded_per_token_and_slice(as_device) -> None:
     )
     drift = logit_drift(train[mask], inference[mask]).values
     snapshot = accumulator.snapshot()
-    assert {key for key, _ in snapshot} == {k for k, quantity in QUANTITIES.items() if quantity.source is Source.LOGITS}
+    assert {key for key, _ in snapshot} == {k for k, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
     rows = np.nonzero(mask)[0]
     for column, quantity in enumerate(LOGITS):
         for slice, name in enumerate(SLICES):

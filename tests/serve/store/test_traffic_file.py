@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kc_otel.offline.replay.traffic_entries import evaluated_frame, received_frame
-from kc_otel.offline.replay.traffic_reading import RecordingError, read_recordings
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.serve.store.traffic_file import RecordingFile
 
 START = 1_800_000_000.0
@@ -159,14 +159,14 @@ def test_another_file_is_not_touched(content: bytes, tmp_path: Path) -> None:
     """A recording is never appended to a contract or to a state file."""
     path = tmp_path / "policy.yaml"
     path.write_bytes(content)
-    with pytest.raises(RecordingError, match="is there and is no recording; name another file"):
+    with pytest.raises(TrafficFileError, match="is there and is no recording; name another file"):
         RecordingFile(path, LIMIT)
     assert path.read_bytes() == content
 
 
 def test_a_folder_that_is_not_there_is_named_at_the_start(tmp_path: Path) -> None:
     """A recording that cannot begin is refused, not merely counted."""
-    with pytest.raises(RecordingError, match=r"recording: cannot be written \(No such file"):
+    with pytest.raises(TrafficFileError, match=r"recording: cannot be written \(No such file"):
         RecordingFile(tmp_path / "nowhere" / "recording", LIMIT)
     with pytest.raises(ValueError, match="limit: 0 is not a number of bytes above 0"):
         RecordingFile(tmp_path / "recording", 0)

@@ -25,7 +25,7 @@ from yaml.events import (
     ScalarEvent,
 )
 
-from kc_otel.contract.errors import Loc, Problem, field_path
+from kc_otel.contract.errors import ContractProblem, Loc, field_path
 
 __all__ = ["MAX_DEPTH", "Document", "parse"]
 
@@ -94,7 +94,7 @@ class _Frame:
 @dataclass(slots=True)
 class _Builder:
     source: str
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ContractProblem] = field(default_factory=list)
     lines: dict[Loc, int] = field(default_factory=lambda: {(): 1})
     stack: list[_Frame] = field(default_factory=list)
     root: Any = None
@@ -102,7 +102,7 @@ class _Builder:
     incomplete: bool = False
 
     def problem(self, line: int, loc: Loc, message: str) -> None:
-        self.problems.append(Problem(self.source, line, field_path(loc), message))
+        self.problems.append(ContractProblem(self.source, line, field_path(loc), message))
 
     def refuse(self, line: int, loc: Loc, message: str) -> None:
         self.problem(line, loc, message)
@@ -208,7 +208,7 @@ def _number(text: str) -> int | float:
     return math.nan if _NOT_FINITE.fullmatch(text) else float(text)
 
 
-def parse(text: str, source: str) -> tuple[Document | None, list[Problem]]:
+def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem]]:
     """Plain data from YAML text, with everything that YAML itself has to say against it.
 
     Args:
