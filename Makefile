@@ -13,7 +13,7 @@ TORCH  ?= 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast test-engines engines lint types bench generate clean
+.PHONY: help demo test test-fast test-engines engines lint types bench generate handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,8 +51,11 @@ generate: $(VENV)/.test ## dashboards, alerts and rules of the example contracts
 	$(BIN)/kc-otel generate grafana contracts --out dashboards
 	$(BIN)/kc-otel generate prometheus contracts --out dashboards
 
+handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under /handbook; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file kc_otel/handbook/mkdocs.yml
+
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist
+	rm -rf $(VENV) $(ENGINES) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist kc_otel/handbook/site
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -76,7 +79,7 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 
 $(VENV)/.test: pyproject.toml $(VENV)/.demo
 	@echo "installing the tests' tools ..."
-	@$(PIP) install --group dev
+	@$(PIP) install --group dev --group docs
 	@touch $@
 
 # The rule above makes the other environment's Python. Its torch is the one that vLLM for CPUs was built with, also where

@@ -38,6 +38,12 @@ def rooms_imported(source: str) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("kc_otel.")} - {"_extras"}
 
 
+def test_the_handbook_has_no_code_that_anything_imports() -> None:
+    """It is data: pages, and the one file that MkDocs runs to make some of them while it builds the rest."""
+    assert {path.name for path in (ROOT / "handbook").rglob("*.py")} == {"generated_pages.py"}
+    assert "handbook" not in {room for path in ROOT.rglob("*.py") for room in rooms_imported(path.read_text())}
+
+
 def test_every_room_is_in_the_design() -> None:
     """A folder that the design does not name has no place."""
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ORDER)

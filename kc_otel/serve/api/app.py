@@ -24,6 +24,7 @@ from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.core import Core
+from kc_otel.serve.handbook_site import handbook_routes
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.page import page_routes
 from kc_otel.serve.store.state_file import StateError
@@ -70,6 +71,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         people_routes(core, decided),
         promotion_routes(core),
         page_routes(),
+        handbook_routes(),
     ):
         api.include_router(router)
     return api

@@ -1,0 +1,262 @@
+"""Whatever a reader can copy out of the README and the handbook works: it is run, checked or looked up here."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from kc_otel import Recorder, cli
+from kc_otel.client.router import Router
+from kc_otel.contract import ContractError, load_text
+from kc_otel.contract.lint import lint
+from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import prometheus_name
+from kc_otel.contract.registry import METRICS, RECORDED
+from tests.handbook.snippets import EXAMPLES, PAGES, ROOT, Snippet, commands, prose, snippets
+
+BASE = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy-7b, version: 1, owner: tests}
+kernels: {train: {engine: torch, dtype: bfloat16}, inference: {engine: vllm, dtype: fp8}}
+assumptions: {reward_range: [0, 1], horizon: 1024, advantage_max: 5, score_norm_max: 40, clip: 0.2}
+slices: {code: {where: {task: code}}}
+statistical: [{id: token-tv, metric: tv_token, unit: sequence, limit: 0.05}]
+escalation: [{on: fail, do: [notify]}]
+"""
+READERS_PROGRAMS = {
+    "vllm",
+    "curl",
+    "docker",
+    "git",
+    "cp",
+    "export",
+    "opentelemetry-instrument",
+    "promtool",
+    "torchrun",
+    "python",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kc_otel_command() -> Any:
+    """The command line, with every sub-command."""
+    if not cli.app.registered_commands:
+        cli._register()
+    return typer.main.get_command(cli.app)
+
+
+def ids(found: list[Snippet]) -> dict[str, Any]:
+    return {"argvalues": found, "ids": list(map(str, found))}
+
+
+RUNS = [page for page in PAGES if snippets(page, language="python") or snippets(page, language="console")]
+
+
+@pytest.mark.parametrize("page", RUNS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_runs(page: Path, workshop: Path, reader: dict[str, Any]) -> None:
+    """What it shows is done in order, in one folder: files are written, Python and `$` lines run, output compared."""
+    names = reader
+    try:
+        for snippet in snippets(page):
+            if snippet.run_by:
+                continue
+            if snippet.title:
+                (workshop / snippet.title).write_text(snippet.text)
+            if snippet.language == "console":
+                console(snippet)
+            elif snippet.language == "python" and ">>>" in snippet.text:
+                interpreter(snippet, names)
+            elif snippet.language == "python":
+                exec(compile(snippet.text, str(snippet), "exec"), names)
+    finally:
+        for value in list(names.values()):
+            if isinstance(value, Recorder):
+                value.shutdown()
+            elif isinstance(value, Router):
+                value.close()
+
+
+def interpreter(snippet: Snippet, names: dict[str, Any]) -> None:
+    """Run `>>>` lines and compare what they print."""
+    lines = doctest.DocTestParser().get_doctest(snippet.text, names, str(snippet), str(snippet.page), snippet.line)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    failures = runner.run(lines, out=said.append, clear_globs=False).failed
+    names.update(lines.globs)
+    assert not failures, "".join(said)
+
+
+def console(snippet: Snippet) -> None:
+    """Run `$` lines; what is shown below each has to be among what it prints, in that order."""
+    shown: list[tuple[str, list[str]]] = []
+    for line in snippet.text.splitlines():
+        if line.startswith("$ "):
+            shown.append((line[2:], []))
+        else:
+            shown[-1][1].append(line)
+    for line, expected in shown:
+        (words,) = commands(line)
+        assert words[0] == "kc-otel", f"{snippet}: {line}"
+        result = CliRunner().invoke(cli.app, words[1:], env=dict(os.environ), prog_name="kc-otel")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        printed = [" ".join(each.split()) for each in result.output.splitlines()]
+        for each in filter(None, (" ".join(each.split()) for each in expected)):
+            if each != "...":
+                assert each in printed, f"{snippet}: $ {line}\n{each!r} is not printed:\n{result.output}"
+                printed = printed[printed.index(each) + 1 :]
+    assert result.exit_code == snippet.exit_code, f"{snippet}: {result.output}"
+
+
+@pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="yaml")))
+def test_yaml_is_a_contract_or_a_part_of_one(snippet: Snippet) -> None:
+    """A contract has no errors and no warnings; a part of one has none in the place of that part."""
+    if snippet.run_by:
+        return
+    content = yaml.load(snippet.text, yaml.BaseLoader)
+    if isinstance(content, list):
+        section = "escalation" if "on" in content[0] else "statistical"
+        text = BASE.replace(
+            next(line for line in BASE.splitlines() if line.startswith(f"{section}:")), f"{section}:\n{snippet.text}"
+        )
+    elif "apiVersion" in content:
+        text = snippet.text
+    elif set(content) <= {field.alias or name for name, field in Contract.model_fields.items()}:
+        text = (
+            "".join(line for line in BASE.splitlines(keepends=True) if line.split(":")[0] not in content) + snippet.text
+        )
+    else:
+        return  # another program's file: it is YAML
+    if snippet.note == "refused":
+        with pytest.raises(ContractError):
+            load_text(text, str(snippet))
+        return
+    assert lint(load_text(text, str(snippet))) == []
+
+
+@pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="json")))
+def test_json_is_json(snippet: Snippet) -> None:
+    """It parses."""
+    json.loads(snippet.text)
+
+
+@pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, *EXAMPLES, language="sh")))
+def test_commands_exist_with_these_options(snippet: Snippet, kc_otel_command: Any) -> None:
+    """Each line is a command that exists: ours is parsed by our command line, others are known by name."""
+    for words in commands(snippet.text):
+        known(words, kc_otel_command)
+
+
+def known(words: list[str], command: Any) -> None:
+    program, arguments = words[0], words[1:]
+    if program == "kc-otel":
+        while getattr(command, "commands", None) and arguments:
+            assert arguments[0] in command.commands, f"no such command: {' '.join(words)}"
+            command, arguments = command.commands[arguments[0]], arguments[1:]
+        command.make_context("kc-otel", list(arguments))
+    elif program == "make":
+        targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert {word for word in arguments if "=" not in word} <= targets, words
+    elif program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        asked = {extra for found in re.findall(r"\[(.*?)\]", " ".join(arguments)) for extra in found.split(",")}
+        assert asked <= set(project["optional-dependencies"]), words
+    elif program.endswith("python") and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]), words
+    else:
+        assert program.rpartition("/")[2] in READERS_PROGRAMS, words
+
+
+@pytest.mark.parametrize("snippet", **ids([each for each in snippets(*PAGES) if each.run_by]))
+def test_what_is_run_elsewhere_is_run_there(snippet: Snippet) -> None:
+    """The test that a block names exists, and what the block imports of kc_otel does too."""
+    path, _, test = snippet.run_by.partition("::")
+    defined = {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert test in defined, snippet.run_by
+    if snippet.language == "python":
+        for node in ast.walk(ast.parse(snippet.text)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("kc_otel"):
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="promql")))
+def test_queries_name_metrics_that_exist(snippet: Snippet) -> None:
+    """Whatever starts with kc_ in a query is a metric of ours under its Prometheus name, or a label."""
+    names = {prometheus_name(each) for each in (*METRICS.values(), *RECORDED.values())}
+    asked = set(re.findall(r"\bkc_\w+(?=[{\[ )]|$)", snippet.text, re.MULTILINE))
+    assert asked, "a query without a metric of ours"
+    assert asked <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
+    """Commands, modules, files and environment variables that the text mentions are there."""
+    source = "\n".join(path.read_text() for path in (ROOT / "kc_otel").rglob("*.py"))
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page)):
+        if re.match(r"kc-otel [a-z]", code):
+            words = shlex.split(code)[1:]
+            command = kc_otel_command
+            while getattr(command, "commands", None) and words and re.fullmatch(r"[a-z-]+", words[0]):
+                assert words[0] in command.commands, code
+                command, words = command.commands[words[0]], words[1:]
+            options = {option for each in command.params for option in each.opts}
+            assert {word.split("=")[0] for word in words if word.startswith("--")} <= {*options, "--help"}, code
+        elif found := re.fullmatch(r"(kc_otel(?:\.\w+)+)(?:\(.*\))?", code):
+            assert resolves(found[1]), code
+        elif re.match(r"(kc_otel|contracts|examples|dashboards|tests)/[\w/.{}*-]*$", code):
+            assert list(ROOT.glob(code.rstrip("/"))) or (ROOT / code).exists(), code
+        elif re.fullmatch(r"KC_OTEL_[A-Z_]+", code):
+            assert code in source or re.match(
+                r"KC_OTEL_WEBHOOK_PAGER_(URL|SECRET|SECRET_FILE|FORMAT|AUTHORIZATION|ALLOW_PRIVATE)$", code
+            ), code
+        elif re.fullmatch(r"make [a-z-]+", code):
+            known(code.split(), kc_otel_command)
+
+
+def resolves(dotted: str) -> bool:
+    """Whether it is a module or something in one."""
+    module, rest = dotted, []
+    while True:
+        try:
+            found: Any = importlib.import_module(module)
+            break
+        except ModuleNotFoundError as error:
+            if error.name and not dotted.startswith(error.name):
+                return True  # an engine's integration, and the engine is not installed here
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+    for name in rest:
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """Files that it links to exist; MkDocs checks the handbook's own."""
+    text = (ROOT / "README.md").read_text()
+    linked = set(re.findall(r"\]\((?!https?:)([^)#]+)", text)) | set(
+        re.findall(r'(?:src|srcset)="(?!https?:)([^"]+)"', text)
+    )
+    assert linked
+    assert {path for path in linked if not (ROOT / path).exists()} == set()
