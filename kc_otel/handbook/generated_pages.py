@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, Quantity, Source, Unit
+from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, Origin, Quantity, Unit
 from kc_otel.record.measure.reasons import REASONS
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ _QUANTITIES: Final = """\
 What a clause's `metric:` can be, made from the registry; `kc-otel metrics` prints it. P is the training kernel, Q the
 inference kernel, w = P(y)/Q(y) the importance ratio of a token y that Q sampled, l = log w; W and L are those of a
 whole sequence. Any `gen_ai.*` histogram can be limited too, under `runtime`, in seconds."""
-_SOURCES: Final = {
-    Source.LOGPROBS: "Both kernels' log-probabilities of the sampled tokens: always there in RL, and in serving after "
+_ORIGINS: Final = {
+    Origin.LOGPROBS: "Both kernels' log-probabilities of the sampled tokens: always there in RL, and in serving after "
     "[rescoring](../measure/vllm.md#score-them).",
-    Source.LOGITS: "Both kernels' full logits of the same positions: in tests and in offline gates.",
-    Source.ADVANTAGES: "Log-probabilities, and the advantages of the tokens.",
-    Source.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
-    Source.RUNTIME: "What the programs say of themselves while they run.",
+    Origin.LOGITS: "Both kernels' full logits of the same positions: in tests and in offline gates.",
+    Origin.ADVANTAGES: "Log-probabilities, and the advantages of the tokens.",
+    Origin.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
+    Origin.RUNTIME: "What the programs say of themselves while they run.",
 }
 _CHECKS: Final = """\
 Input is checked before anything is called drift. What fails a check is counted under its own name, in
@@ -93,9 +93,9 @@ def fields_page() -> str:
 def metrics_page() -> str:
     """Every metric that a clause can name."""
     parts = [_QUANTITIES]
-    for source, needs in _SOURCES.items():
-        parts += [f"## From {source}", needs]
-        parts += [_quantity(quantity) for quantity in QUANTITIES.values() if quantity.source is source]
+    for origin, needs in _ORIGINS.items():
+        parts += [f"## From {origin}", needs]
+        parts += [_quantity(quantity) for quantity in QUANTITIES.values() if quantity.source is origin]
     parts += [
         "## Derived",
         "A factor times the mean of a recorded metric; factors come from the contract's `assumptions`.",
