@@ -119,5 +119,8 @@ def _mean(clause: Clause, promise: Promise, unit: str) -> str:
         return "a mean over sequences of each one's mean: dependence within a sequence does no harm"
     if quantity is None or quantity.high < float("inf"):
         return f"a mean over every {unit}"
+    if clause.metric == "support_deficit":
+        taken = f"takes no ratio to be above {clause.cap:g}" if clause.cap else "needs a cap, a ratio that none exceeds"
+        return f"a mean over every {unit}; a PASS holds for any tail of w, a FAIL {taken}"
     cap = clause.cap or quantity.cap
     return f"a mean over every {unit}; a PASS shows that of min(value, {cap:g})"

@@ -18,6 +18,7 @@ from kc_otel.stats import (
     maximum_interval,
     mean_interval,
     quantile_interval,
+    support_deficit,
 )
 
 __all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
@@ -104,6 +105,15 @@ def clause_interval(
             return fraction_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     if clause.metric not in DERIVED:
         return _mean(clause, sample, alpha_lower, alpha_upper)
+    if clause.metric == "support_deficit":
+        assert clause.quantity is not None
+        return support_deficit(
+            sample,
+            cap=clause.cap or clause.quantity.cap,
+            highest=clause.cap,
+            alpha_lower=alpha_lower,
+            alpha_upper=alpha_upper,
+        )
     scale, offset = factors(clause.metric, assumptions)
     if scale < 0:  # the sides change places, and their error probabilities with them
         alpha_lower, alpha_upper = alpha_upper, alpha_lower

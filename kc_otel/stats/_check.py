@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.binned import Binned
+
+_ROUNDING: Final = 1e-12
+"""How far beyond the end of its range a number may be and count as that end: more than sums of floats err by."""
 
 __all__ = ["Real", "horizon_of", "level", "real", "required", "usable"]
 
@@ -19,7 +22,7 @@ Real = TypeVar("Real", float, NDArray[np.float64])
 def real(
     name: str, value: Real, *, low: float = 0.0, high: float = math.inf, infinite: bool = False, what: str = ""
 ) -> Real:
-    """The value as float64, once every element is known to lie in [low, high].
+    """The value as float64, once every element is known to lie in [low, high]; what rounding put beyond is drawn in.
 
     Raises:
         ValueError: If it is empty, NaN, outside [low, high], or infinite where that means nothing.
@@ -28,12 +31,13 @@ def real(
     if array.size == 0:
         msg = f"{name}: is empty; pass at least one number"
         raise ValueError(msg)
-    wrong = ~((array >= low) & (array <= high))
+    wrong = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
     if not infinite:
         wrong |= np.isinf(array)
     if wrong.any():
         msg = f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} in [{low:g}, {high:g}]"
         raise ValueError(msg)
+    array = np.clip(array, low, high)
     return cast("Real", array if array.ndim else float(array))
 
 

@@ -9,12 +9,16 @@ with its upper edge in an upper bound, so the probabilities hold whatever the va
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kc_otel.stats._check import usable
 from kc_otel.stats.binned import Binned
 
 __all__ = ["Interval", "affine", "maximum_interval", "nothing"]
+
+_OTHER: Final = {"upper": "lower", "lower": "upper"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ def nothing(method: str) -> Interval:
 def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
     """Interval of `scale * statistic + offset`; a negative scale swaps the sides.
 
-    Each side keeps its error probability, which for a negative scale means that the new lower side has that of the
-    old upper side.
+    Each side keeps its error probability and what the note says of it, which for a negative scale means that the new
+    lower side has that of the old upper side.
 
     Raises:
         ValueError: If the scale is zero or either number is not finite.
@@ -64,7 +68,13 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         estimate=interval.estimate * scale + offset,
         lower=ends[0] if scale > 0 else ends[1],
         upper=ends[1] if scale > 0 else ends[0],
+        note=interval.note if scale > 0 else _sides_swapped(interval.note),
     )
+
+
+def _sides_swapped(note: str) -> str:
+    """A note with what it says of one bound said of the other."""
+    return re.sub(r"\b(upper|lower) (bounds?)\b", lambda said: f"{_OTHER[said[1]]} {said[2]}", note)
 
 
 def maximum_interval(sample: Binned) -> Interval:

@@ -12,48 +12,62 @@ import math
 from dataclasses import replace
 
 from kc_otel.stats.binned import Binned
-from kc_otel.stats.interval import Interval, affine
+from kc_otel.stats.interval import Interval
 from kc_otel.stats.means import capped_mean_interval
 
 __all__ = ["support_deficit"]
 
 
-def support_deficit(ratio: Binned, *, cap: float = 10.0, alpha_lower: float, alpha_upper: float) -> Interval:
-    """Interval for `1 - E_Q[w]` from importance ratios of sampled tokens, w cut at the cap.
+def support_deficit(
+    ratio: Binned, *, cap: float = 10.0, highest: float | None = None, alpha_lower: float, alpha_upper: float
+) -> Interval:
+    """Interval for `1 - E_Q[w]` from importance ratios of sampled tokens.
 
-    Cutting makes E_Q[w] smaller and the deficit larger, so the upper side holds for the deficit itself whatever the
-    tail of w. The lower side is for `1 - E_Q[min(w, cap)]`, the deficit itself while w stays below the cap; once an
-    observation is beyond it, only the trivial 0 is claimed. The estimate is the plain `1 - mean w`, negative by chance
-    where the deficit is small.
+    Cutting w at a cap makes E_Q[w] smaller and the deficit larger, so the upper side holds for the deficit itself
+    whatever the tail of w. No sample says anything from below: a ratio of D/e that is met once in 1/e tokens makes up
+    for a deficit of D and is not among them. So the lower side is 0, unless the caller vouches for a largest ratio;
+    then it is that of w in [0, highest], and 0 again once a larger one was observed. The estimate is the plain
+    `1 - mean w`, negative by chance where the deficit is small.
 
     Args:
         ratio: w of sampled tokens, or W of sequences; samples (`Binned.of_samples(np.exp(l))`) or a histogram.
-        cap: Where w is cut, above 1; it is in the note.
+        cap: Where w is cut for the upper side, above 1; it is in the note.
+        highest: A ratio that none exceeds, at least 1, as of two kernels whose samplers keep the same tokens.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
 
     Raises:
-        ValueError: If an alpha is not in (0, 1), the cap is not above 1, or an edge is NaN.
+        ValueError: If an alpha is not in (0, 1), the cap is not above 1, the highest ratio is below 1, or an edge is
+            NaN.
 
     >>> import numpy as np
-    >>> w = np.full(10_000, 0.95)                # top-p 0.95 and nothing else
-    >>> found = support_deficit(Binned.of_samples(w), alpha_lower=0.005, alpha_upper=0.005)
-    >>> round(found.estimate, 3), found.lower > 0.03, found.upper < 0.07
-    (0.05, True, True)
+    >>> w = Binned.of_samples(np.full(10_000, 0.95))         # top-p 0.95 and nothing else
+    >>> found = support_deficit(w, alpha_lower=0.005, alpha_upper=0.005)
+    >>> round(found.estimate, 3), found.lower, found.upper < 0.07
+    (0.05, 0.0, True)
+    >>> support_deficit(w, highest=5.0, alpha_lower=0.005, alpha_upper=0.005).lower > 0.04
+    True
     """
     if not (math.isfinite(cap) and cap > 1.0):
         msg = f"cap: {cap!r} is not a finite ratio above 1"
         raise ValueError(msg)
-    mean = capped_mean_interval(
-        ratio, low=0.0, high=math.inf, cap=cap, alpha_lower=alpha_upper, alpha_upper=alpha_lower
-    )
+    if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
+        msg = f"highest: {highest!r} is not a finite ratio of at least 1"
+        raise ValueError(msg)
+    sides = {"low": 0.0, "high": math.inf, "alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
+    mean = capped_mean_interval(ratio, cap=cap, **sides)
     if not mean.samples:
         return replace(mean, lower=0.0, upper=1.0)
-    deficit = affine(mean, -1.0, 1.0)
-    said = "" if deficit.lower > -math.inf else f"; w above the cap {cap:g} was seen: only 0 is claimed below"
-    return replace(
-        deficit,
-        lower=min(max(deficit.lower, 0.0), 1.0),
-        upper=min(max(deficit.upper, 0.0), 1.0),
-        note=f"w cut at {cap:g}: the upper bound holds for any tail of w, the lower one for w below the cap{said}",
+    lower, said = 0.0, "a lower one above 0 would take a ratio that none exceeds"
+    if highest is not None:
+        most = capped_mean_interval(ratio, cap=highest, **sides).upper
+        seen = "; larger ones were observed, so only 0 is claimed" if most == math.inf else ""
+        lower, said = 1.0 - most, f"the lower one if no ratio is above {highest:g}{seen}"
+    return Interval(
+        estimate=1.0 - mean.estimate,
+        lower=min(max(lower, 0.0), 1.0),
+        upper=min(max(1.0 - mean.lower, 0.0), 1.0),
+        samples=mean.samples,
+        method=mean.method,
+        note=f"the upper bound, with w cut at {cap:g}, holds for any tail of w; {said}",
     )

@@ -74,7 +74,8 @@ def topk_bounds(
         extra: Entries of a list that may be less probable than some that it leaves out. vLLM appends the sampled token
             to its k most probable ones, hence 1; 0 sharpens the bounds where every list is a true top-k.
         rounding: Error of a tail mass, which is 1 less the listed ones: lower bounds of KL and chi2 take the tail that
-            they divide by as larger by this, so that rounding is never taken for a token outside the support.
+            they divide by as larger by this, so that rounding is never taken for a token outside the support, and that
+            of JS takes both tails as much nearer to each other.
 
     Raises:
         ValueError: If shapes do not fit, a log-prob is NaN or above 0, a row lists a token twice, or its probabilities
@@ -113,14 +114,14 @@ def topk_bounds(
     most = overlap + on_p + on_q + np.minimum(q_tail - on_p, p_tail - on_q)
 
     pairs = _Pairs(both_p, both_q, alone_p, alone_q, p_tail, q_tail, p_most, q_most)
-    over_q, over_p, plain = pairs.merged(0.0, rounding), pairs.merged(rounding, 0.0), pairs.merged(0.0, 0.0)
+    over_q, over_p = pairs.merged(0.0, rounding), pairs.merged(rounding, 0.0)
     return TopKBounds(
         tv_lower=np.clip(1.0 - most, 0.0, 1.0),
         tv_upper=np.clip(1.0 - overlap, 0.0, 1.0),
         kl_train_inference=_largest([_kl(a, b) for a, b in over_q]),
         kl_inference_train=_largest([_kl(b, a) for a, b in over_p]),
         chi2=_largest([_chi2(a, b) for a, b in over_q]),
-        js=_largest([_js(a, b) for a, b in plain]),
+        js=pairs.least_js(rounding),
         train_tail=p_tail,
         inference_tail=q_tail,
     )
@@ -143,12 +144,21 @@ class _Pairs:
         """Two merged pairs of distributions, with the tails larger by the slack: Q's unknown filled, and P's."""
         p_lump, q_lump = self.p_tail + p_slack, self.q_tail + q_slack
         p_rest, q_rest = p_lump + self.alone_p.sum(axis=-1), q_lump + self.alone_q.sum(axis=-1)
-        filled_q, left_q = _filled(self.alone_p, p_lump, q_rest, np.minimum(self.q_most + q_slack, q_lump))
-        filled_p, left_p = _filled(self.alone_q, q_lump, p_rest, np.minimum(self.p_most + p_slack, p_lump))
+        filled_q, left_q, _ = _filled(self.alone_p, p_lump, q_rest, np.minimum(self.q_most + q_slack, q_lump))
+        filled_p, left_p, _ = _filled(self.alone_q, q_lump, p_rest, np.minimum(self.p_most + p_slack, p_lump))
         return (
             _joined(self.both_p, self.both_q, self.alone_p, filled_q, p_lump, left_q),
             _joined(self.both_p, self.both_q, filled_p, self.alone_q, left_p, q_lump),
         )
+
+    def least_js(self, rounding: float) -> Floats:
+        """The smallest JS that two distributions with these lists, and tails within the rounding, can have."""
+        p_rest, q_rest = self.p_tail + self.alone_p.sum(axis=-1), self.q_tail + self.alone_q.sum(axis=-1)
+        fillings = (
+            _least_js(self.alone_p, self.p_tail, q_rest, self.q_most + rounding, rounding),
+            _least_js(self.alone_q, self.q_tail, p_rest, self.p_most + rounding, rounding),
+        )
+        return _js(self.both_p, self.both_q) + _largest(list(fillings))
 
 
 def _listed(side: str, ids: ArrayLike, logprobs: ArrayLike) -> tuple[NDArray[np.int64], Floats]:
@@ -184,25 +194,42 @@ def _most(ids: NDArray[np.int64], probability: Floats, tail: Floats, extra: int)
     return np.asarray(np.minimum(known[..., extra], tail))
 
 
-def _filled(listed: Floats, rest: Floats, mass: Floats, most: Floats) -> tuple[Floats, Floats]:
-    """Probabilities of tokens [..., k] on the side that does not list them, and of the lump [...], at the least.
+def _least_js(listed: Floats, rest: Floats, mass: Floats, most: Floats, rounding: float) -> Floats:
+    """JS of listed tokens [..., k] and a rest against the filling that makes it smallest, masses within the rounding.
+
+    It is convex in the two masses, and falls along each of them towards the other. So its value at the corner of their
+    box where they are nearest is the least of all, provided that there they still are on the sides where they were;
+    else it is that of the listed tokens alone.
+    """
+    found = _js(listed, np.minimum(listed, most[..., None]))
+    for sign in (1.0, -1.0):
+        near, mate = np.maximum(rest + sign * rounding, 0.0), np.maximum(mass - sign * rounding, 0.0)
+        filled, lump, scale = _filled(listed, near, mate, most)
+        value = _js(listed, filled) + _js(near[..., None], lump[..., None])
+        found = np.where(sign * (scale - 1.0) >= 0.0, np.maximum(found, value), found)
+    return found
+
+
+def _filled(listed: Floats, rest: Floats, mass: Floats, most: Floats) -> tuple[Floats, Floats, Floats]:
+    """Probabilities of tokens [..., k] on the side that does not list them, of the lump [...], and 1/r, at the least.
 
     Each has `min(most, listed / r)`, and the lump of everything else `rest / r`, with the one r that makes them add up
     to `mass`. The tokens at `most` are those that are listed with the largest probabilities: the n of them for which r
-    fits.
+    fits. Where they take all of the mass there is no r.
     """
     order = np.argsort(-listed, axis=-1, kind="stable")
     ranked = np.take_along_axis(listed, order, -1)
     none = np.zeros((*ranked.shape[:-1], 1))
-    before = np.concatenate([none, np.cumsum(ranked, axis=-1)], axis=-1)
-    free = np.maximum(before[..., -1:] - before + rest[..., None], 0.0)
+    # Summed from the smallest: as a difference of sums, what is left would round to 0 while there is something.
+    after = np.concatenate([np.cumsum(ranked[..., ::-1], axis=-1)[..., ::-1], none], axis=-1)
+    free = after + rest[..., None]
     left = mass[..., None] - np.arange(ranked.shape[-1] + 1) * most[..., None]
     # With n tokens at the most, 1/r = left / free. It fits once the largest of the others stays below the most.
     scale = np.divide(left, free, out=np.full_like(free, np.inf), where=free > 0.0)
     following = np.concatenate([ranked, none], axis=-1)
     fits = (following * np.where(following > 0.0, scale, 0.0) <= most[..., None]) | (left <= 0.0)
     n = fits.argmax(axis=-1)[..., None]
-    chosen = np.maximum(np.take_along_axis(scale, n, -1), 0.0)
+    chosen = np.where(np.take_along_axis(left, n, -1) > 0.0, np.take_along_axis(scale, n, -1), 0.0)
     with np.errstate(invalid="ignore"):
         share = np.where(ranked > 0.0, ranked * chosen, 0.0)
     filled = np.where(np.arange(ranked.shape[-1]) < n, most[..., None], np.minimum(share, most[..., None]))
@@ -212,7 +239,7 @@ def _filled(listed: Floats, rest: Floats, mass: Floats, most: Floats) -> tuple[F
     some = np.take_along_axis(free, n, -1)[..., 0] > 0.0
     with np.errstate(invalid="ignore"):
         lump = np.where(some, rest * chosen[..., 0], np.maximum(np.take_along_axis(left, n, -1)[..., 0], 0.0))
-    return result, lump
+    return result, lump, np.where(chosen[..., 0] > 0.0, chosen[..., 0], np.nan)
 
 
 def _joined(
@@ -237,10 +264,14 @@ def _chi2(p: Floats, q: Floats) -> Floats:
 
 
 def _js(p: Floats, q: Floats) -> Floats:
-    middle = (p + q) / 2.0
+    """Sum of (p log(p/m) + q log(q/m)) / 2, m the middle: terms that are never negative, each to its last digits."""
+    both = p + q
+    apart = np.divide(p - q, both, out=np.zeros(both.shape), where=both > 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(p > 0.0, p * np.log(p / middle), 0.0) + np.where(q > 0.0, q * np.log(q / middle), 0.0)
-    return np.asarray(np.maximum(terms.sum(axis=-1) / 2.0, 0.0))
+        far = (1.0 + apart) * np.log1p(apart) + (1.0 - apart) * np.log1p(-apart)
+    far = np.where(np.abs(apart) < 1.0, far, 2.0 * np.log(2.0))
+    square = apart * apart
+    return np.asarray((both * np.where(square < 1e-6, square * (1.0 + square / 6.0), far)).sum(axis=-1) / 4.0)
 
 
 def _largest(bounds: list[Floats]) -> Floats:

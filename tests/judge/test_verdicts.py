@@ -154,6 +154,18 @@ def test_more_cells_ask_for_more_evidence_before_any_fails(contract: Any) -> Non
     assert {verdict.status for verdict in decide(made, [alone, *loud], NOW)} == {Status.FAIL}
 
 
+def test_the_long_window_is_one_of_as_many_tests_as_there_are_cells(contract: Any) -> None:
+    """Cells that the short window has decided count as tests on the long one, too: it was asked because of the short."""
+    made = contract(slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(60)})
+    values = np.zeros(5000)
+    values[:44] = 1.0
+    open_ = evidence(made, NONE, values)
+    decided = [evidence(made, np.zeros(20_000), NONE, slice=f"s{i}") for i in range(60)]
+    alone, among = decide(made, [open_], NOW)[0], decide(made, [open_, *decided], NOW)[0]
+    assert (alone.status, alone.window) == (Status.FAIL, "long")
+    assert (among.status, among.window) == (Status.INCONCLUSIVE, "long")
+
+
 def test_memo_changes_no_verdict(contract: Any) -> None:
     """With and without a memo, twice in a row, the verdicts are the same."""
     made, memo = contract(), Memo()
@@ -180,7 +192,8 @@ ASSUMPTIONS = {
 )
 def test_derived_metrics_follow_their_formulas(contract: Any, metric: str, values: Any, expected: float) -> None:
     """A derived metric is its formula of the base quantity's mean, with the interval's sides the right way round."""
-    made = contract(assumptions=ASSUMPTIONS, statistical=[{"id": "d", "metric": metric, "limit": 1}])
+    cap = {"cap": 10} if metric == "support_deficit" else {}
+    made = contract(assumptions=ASSUMPTIONS, statistical=[{"id": "d", "metric": metric, "limit": 1, **cap}])
     base = Binned.of_samples(np.array(values * 5000))
     interval = clause_interval(made.clauses[0], made.assumptions, base, alpha_lower=1e-6, alpha_upper=0.1)
     assert interval.estimate == pytest.approx(expected)
@@ -188,6 +201,20 @@ def test_derived_metrics_follow_their_formulas(contract: Any, metric: str, value
     mirrored = clause_interval(made.clauses[0], made.assumptions, base, alpha_lower=0.1, alpha_upper=1e-6)
     assert interval.lower < mirrored.lower
     assert interval.upper < mirrored.upper
+
+
+def test_a_support_deficit_fails_only_where_the_contract_says_how_large_a_ratio_can_be(contract: Any) -> None:
+    """A thousand-fold ratio once in a million tokens would make up for it: without a cap nothing is claimed."""
+    w = np.full(20_000, 0.9)
+    found = {}
+    for cap in ({}, {"cap": 10}):
+        made = contract(statistical=[{"id": "d", "metric": "support_deficit", "limit": 0.05, **cap}])
+        found[bool(cap)] = judge(made, w, w)
+    assert (found[True].status, found[False].status) == (Status.FAIL, Status.INCONCLUSIVE)
+    assert "the lower one if no ratio is above 10" in found[True].reason
+    assert "would take a ratio that none exceeds" in found[False].reason
+    made = contract(statistical=[{"id": "d", "metric": "support_deficit", "limit": 0.15}])
+    assert judge(made, w, w).status is Status.PASS
 
 
 def test_missing_assumptions_are_named(contract: Any) -> None:

@@ -14,6 +14,7 @@ from kc_otel.stats import (
     Binned,
     Interval,
     affine,
+    capped_mean_interval,
     fraction_interval,
     maximum_interval,
     quantile_interval,
@@ -163,6 +164,26 @@ def test_affine_scales_and_swaps(scale, offset):
     assert (down.lower, down.estimate, down.upper) == (-2.0 * scale + offset, offset - scale, -0.5 * scale + offset)
     assert (up.samples, up.method, up.note) == (7, "m", "n")
     assert affine(Interval(1.0, 0.5, math.inf, 7, "m"), -1.0, 1.0).lower == -math.inf
+
+
+def test_affine_says_of_each_side_what_is_true_of_it():
+    """With the sides the words for them change places: a cut from above is one from below after a change of sign."""
+    capped = capped_mean_interval(Binned.of_samples(np.ones(9)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
+    assert affine(capped, 2.0).note == "the upper bound is for the mean of min(value, 5)"
+    assert affine(capped, -2.0).note == "the lower bound is for the mean of min(value, 5)"
+    beyond = capped_mean_interval(Binned.of_samples(np.full(9, 6.0)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
+    assert affine(beyond, -1.0).note.endswith("above 5: no lower bound is claimed")
+
+
+def test_an_observation_at_the_threshold_is_not_above_it_because_its_bucket_begins_there(histogram_of):
+    """A bucket that was drawn in to the smallest observation holds that one, so its lower edge is not open."""
+    x = np.r_[np.full(99, 0.3), 0.301]
+    bins = histogram_of(x).binned()
+    assert (bins.lower.tolist(), bins.total) == ([0.3], 100)
+    exact, binned = (fraction_interval(sample, 0.3, **LEVELS) for sample in (Binned.of_samples(x), bins))
+    assert exact.estimate == 0.01
+    assert binned.lower == 0.0
+    assert binned.upper >= exact.upper
 
 
 def test_no_observations_claim_nothing():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.stats import Bound, tokens
+from kc_otel.stats import Bound, sequences, tokens
 
 logit_pairs = st.integers(2, 12).flatmap(
     lambda v: st.tuples(
@@ -263,3 +263,17 @@ def test_small_ratio_ranges_keep_their_digits(sign, size):
     }
     for function, exact in series.items():
         assert float(function(np.array([float(x)]))[0]) == pytest.approx(float(exact), rel=3e-11)
+
+
+def test_what_rounding_puts_beyond_the_end_of_a_range_is_that_end():
+    """A KL of -1.7e-16 is a KL of 0, and a TV of 1.0000000000000002 one of 1; a real excess is refused."""
+    assert tokens.tv_pinsker(-1.7e-16) == 0.0
+    assert tokens.tv_pinsker(np.array([-1.7e-16, 0.02])).tolist() == pytest.approx([0.0, 0.1])
+    assert tokens.tv_from_kl(-1e-15).value == 0.0
+    assert sequences.tv_sequence_uniform(1.0000000000000002, 8) == 1.0
+    assert tokens.half_range_for_tv(1.0 + 1e-15) == math.inf
+    for wrong in (-1e-9, math.nan):
+        with pytest.raises(ValueError, match="kl: "):
+            tokens.tv_pinsker(wrong)
+    with pytest.raises(ValueError, match=r"token_tv: 1\.000001"):
+        sequences.tv_sequence_uniform(1.000001, 8)

@@ -58,6 +58,47 @@ def test_bounds_hold(divergences, seed, vocabulary, k, m, drift, sampled):
     assert (found.js <= js(p, q) + slack).all()
 
 
+def exact_js(p, q):
+    """Jensen-Shannon divergence of two distributions, in extended precision."""
+    p, q = (np.asarray(side, dtype=np.longdouble) for side in (p, q))
+    m = (p + q) / 2
+    terms = [a * np.log(a / c) for side in (p, q) for a, c in zip(side, m, strict=True) if a > 0]
+    return float(sum(terms) / 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-60, 0), st.floats(0.5, 1)), min_size=2, max_size=6),
+    st.lists(st.sampled_from([0.0, 0.0, 1e-9, -1e-4, 1e-4, 0.3, 3.0]), min_size=6, max_size=6),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from([1e-15, 1e-9, 1e-6]),
+)
+def test_js_is_a_lower_bound_down_to_the_last_digits(powers, moved, k, m, float32, rounding):
+    """With probabilities down to 1e-18, nearly equal kernels, and logs of 32 bits if the rounding says so."""
+    weight = np.array([x * 2.0**e for e, x in powers])
+    p = weight / weight.sum()
+    q = p * np.exp(np.array(moved[: p.size]))
+    q /= q.sum()
+    lists = top(p[None], min(k, p.size)), top(q[None], min(m, p.size))
+    kind = np.float32 if float32 and rounding >= 1e-6 else np.float64
+    (p_ids, p_log), (q_ids, q_log) = ((ids, logs.astype(kind)) for ids, logs in lists)
+    found = topk_bounds(p_ids, p_log, q_ids, q_log, extra=0, rounding=rounding)
+    error = 3e-7 if kind is np.float32 else 1e-14
+    assert float(found.js[0]) <= exact_js(p, q) * (1 + 1e-6) + error * np.abs(p - q).sum() + error**2 + 1e-18
+
+
+def test_tails_that_cover_what_the_other_side_lists_cost_nothing():
+    """A sliver of 1e-18 in one list, which sums of doubles lose, is no mass that the other side's tail would miss."""
+    p, q = np.array([0.51, 0.49, 1e-18]), np.array([0.5101, 0.4899, 1e-18])
+    for extra in (0, 1):
+        for one, other in ((p, q), (q, p)):
+            found = topk_bounds([0], np.log(one[:1]), [0, 1, 2], np.log(other), extra=extra)
+            assert 0.0 < float(found.js) <= exact_js(one, other)
+            mirrored = topk_bounds([0, 1, 2], np.log(other), [0], np.log(one[:1]), extra=extra)
+            assert float(mirrored.js) == pytest.approx(float(found.js), rel=1e-6)
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6))
 def test_equal_lists_give_the_textbook_interval(seed, k):
     """With one list for both, TV is within half of the listed differences plus the tails' difference or sum."""

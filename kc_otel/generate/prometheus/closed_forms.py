@@ -99,6 +99,9 @@ def forms(clause: Clause, contract: Contract, histogram: Reading, samples: str) 
         levels = Alphas(levels.upper, levels.lower)
     base = _mean(clause.quantity, clause.cap, levels, histogram, samples)
     first, second = (base.lower, base.upper) if scale > 0 else (base.upper, base.lower)
+    if clause.metric == "support_deficit" and clause.cap is None:
+        # No sample bounds a deficit from below: a rare, large ratio that is not in it may make up for all of it.
+        first = f"{samples} * 0 + 1"
     return Forms(*(f"{text(scale)} * ({side}) + {text(offset)}" for side in (base.estimate, first, second)))
 
 

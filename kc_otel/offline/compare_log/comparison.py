@@ -26,7 +26,7 @@ from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, 
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.recordings import Recording
-from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval
+from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval, support_deficit
 
 __all__ = ["OURS", "LogComparison", "SliceReport", "Tool", "as_data", "by_attributes", "report"]
 
@@ -133,8 +133,9 @@ def _own(samples: RecordingObservations, alpha: float, clip: float) -> dict[str,
             sample, low=known.low, high=known.high, cap=known.cap, alpha_lower=alpha, alpha_upper=alpha
         )
 
-    absolute = samples.of("abs_log_ratio")
+    absolute, ratio = samples.of("abs_log_ratio"), samples.for_mean("ratio")
     assert absolute is not None
+    assert ratio is not None
     mean_absolute, chi2 = mean("abs_log_ratio"), mean("chi2_token")
     own = {
         "tv_token": mean("tv_token"),
@@ -146,7 +147,7 @@ def _own(samples: RecordingObservations, alpha: float, clip: float) -> dict[str,
         "abs_log_ratio mean": mean_absolute,
         "abs_log_ratio p99.9": quantile_interval(absolute, 0.999, alpha_lower=alpha, alpha_upper=alpha),
         "abs_log_ratio max": maximum_interval(absolute),
-        "support_deficit": affine(mean("ratio"), -1.0, 1.0),
+        "support_deficit": support_deficit(ratio, cap=QUANTITIES["ratio"].cap, alpha_lower=alpha, alpha_upper=alpha),
         "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
     }
     return own | {each: mean(each) for each in (*ADVANTAGE, *LOGITS) if samples.of(each) is not None}
