@@ -100,8 +100,8 @@ def _clause(section: str, **fields: object) -> str:
             "5: numerical[0].cap: a cap only bounds a mean",
         ),
         (
-            [_clause("statistical", metric="support_deficit", cap=0.5, limit=0.1)],
-            "5: statistical[0].cap: is a ratio that none exceeds",
+            [_clause("numerical", metric="support_deficit", cap=0.5, limit=0.1)],
+            "5: numerical[0].cap: is a ratio that none exceeds",
         ),
         (
             [_clause("numerical", metric="entropy_difference", statistic="mean", limit=-9)],

@@ -155,7 +155,7 @@ def test_more_cells_ask_for_more_evidence_before_any_fails(contract: Any) -> Non
 
 
 def test_the_long_window_is_one_of_as_many_tests_as_there_are_cells(contract: Any) -> None:
-    """Cells that the short window has decided count as tests on the long one, too: it was asked because of the short."""
+    """Cells that the short window has decided count as tests on the long one, too, which was asked in view of it."""
     made = contract(slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(60)})
     values = np.zeros(5000)
     values[:44] = 1.0
