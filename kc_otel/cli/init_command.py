@@ -262,8 +262,8 @@ def _summary(written: Written, target: Path) -> list[str]:
         for needed in written.needed
         if needed.minimum_name and needed.observations is not None
     ]
-    below = [floor for floor in written.floors if floor.standing == "below"]
-    lines += [f"{floor.clause}: {floor_sentence(floor)}" for floor in written.floors if floor.standing != "above"]
+    below = [floor for floor in written.floors if floor.limit_side == "below"]
+    lines += [f"{floor.clause}: {floor_sentence(floor)}" for floor in written.floors if floor.limit_side != "above"]
     if any(floor.clause == BUDGET for floor in below):
         lines.append(
             f"{BUDGET}: the budget itself is below the noise floor: no limit helps. Bear more, or shorten the horizon"

@@ -29,8 +29,8 @@ from kc_otel.contract.units import parse_limit
 __all__ = [
     "Assumptions",
     "Contract",
-    "KernelPair",
     "KernelSpec",
+    "KernelSpecs",
     "Metadata",
     "Observability",
     "SliceSpec",
@@ -67,7 +67,7 @@ class KernelSpec(Strict):
     """Number format of the KV cache."""
 
 
-class KernelPair(Strict):
+class KernelSpecs(Strict):
     """The pair that the contract is about."""
 
     train: KernelSpec
@@ -177,7 +177,7 @@ class Contract(Strict):
     apiVersion: Literal["kernel-contract/v1"]  # noqa: N815 - the YAML's own name
     kind: Literal["KernelContract"]
     metadata: Metadata
-    kernels: KernelPair
+    kernels: KernelSpecs
     assumptions: Assumptions = Assumptions()
     slices: dict[Name, SliceSpec] = Field(default_factory=dict, max_length=500)
     """Parts of the traffic that are judged on their own; they may overlap. `all` is always there."""

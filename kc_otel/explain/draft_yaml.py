@@ -82,7 +82,7 @@ def _raised(
     """Clauses with the limits that the floor breaks raised, and their ids."""
     result, ids = [], []
     for clause in clauses:
-        broken = {f.slice: f for f in found if f.clause == clause.id and f.standing == "below"}
+        broken = {f.slice: f for f in found if f.clause == clause.id and f.limit_side == "below"}
         if not broken or clause.id == BUDGET:
             result.append(clause)
             continue
@@ -232,7 +232,7 @@ def floor_sentence(floor: NoiseFloor) -> str:
     """What a recording says about a derived limit."""
     where = "" if floor.slice == ALL else f" on {floor.slice}"
     measured = f"{rounded(floor.estimate)}, at most {rounded(floor.upper)}, from {floor.samples:,} {floor.unit}s"
-    match floor.standing:
+    match floor.limit_side:
         case "below":
             return (
                 f"Noise floor{where}: {measured}. The derived limit, {rounded(floor.limit)}, is below it and would "

@@ -52,7 +52,7 @@ class NoiseFloor:
     unit: str
 
     @property
-    def standing(self) -> LimitSide:
+    def limit_side(self) -> LimitSide:
         """Whether the limit is above the floor, below it (it fails for ever), or open: the recording is too short."""
         if self.lower > self.limit:
             return "below"

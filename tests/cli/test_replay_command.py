@@ -112,12 +112,12 @@ def test_the_same_contract_exits_with_0_and_another_with_1(recording: Path, cont
 
 
 def test_a_program_gets_json(recording: Path, contract: Any) -> None:
-    """Both courses, and the differences with seconds."""
+    """Both timelines, and the differences with seconds."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     found = json.loads(run(recording, "--contract", new, "--against", old, "--json").output)
     (moved,) = found["changed"]["alerts_moved"]
     assert (moved["later"], moved["ends_later"]) == (40.0, 0.0)
-    assert moved["new"]["start"] == found["new"]["episodes"][0]["start"] == found["old"]["episodes"][0]["start"] + 40
+    assert moved["new"]["start"] == found["new"]["alerts"][0]["start"] == found["old"]["alerts"][0]["start"] + 40
     assert found["new"]["version"] == 2
     assert found["changed"]["messages"] == []
     alone = json.loads(run(recording, "--contract", new, "--json").output)

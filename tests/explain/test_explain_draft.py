@@ -97,8 +97,8 @@ def test_noise_below_every_limit_is_said():
     written = write(draft(), recording(1e-6), raise_to_floor=True)
     assert {floor.clause for floor in written.floors} == {"reward", "token-tv", "token-kl", "tail"}
     assert {floor.slice for floor in written.floors} == {"all", "code"}  # no sequence is long
-    assert all(floor.standing in {"above", "open"} for floor in written.floors)
-    assert any(floor.standing == "above" for floor in written.floors)
+    assert all(floor.limit_side in {"above", "open"} for floor in written.floors)
+    assert any(floor.limit_side == "above" for floor in written.floors)
     assert written.raised == ()
     assert "is above it" in written.text
 
@@ -106,7 +106,7 @@ def test_noise_below_every_limit_is_said():
 def test_noise_above_a_limit_is_said_and_the_limit_kept():
     """A limit that self-noise breaks would fail for ever; raising it is the reader's decision."""
     plain, written = write(draft()), write(draft(), recording(0.03))
-    below = {floor.clause for floor in written.floors if floor.standing == "below"}
+    below = {floor.clause for floor in written.floors if floor.limit_side == "below"}
     assert below == {"token-tv"}
     assert "would fail for ever" in " ".join(written.text.replace("#", " ").split())
     assert written.contract.hash == plain.contract.hash
@@ -136,14 +136,14 @@ def test_the_budget_is_never_raised():
     """It is what the business can bear, and noise does not change that."""
     written = write(draft(reward_budget=0.01), recording(0.5), raise_to_floor=True)
     assert "reward" not in written.raised
-    assert any(floor.clause == "reward" and floor.standing == "below" for floor in written.floors)
+    assert any(floor.clause == "reward" and floor.limit_side == "below" for floor in written.floors)
     assert {c.id: c.limit_for("all") for c in written.contract.clauses}["reward"] == 0.01
 
 
 def test_a_short_recording_decides_nothing():
     """A wide interval is not a noise floor."""
     written = write(draft(), recording(1e-6, sequences=3), raise_to_floor=True)
-    assert {floor.standing for floor in written.floors} == {"open"}
+    assert {floor.limit_side for floor in written.floors} == {"open"}
     assert written.raised == ()
     assert "too short" in written.text.replace("\n  # ", " ")
 

@@ -75,7 +75,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
 
     def missing(name, *args, **kwargs):
         if name.startswith("matplotlib"):
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
         return real(name, *args, **kwargs)
 
     contract = load(_CONTRACT)

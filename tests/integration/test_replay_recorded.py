@@ -80,12 +80,12 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
         if event["kind"] in {"firing", "resolved"}
     )
     found = replayed(recording, "--contract", contract_file, "--against", contract_file)
-    episodes = found["new"]["episodes"]
-    edges = [(one["start"], "firing", one["clause"], one["slice"]) for one in episodes]
-    edges += [(one["end"], "resolved", one["clause"], one["slice"]) for one in episodes if one["end"] is not None]
+    alerts = found["new"]["alerts"]
+    edges = [(one["start"], "firing", one["clause"], one["slice"]) for one in alerts]
+    edges += [(one["end"], "resolved", one["clause"], one["slice"]) for one in alerts if one["end"] is not None]
     known = {edge for edge in edges if edge[0] <= happened[-1][0]}
     assert known == set(happened)
-    assert {one["on"] for one in episodes} == {"fail", "no-data"}
+    assert {one["on"] for one in alerts} == {"fail", "no-data"}
     assert len([one for one in found["new"]["messages"] if one["reason"] == "firing"]) == len(
         [body for body in pager.bodies if body["status"] == "firing"]
     )

@@ -197,10 +197,10 @@ def gate_decision(
         ValueError: If no clause can be judged by these recordings.
     """
     verdicts = [verdict for one in judged for verdict in one.verdicts]
-    told = {verdict.cell.clause for verdict in verdicts}
+    judgeable = {verdict.cell.clause for verdict in verdicts}
     slices = terms.slices or tuple(dict.fromkeys(verdict.cell.slice for verdict in verdicts))
-    clauses = [clause for clause in contract.clauses if clause.id in (terms.require or told)]
-    if not told or not clauses:
+    clauses = [clause for clause in contract.clauses if clause.id in (terms.require or judgeable)]
+    if not judgeable or not clauses:
         raise ValueError(
             f"no clause of {contract.name} can be judged from these recordings: "
             + "; ".join(map(str, not_judged(judged)))
@@ -221,6 +221,6 @@ def gate_decision(
 
 def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:
     """Clauses that none of the recordings could be judged by."""
-    told = {verdict.cell.clause for each in judged for verdict in each.verdicts}
-    missing = {one.clause: one for each in judged for one in each.left_out if one.clause not in told}
+    judgeable = {verdict.cell.clause for each in judged for verdict in each.verdicts}
+    missing = {one.clause: one for each in judged for one in each.left_out if one.clause not in judgeable}
     return tuple(missing.values())

@@ -65,8 +65,8 @@ def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice
     membership = table.of_batch(recording.attributes, rows, recording.lengths.size)
     parts = []
     for column, name in enumerate(table.names):
-        kept = membership[:, column]
-        parts.append(RecordingSlice(name, recording.only(kept) if kept.any() else None))
+        inside = membership[:, column]
+        parts.append(RecordingSlice(name, recording.only(inside) if inside.any() else None))
     return parts
 
 

@@ -1,4 +1,4 @@
-"""What a contract asks that a recording cannot tell, as sentences.
+"""What a contract asks for and a recording does not have, as sentences.
 
 A recorder measures what its own copy of the contract asks for, and puts sequences into slices as that copy defines
 them. A recording therefore knows nothing of a quantity, a slice or a sampling rate that came later.
@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 from kc_otel.contract.model import Contract
 from kc_otel.judge.statistics import metric_name
 
-__all__ = ["unmeasured", "untold"]
+__all__ = ["not_recorded", "unmeasured"]
 
 
-def untold(contract: Contract, judged: Collection[tuple[str, str]]) -> Iterator[str]:
+def not_recorded(contract: Contract, judged: Collection[tuple[str, str]]) -> Iterator[str]:
     """What never had an observation.
 
     Args:

@@ -1,4 +1,4 @@
-"""How the course of one contract differs from another's on the same recording.
+"""How the timeline of one contract differs from another's on the same recording.
 
 Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between them:
 first those of steps that wait for and do the same, then of the same severity, then any that wait for the same verdict.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Generic, TypeVar
 
-from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
 
 __all__ = ["MovedSpan", "TimelineDifferences", "differences"]
 
@@ -26,7 +26,7 @@ _ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
     lambda one: (_cell(one), one.on, one.severity),
     lambda one: (_cell(one), one.on),
 )
-_FORCE_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (lambda one: (one.what, one.slice, one.avoid),)
+_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (lambda one: (one.what, one.slice, one.avoid),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +56,24 @@ class MovedSpan(Generic[Span]):
 
 @dataclass(frozen=True, slots=True)
 class TimelineDifferences:
-    """What differs between two courses; empty when nothing does.
+    """What differs between two timelines; empty when nothing does.
 
     Attributes:
         alerts_dropped: Only under the old contract.
         alerts_added: Only under the new contract.
         alerts_moved: Under both, differently.
-        forces_dropped: Routes and directives only under the old contract.
-        forces_added: Routes and directives only under the new contract.
-        forces_moved: Routes and directives under both, at other times.
+        decisions_dropped: Routes and directives only under the old contract.
+        decisions_added: Routes and directives only under the new contract.
+        decisions_moved: Routes and directives under both, at other times.
         messages: (endpoint, reason) to the number of webhooks under the old and the new contract, where it differs.
     """
 
     alerts_dropped: tuple[AlertSpan, ...]
     alerts_added: tuple[AlertSpan, ...]
     alerts_moved: tuple[MovedSpan[AlertSpan], ...]
-    forces_dropped: tuple[DecisionSpan, ...]
-    forces_added: tuple[DecisionSpan, ...]
-    forces_moved: tuple[MovedSpan[DecisionSpan], ...]
+    decisions_dropped: tuple[DecisionSpan, ...]
+    decisions_added: tuple[DecisionSpan, ...]
+    decisions_moved: tuple[MovedSpan[DecisionSpan], ...]
     messages: dict[tuple[str, str], tuple[int, int]]
 
     def __bool__(self) -> bool:
@@ -88,17 +88,17 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
         new: Under the contract that is considered, on the same recording.
         apart: Seconds that may lie between two alerts of the same breach.
     """
-    pairs, dropped, added = _paired(old.episodes, new.episodes, _ALERT_KEYS, apart)
-    forces, ended, begun = _paired(old.forces, new.forces, _FORCE_KEYS, apart)
+    pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
+    decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
     before = Counter((one.endpoint, one.reason) for one in old.messages)
     after = Counter((one.endpoint, one.reason) for one in new.messages)
     return TimelineDifferences(
         alerts_dropped=dropped,
         alerts_added=added,
         alerts_moved=tuple(pair for pair in pairs if _moved(pair) or _acts(pair.old) != _acts(pair.new)),
-        forces_dropped=ended,
-        forces_added=begun,
-        forces_moved=tuple(pair for pair in forces if _moved(pair)),
+        decisions_dropped=ended,
+        decisions_added=begun,
+        decisions_moved=tuple(pair for pair in decisions if _moved(pair)),
         messages={key: (before[key], after[key]) for key in sorted(before | after) if before[key] != after[key]},
     )
 

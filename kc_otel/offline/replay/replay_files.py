@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.offline.replay.course import ReplayTimeline
 from kc_otel.offline.replay.coverage import unmeasured
 from kc_otel.offline.replay.differences import TimelineDifferences, differences
 from kc_otel.offline.replay.replay_run import replay
+from kc_otel.offline.replay.timeline import ReplayTimeline
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 __all__ = ["EVERY", "Replayed", "as_data", "replay_recordings"]
@@ -25,7 +25,7 @@ _LARGE: Final = 8 * 1024 * 1024
 """Bytes of recordings from which a second process is worth its start."""
 
 _Found = tuple[ReplayTimeline, tuple[str, ...]]
-"""A course, and what had to be left out for it."""
+"""A timeline, and what had to be left out for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class Replayed:
     """What a replay found.
 
     Attributes:
-        new: The course under the contract that was asked about.
-        old: The course under the contract it was compared with; None when there was none.
+        new: The timeline under the contract that was asked about.
+        old: The timeline under the contract it was compared with; None when there was none.
         changed: How they differ; None when there was nothing to compare with.
-        untold: What the new contract asks and the recording cannot tell, as sentences.
+        not_recorded: What the new contract asks for and the recording does not have, as sentences.
         damage: What of the recording had to be left out, as sentences with file and line or message.
     """
 
     new: ReplayTimeline
     old: ReplayTimeline | None
     changed: TimelineDifferences | None
-    untold: tuple[str, ...]
+    not_recorded: tuple[str, ...]
     damage: tuple[str, ...]
 
 
@@ -70,11 +70,11 @@ def replay_recordings(
     if every is None and not evaluations_recorded(paths):
         every = EVERY
     if old is None:
-        course, damage = _course(paths, new, every)
-        return Replayed(course, None, None, course.untold, damage)
-    (course, damage), (before, _) = _both(paths, new, old, every)
-    changed = differences(before, course, apart=max(old.observability.window, new.observability.window))
-    return Replayed(course, before, changed, (*course.untold, *unmeasured(old, new)), damage)
+        timeline, damage = _timeline(paths, new, every)
+        return Replayed(timeline, None, None, timeline.not_recorded, damage)
+    (timeline, damage), (before, _) = _both(paths, new, old, every)
+    changed = differences(before, timeline, apart=max(old.observability.window, new.observability.window))
+    return Replayed(timeline, before, changed, (*timeline.not_recorded, *unmeasured(old, new)), damage)
 
 
 def as_data(found: Replayed) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def as_data(found: Replayed) -> dict[str, Any]:
     if found.changed is not None:
         plain["changed"] |= {
             name: [asdict(one) | _shift(one.later, one.ends_later) for one in getattr(found.changed, name)]
-            for name in ("alerts_moved", "forces_moved")
+            for name in ("alerts_moved", "decisions_moved")
         }
         plain["changed"]["messages"] = [
             {"endpoint": endpoint, "reason": reason, "old": before, "new": after}
@@ -99,25 +99,25 @@ def _shift(later: float, ends_later: float) -> dict[str, float | None]:
 
 def _both(paths: Sequence[Path], new: Contract, old: Contract, every: float | None) -> tuple[_Found, _Found]:
     if sum(path.stat().st_size for path in paths if path.exists()) < _LARGE:
-        return _course(paths, new, every), _course(paths, old, every)
+        return _timeline(paths, new, every), _timeline(paths, old, every)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
-        waiting = pool.submit(_course, paths, old, every)
-        return _course(paths, new, every), waiting.result()
+        waiting = pool.submit(_timeline, paths, old, every)
+        return _timeline(paths, new, every), waiting.result()
 
 
-def _course(paths: Sequence[Path], contract: Contract, every: float | None) -> _Found:
+def _timeline(paths: Sequence[Path], contract: Contract, every: float | None) -> _Found:
     damage: list[str] = []
-    course = replay(contract, read_recordings(paths, damage), every)
-    if not course.requests:
+    timeline = replay(contract, read_recordings(paths, damage), every)
+    if not timeline.requests:
         more = f" ({damage[0]})" if damage else ""
         raise TrafficFileError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
-    if course.points.get("unknown_contract") and not course.points.get("accepted"):
+    if timeline.points.get("unknown_contract") and not timeline.points.get("accepted"):
         names = ", ".join(sorted(_names(paths)))
         raise TrafficFileError(
             f"{paths[0]}: is a recording of {names}, not of {contract.name}; streams carry the name of their contract, "
             "so metadata.name has to be the same"
         )
-    return course, tuple(damage)
+    return timeline, tuple(damage)
 
 
 def _names(paths: Sequence[Path]) -> set[str]:

@@ -17,8 +17,8 @@ from kc_otel.judge.escalation.notices import NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.replay.course import ReplayTimeline, SentWebhook, SpanCollector
-from kc_otel.offline.replay.coverage import untold
+from kc_otel.offline.replay.coverage import not_recorded
+from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
 from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
@@ -54,7 +54,7 @@ def replay(contract: Contract, entries: Iterable[TrafficEntry], every: float | N
             run.take(entry)
     if every is not None and not math.isnan(due):
         run.judge(due)
-    return run.course()
+    return run.timeline()
 
 
 def _next(at: float, every: float) -> float:
@@ -106,14 +106,15 @@ class _Run:
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
         self._note(verdicts)
 
-    def course(self) -> ReplayTimeline:
+    def timeline(self) -> ReplayTimeline:
         """What came of it."""
         contract = self._contract
         return ReplayTimeline(
             name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
             end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
-            points=dict(sorted(self._evaluator.counters.items())), episodes=self._spans.episodes,
-            forces=self._spans.forces, messages=tuple(self._messages), untold=tuple(untold(contract, self._judged)),
+            points=dict(sorted(self._evaluator.counters.items())), alerts=self._spans.alerts,
+            decisions=self._spans.decisions, messages=tuple(self._messages),
+            not_recorded=tuple(not_recorded(contract, self._judged)),
         )  # fmt: skip
 
     def _note(self, verdicts: Sequence[Verdict]) -> None:

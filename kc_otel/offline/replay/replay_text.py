@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from kc_otel.contract.units import format_duration
-from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline
 from kc_otel.offline.replay.differences import MovedSpan, TimelineDifferences
 from kc_otel.offline.replay.replay_files import Replayed
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
 
 __all__ = ["replay_lines"]
 
@@ -23,44 +23,44 @@ def replay_lines(found: Replayed) -> Iterator[str]:
     yield f"replayed:  {new.evaluations:,} evaluations of {new.cells:,} cells"
     yield ""
     yield f"{_named(new)}: {_counts(new)}"
-    for episode in new.episodes:
-        yield from _episode(" ", episode)
-    for force in new.forces:
-        yield f"  {_force(force)}"
+    for alert in new.alerts:
+        yield from _alert_lines(" ", alert)
+    for decision in new.decisions:
+        yield f"  {_decision(decision)}"
     yield from _webhooks(new)
     if found.old is not None and found.changed is not None:
         yield ""
         yield f"{_named(found.old)}: {_counts(found.old)}"
         yield from _differences(found.changed)
-    if found.untold:
+    if found.not_recorded:
         yield ""
         yield "the recording cannot tell:"
-        yield from (f"  {sentence}" for sentence in found.untold)
+        yield from (f"  {sentence}" for sentence in found.not_recorded)
 
 
 def _differences(changed: TimelineDifferences) -> Iterator[str]:
     if not changed:
         yield "no difference"
         return
-    yield from _listed("only with the old contract:", "-", changed.alerts_dropped, changed.forces_dropped)
-    yield from _listed("only with the new contract:", "+", changed.alerts_added, changed.forces_added)
-    if changed.alerts_moved or changed.forces_moved:
+    yield from _listed("only with the old contract:", "-", changed.alerts_dropped, changed.decisions_dropped)
+    yield from _listed("only with the new contract:", "+", changed.alerts_added, changed.decisions_added)
+    if changed.alerts_moved or changed.decisions_moved:
         yield "with both, but differently:"
     for pair in changed.alerts_moved:
         yield f"~ {_alert(pair.new)}: {', '.join(_how(pair))}"
-    for moved in changed.forces_moved:
+    for moved in changed.decisions_moved:
         yield f"~ {_thing(moved.new)}: {', '.join(_when(moved, 'begins', 'ends'))}"
     for (endpoint, reason), (before, after) in changed.messages.items():
         yield f"webhook {endpoint}: {after} {reason} instead of {before}"
 
 
-def _listed(title: str, sign: str, episodes: Sequence[AlertSpan], forces: Sequence[DecisionSpan]) -> Iterator[str]:
-    if episodes or forces:
+def _listed(title: str, sign: str, alerts: Sequence[AlertSpan], decisions: Sequence[DecisionSpan]) -> Iterator[str]:
+    if alerts or decisions:
         yield title
-    for episode in episodes:
-        yield from _episode(sign, episode)
-    for force in forces:
-        yield f"{sign} {_force(force)}"
+    for alert in alerts:
+        yield from _alert_lines(sign, alert)
+    for decision in decisions:
+        yield f"{sign} {_decision(decision)}"
 
 
 def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, end
         yield f"{ends} {_span(abs(pair.ends_later))} {word} ({_at(pair.new.end)} instead of {_at(pair.old.end)})"
 
 
-def _episode(sign: str, one: AlertSpan) -> Iterator[str]:
+def _alert_lines(sign: str, one: AlertSpan) -> Iterator[str]:
     yield f"{sign} {_from_to(one)}  {_alert(one)} -> {', '.join(one.actions)}"
     yield f"    {one.reason}"
 
@@ -97,7 +97,7 @@ def _alert(one: AlertSpan) -> str:
     return f"{one.severity} {one.on}: {one.clause} on {one.slice}{kernels}"
 
 
-def _force(one: DecisionSpan) -> str:
+def _decision(one: DecisionSpan) -> str:
     return f"{_from_to(one)}  {_thing(one)}"
 
 
@@ -105,15 +105,15 @@ def _thing(one: DecisionSpan) -> str:
     return f"{one.what} on {one.slice}" + (f" away from {one.avoid}" if one.avoid else "")
 
 
-def _webhooks(course: ReplayTimeline) -> Iterator[str]:
-    sent = Counter((message.endpoint, message.reason) for message in course.messages)
+def _webhooks(timeline: ReplayTimeline) -> Iterator[str]:
+    sent = Counter((message.endpoint, message.reason) for message in timeline.messages)
     for (endpoint, reason), count in sorted(sent.items()):
         yield f"  webhook {endpoint}: {count} {reason}"
 
 
-def _counts(course: ReplayTimeline) -> str:
-    alerts, forces, messages = len(course.episodes), len(course.forces), len(course.messages)
-    return f"{_many(alerts, 'alert')}, {_many(forces, 'route or directive')}, {_many(messages, 'webhook')}"
+def _counts(timeline: ReplayTimeline) -> str:
+    alerts, decisions, messages = len(timeline.alerts), len(timeline.decisions), len(timeline.messages)
+    return f"{_many(alerts, 'alert')}, {_many(decisions, 'route or directive')}, {_many(messages, 'webhook')}"
 
 
 def _many(number: int, noun: str) -> str:
@@ -122,8 +122,8 @@ def _many(number: int, noun: str) -> str:
     return f"{number:,} {'routes and directives' if noun == 'route or directive' else noun + 's'}"
 
 
-def _named(course: ReplayTimeline) -> str:
-    return f"{course.name} v{course.version} ({course.hash[:12]})"
+def _named(timeline: ReplayTimeline) -> str:
+    return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]})"
 
 
 def _from_to(one: AlertSpan | DecisionSpan) -> str:

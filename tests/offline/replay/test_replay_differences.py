@@ -1,4 +1,4 @@
-"""Which alert of the one course is which of the other, by table and for courses that nobody thought of."""
+"""Which alert of the one timeline is which of the other, by table and for timelines that nobody thought of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.replay.course import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook
 from kc_otel.offline.replay.differences import differences
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook
 
 EMPTY = ReplayTimeline("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
 ALERT = AlertSpan(
@@ -17,31 +17,31 @@ ALERT = AlertSpan(
 )
 
 
-def course(
-    *episodes: AlertSpan, forces: tuple[DecisionSpan, ...] = (), messages: tuple[SentWebhook, ...] = ()
+def timeline(
+    *alerts: AlertSpan, decisions: tuple[DecisionSpan, ...] = (), messages: tuple[SentWebhook, ...] = ()
 ) -> ReplayTimeline:
-    return replace(EMPTY, episodes=episodes, forces=forces, messages=messages)
+    return replace(EMPTY, alerts=alerts, decisions=decisions, messages=messages)
 
 
 def test_an_alert_on_another_slice_or_kernel_is_another_alert() -> None:
     """It is not moved there."""
     for other in (replace(ALERT, slice="all"), replace(ALERT, kernel_inference="c"), replace(ALERT, clause="kl")):
-        found = differences(course(ALERT), course(other), apart=1e9)
+        found = differences(timeline(ALERT), timeline(other), apart=1e9)
         assert (found.alerts_dropped, found.alerts_added, found.alerts_moved) == ((ALERT,), (other,), ())
 
 
 def test_alerts_further_apart_than_a_window_are_two() -> None:
     """The second is a breach of its own."""
     later = replace(ALERT, start=80.0, end=90.0)
-    assert differences(course(ALERT), course(later), apart=60.0).alerts_moved != ()
-    assert differences(course(ALERT), course(later), apart=59.0).alerts_moved == ()
+    assert differences(timeline(ALERT), timeline(later), apart=60.0).alerts_moved != ()
+    assert differences(timeline(ALERT), timeline(later), apart=59.0).alerts_moved == ()
 
 
 def test_the_nearest_of_several_is_the_same() -> None:
     """Three short alerts under the old contract are one under the new one, and two of them are gone."""
     three = [replace(ALERT, start=start, end=start + 5) for start in (10.0, 20.0, 30.0)]
     one = replace(ALERT, start=21.0, end=40.0)
-    found = differences(course(*three), course(one), apart=60.0)
+    found = differences(timeline(*three), timeline(one), apart=60.0)
     assert found.alerts_dropped == (three[0], three[2])
     ((pair),) = found.alerts_moved
     assert (pair.old, pair.later, pair.ends_later) == (three[1], 1.0, 15.0)
@@ -51,23 +51,23 @@ def test_the_step_that_does_the_same_goes_before_one_of_the_same_severity() -> N
     """Even where the other one fired at the very same time."""
     paging = replace(ALERT, step="fail/critical/webhook:pager/*", actions=("webhook:pager",))
     late = replace(ALERT, start=15.0)
-    found = differences(course(ALERT, paging), course(replace(paging, start=12.0), late), apart=60.0)
+    found = differences(timeline(ALERT, paging), timeline(replace(paging, start=12.0), late), apart=60.0)
     assert {(pair.old.step, pair.later) for pair in found.alerts_moved} == {(ALERT.step, 5.0), (paging.step, 2.0)}
 
 
 def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too() -> None:
     """What never resolves any more is later by more than can be said."""
     milder = replace(ALERT, severity="warning", step="fail/warning/halt/*")
-    assert differences(course(ALERT), course(milder), apart=0.0).alerts_moved[0].new == milder
+    assert differences(timeline(ALERT), timeline(milder), apart=0.0).alerts_moved[0].new == milder
     for old, new, said in ((20.0, None, math.inf), (None, 20.0, -math.inf), (None, None, 0.0)):
-        found = differences(course(replace(ALERT, end=old)), course(replace(ALERT, end=new)), apart=0.0)
+        found = differences(timeline(replace(ALERT, end=old)), timeline(replace(ALERT, end=new)), apart=0.0)
         assert [pair.ends_later for pair in found.alerts_moved] == ([said] if said else [])
 
 
 def test_webhooks_are_compared_by_number() -> None:
     """Those that are as many are not mentioned."""
     old = (SentWebhook(1.0, "pager", "firing", 2), SentWebhook(2.0, "pager", "resolved", 2))
-    found = differences(course(messages=old), course(messages=(old[0], old[0], old[1])), apart=0.0)
+    found = differences(timeline(messages=old), timeline(messages=(old[0], old[0], old[1])), apart=0.0)
     assert found.messages == {("pager", "firing"): (1, 2)}
 
 
@@ -91,7 +91,7 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(
     old: list[AlertSpan], new: list[AlertSpan], apart: float
 ) -> None:
     """As dropped or added, as moved, or because it is the same in both; nothing is left over that could be paired."""
-    found = differences(course(*old), course(*new), apart)
+    found = differences(timeline(*old), timeline(*new), apart)
     same = len(old) - len(found.alerts_dropped) - len(found.alerts_moved)
     assert same == len(new) - len(found.alerts_added) - len(found.alerts_moved) >= 0
     for pair in found.alerts_moved:
@@ -105,9 +105,9 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(
 
 
 @given(spans)
-def test_a_course_does_not_differ_from_itself(episodes: list[AlertSpan]) -> None:
+def test_a_timeline_does_not_differ_from_itself(alerts: list[AlertSpan]) -> None:
     """Whatever is in it."""
-    assert not differences(course(*episodes), course(*episodes), apart=0.0)
+    assert not differences(timeline(*alerts), timeline(*alerts), apart=0.0)
 
 
 def together(one: AlertSpan, other: AlertSpan, apart: float) -> bool:

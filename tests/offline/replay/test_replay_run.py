@@ -53,13 +53,13 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(780.0, 1000.0))
     damage: list[str] = []
-    course = replay(contract, read_recordings([path], damage), None)
+    timeline = replay(contract, read_recordings([path], damage), None)
     edges = [
         (one.start, "firing", one.clause, one.slice, one.kernel_inference, one.on, one.reason)
-        for one in course.episodes
+        for one in timeline.alerts
     ] + [
         (one.end, "resolved", one.clause, one.slice, one.kernel_inference, one.on, "")
-        for one in course.episodes
+        for one in timeline.alerts
         if one.end is not None
     ]
     happened = [
@@ -73,14 +73,14 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     assert len(happened) == 8
     assert {edge[5] for edge in edges} == {"fail", "no-data"}
     assert sorted(edges) == sorted(happened)
-    assert {(one.slice, one.avoid, one.start) for one in course.forces if one.what.startswith("route")} == {
+    assert {(one.slice, one.avoid, one.start) for one in timeline.decisions if one.what.startswith("route")} == {
         (route.slice, route.avoid, route.since) for route in core.decisions.routes
     }
-    halts = [(one.slice, one.start, one.end) for one in course.forces if one.what == "halt"]
-    assert halts == [(one.slice, one.start, one.end) for one in course.episodes if one.on == "fail"]
+    halts = [(one.slice, one.start, one.end) for one in timeline.decisions if one.what == "halt"]
+    assert halts == [(one.slice, one.start, one.end) for one in timeline.alerts if one.on == "fail"]
     assert None not in {end for _, _, end in halts}
-    assert len(course.messages) == len(core.outbox.messages()) == 2
-    assert course.evaluations > 300
+    assert len(timeline.messages) == len(core.outbox.messages()) == 2
+    assert timeline.evaluations > 300
     assert damage == []
     core._connection.close()
 
@@ -101,7 +101,7 @@ def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(
     for found in (tighter, later):
         assert found.changed is not None
         assert found.changed.alerts_added == found.changed.alerts_dropped == ()
-        assert found.untold == ()
+        assert found.not_recorded == ()
 
 
 def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contract], collector_file: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contr
     found = replay_recordings([collector_file], make_contract(), make_contract())
     assert not found.changed
     assert found.old == found.new
-    assert len(found.new.episodes) == 2
+    assert len(found.new.alerts) == 2
 
 
 @pytest.mark.slow
@@ -130,9 +130,9 @@ def test_a_limit_that_nothing_reaches_takes_the_alerts_away(
     found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
     assert found.changed is not None
     assert len(found.changed.alerts_dropped) == 2
-    assert {one.what for one in found.changed.forces_dropped} == {"route:train-kernel", "halt"}
+    assert {one.what for one in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
     assert found.changed.messages == {("pager", "firing"): (1, 0), ("pager", "resolved"): (1, 0)}
-    assert found.new.episodes == ()
+    assert found.new.alerts == ()
 
 
 def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., Contract], collector_file: Path) -> None:
@@ -145,30 +145,30 @@ def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., C
     (first, _) = found.changed.alerts_moved
     assert (first.later, first.ends_later) == (0, 0)
     assert set(first.new.actions) == {"webhook:pager", "sample-more"}
-    assert {one.what for one in found.changed.forces_added} == {"sample-more"}
+    assert {one.what for one in found.changed.decisions_added} == {"sample-more"}
 
 
 def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
     """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
-    course = replay(make_contract(), entries, 10.0)
-    assert {(one.on, one.slice) for one in course.episodes} == {("no-data", "all"), ("no-data", "code")}
-    for one in course.episodes:
+    timeline = replay(make_contract(), entries, 10.0)
+    assert {(one.on, one.slice) for one in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
+    for one in timeline.alerts:
         assert START + 390 <= one.start <= START + 460
         assert one.end is not None
         assert START + 900 <= one.end <= START + 920
-    assert course.end == START + 1210
-    assert course.evaluations == 120
+    assert timeline.end == START + 1210
+    assert timeline.evaluations == 120
 
 
 def test_evaluations_fall_on_multiples_of_their_interval(
     make_contract: Callable[..., Contract], entries: Callable
 ) -> None:
     """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
-    course = replay(make_contract(), entries(minutes=2), 7.0)
-    assert course.evaluations == 17
-    assert course.end == START + 125
-    assert course.end % 7.0 == 0
+    timeline = replay(make_contract(), entries(minutes=2), 7.0)
+    assert timeline.evaluations == 17
+    assert timeline.end == START + 125
+    assert timeline.end % 7.0 == 0
 
 
 def test_sequences_that_failed_input_checks_are_escalated(
@@ -186,8 +186,8 @@ def test_sequences_that_failed_input_checks_are_escalated(
         for name, value in (("kc.contract", "policy"), ("kc.reason", "shifted")):
             point.attributes.add(key=name).value.string_value = value
         entries.append(TrafficEntry(at, request))
-    course = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
-    (one,) = course.episodes
+    timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
+    (one,) = timeline.alerts
     assert (one.on, one.clause, one.kernel_inference, one.start) == ("invalid-input", "input", "", START + 80)
     assert one.reason.startswith("5 sequences failed an input check")
 
@@ -218,7 +218,7 @@ def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Co
         }
     )
     found = replay_recordings([collector_file], new, old)
-    assert found.untold == (
+    assert found.not_recorded == (
         "kl: nothing of kc.drift.k3 was recorded, so the clause is NO_DATA throughout",
         "slice long: nothing was recorded of it; recorders slice by their own copy of the contract",
         "slice code: is defined anew, and the recording has what the contract of the time put into it",
@@ -255,7 +255,7 @@ def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contra
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
         entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
-    course = replay(make_contract(), entries, None)
-    assert course.evaluations == 120
-    assert all(one.end is None or one.end >= one.start for one in course.episodes)
+    timeline = replay(make_contract(), entries, None)
+    assert timeline.evaluations == 120
+    assert all(one.end is None or one.end >= one.start for one in timeline.alerts)
     assert [one.at for one, other in pairwise(entries) if other.at < one.at] == [START + 600]

@@ -92,10 +92,10 @@ class ReplayTimeline:
         requests: Requests in the recording.
         points: Data points by what became of them.
         cells: Cells that were judged in the last evaluation.
-        episodes: Alerts in the order of their firing.
-        forces: Routes and directives in the order of their beginning.
+        alerts: Alerts in the order of their firing.
+        decisions: Routes and directives in the order of their beginning.
         messages: Webhooks in order.
-        untold: What the contract asks and the recording cannot tell, as sentences.
+        not_recorded: What the contract asks for and the recording does not have, as sentences.
     """
 
     name: str
@@ -107,18 +107,18 @@ class ReplayTimeline:
     requests: int
     points: Mapping[str, int]
     cells: int
-    episodes: tuple[AlertSpan, ...]
-    forces: tuple[DecisionSpan, ...]
+    alerts: tuple[AlertSpan, ...]
+    decisions: tuple[DecisionSpan, ...]
     messages: tuple[SentWebhook, ...]
-    untold: tuple[str, ...]
+    not_recorded: tuple[str, ...]
 
 
 class SpanCollector:
     """Puts edges together to spans: of alerts by their fingerprint, of what is in force by what it is."""
 
     def __init__(self) -> None:
-        self._episodes: dict[str, AlertSpan] = {}
-        self._forces: dict[tuple[str, str, str], DecisionSpan] = {}
+        self._alerts: dict[str, AlertSpan] = {}
+        self._decisions: dict[tuple[str, str, str], DecisionSpan] = {}
         self._over: list[AlertSpan] = []
         self._ended: list[DecisionSpan] = []
 
@@ -126,9 +126,9 @@ class SpanCollector:
         """Take what fired and resolved in an evaluation."""
         for one in transitions:
             if one.what is What.FIRING:
-                self._episodes[one.fingerprint] = _episode(one)
+                self._alerts[one.fingerprint] = _alert_span(one)
             else:
-                self._over.append(replace(self._episodes.pop(one.fingerprint), end=one.at))
+                self._over.append(replace(self._alerts.pop(one.fingerprint), end=one.at))
 
     def table(self, decisions: DecisionTable, now: float) -> None:
         """Take the decision table of an evaluation in which it changed."""
@@ -136,29 +136,29 @@ class SpanCollector:
             (f"route:{one.kernel}", one.slice, one.avoid): None for one in decisions.routes
         }
         keys |= {(one.kind.value, one.slice, ""): None for one in decisions.directives}
-        for key in [key for key in self._forces if key not in keys]:
-            self._ended.append(replace(self._forces.pop(key), end=now))
+        for key in [key for key in self._decisions if key not in keys]:
+            self._ended.append(replace(self._decisions.pop(key), end=now))
         for key in keys:
-            self._forces.setdefault(key, DecisionSpan(*key, now))
+            self._decisions.setdefault(key, DecisionSpan(*key, now))
 
     @property
-    def episodes(self) -> tuple[AlertSpan, ...]:
+    def alerts(self) -> tuple[AlertSpan, ...]:
         """Alerts so far, in the order of their firing."""
         return tuple(
+            sorted([*self._over, *self._alerts.values()], key=lambda one: (one.start, one.step, one.clause, one.slice))
+        )
+
+    @property
+    def decisions(self) -> tuple[DecisionSpan, ...]:
+        """Routes and directives so far, in the order of their beginning."""
+        return tuple(
             sorted(
-                [*self._over, *self._episodes.values()], key=lambda one: (one.start, one.step, one.clause, one.slice)
+                [*self._ended, *self._decisions.values()], key=lambda one: (one.start, one.what, one.slice, one.avoid)
             )
         )
 
-    @property
-    def forces(self) -> tuple[DecisionSpan, ...]:
-        """Routes and directives so far, in the order of their beginning."""
-        return tuple(
-            sorted([*self._ended, *self._forces.values()], key=lambda one: (one.start, one.what, one.slice, one.avoid))
-        )
 
-
-def _episode(fired: Transition) -> AlertSpan:
+def _alert_span(fired: Transition) -> AlertSpan:
     cell = fired.cell
     return AlertSpan(
         step=fired.step, on=fired.on, severity=fired.severity, actions=tuple(map(str, fired.actions)),
