@@ -100,10 +100,6 @@ def _clause(section: str, **fields: object) -> str:
             "5: numerical[0].cap: a cap only bounds a mean",
         ),
         (
-            [_clause("numerical", metric="support_deficit", cap=0.5, limit=0.1)],
-            "5: numerical[0].cap: is a ratio that none exceeds",
-        ),
-        (
             [_clause("numerical", metric="entropy_difference", statistic="mean", limit=-9)],
             "5: numerical[0].limit: -9 can never",
         ),
@@ -214,6 +210,10 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
         (
             [_clause("statistical", metric="support_deficit", limit=-0.1)],
             "-0.1 can never be kept: a probability is at least 0",
+        ),
+        (
+            [_clause("statistical", metric="support_deficit", cap=0.5, limit=0.1)],
+            "statistical[0].cap: is a ratio that none exceeds",
         ),
         (
             [_clause("statistical", metric="k1", limit=5)],
