@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from kc_otel.charts.chart import Chart, escaped, unit_word
 from kc_otel.charts.distribution_chart import draw_distribution
-from kc_otel.charts.history_chart import draw_history
+from kc_otel.charts.history_chart import draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
 from kc_otel.charts.markers import Marker, markers_of
 
@@ -23,6 +23,7 @@ __all__ = [
     "draw_distribution",
     "draw_history",
     "draw_interval",
+    "draw_sparkline",
     "escaped",
     "markers_of",
     "unit_word",

@@ -13,6 +13,7 @@ __all__ = ["Axis", "linear_axis", "log_axis", "time_axis"]
 _RAISED: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SMALL: Final = 1e-3
 _LARGE: Final = 1e5
+_HUGE: Final = 1e300
 _SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY: Final = 86400
 
@@ -49,12 +50,17 @@ class Axis:
 def linear_axis(low: float, high: float, most: int = 5) -> Axis:
     """An axis with at most `most + 1` round ticks; one power of ten for all of them where they are tiny or huge.
 
+    An axis that would have no length is one long.
+
     >>> [text for _, text in linear_axis(0.0, 0.022).ticks]
     ['0', '0.005', '0.01', '0.015', '0.02']
     >>> axis = linear_axis(0.0, 4.1e-6)
     >>> [text for _, text in axis.ticks], axis.note
     (['0', '1', '2', '3', '4'], '× 10⁻⁶')
     """
+    low, high = max(low, -_HUGE), min(high, _HUGE)
+    if high - low < 1 / _HUGE:
+        high = low + 1.0
     step = _round_step((high - low) / most)
     largest = max(abs(low), abs(high))
     power = 0 if _SMALL <= largest < _LARGE else 3 * math.floor(math.log10(largest) / 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,7 +39,14 @@ class Chart:
 
 
 def drawing(
-    height: int, title: str, text: str, behind: Sequence[str], plot: Sequence[str], above: Sequence[str]
+    height: int,
+    title: str,
+    text: str,
+    behind: Iterable[str],
+    plot: Iterable[str],
+    above: Iterable[str],
+    *,
+    small: bool = False,
 ) -> str:
     """A drawing of three layers.
 
@@ -50,13 +57,15 @@ def drawing(
         behind: Elements whose horizontal places are percentages, below the plot.
         plot: Elements in the plot's own coordinates, 1000 wide, stretched with it.
         above: As `behind`, above the plot.
+        small: Whether nothing stands around the plot.
     """
+    top, kind = (0, "chart small") if small else (TOP, "chart")
     stretched = (
-        f'<svg y="{TOP}" width="100%" height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none">'
+        f'<svg y="{top}" width="100%" height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none">'
         f"{''.join(plot)}</svg>"
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" height="{height + TOP}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="img" height="{height + top}">'
         f"<title>{escaped(title)}</title><desc>{escaped(text)}</desc>{''.join(behind)}{stretched}{''.join(above)}</svg>"
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
@@ -12,9 +13,10 @@ from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path,
 from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
-__all__ = ["Point", "draw_history"]
+__all__ = ["Point", "draw_history", "draw_sparkline"]
 
 _HEIGHT: Final = 200
+_SMALL: Final = 48
 _STRIP: Final = 14
 """Pixels of the strip of verdicts at the bottom of the plot."""
 _VERDICTS: Final = (
@@ -25,6 +27,7 @@ _VERDICTS: Final = (
 )
 """(status, class, shape) by status code."""
 _FAIL: Final = 3
+_TINY: Final = 1e-290  # below which a power of ten is no longer exact
 _RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
 _FEW: Final = 40
@@ -61,43 +64,12 @@ def draw_history(
         step: Seconds between two points at the most; where more time passes, the line is broken.
         zone: Of the times that are written.
     """
-    others = {name: found for name, found in (others or {}).items() if any(p[1] is not None for p in found)}
-    every = [*points, *(point for found in others.values() for point in found)]
+    others = {name: found for name, found in (others or {}).items() if any(map(_known, found))}
+    every = sorted((p for found in (points, *others.values()) for p in found), key=lambda p: p[0])
     if not every:
         return None
-    span = time_axis(min(p[0] for p in every), max(p[0] for p in every), zone)
-    values = _value_axis(every)
-
-    def x(at: float) -> float:
-        return 1000 * span.at(at)
-
-    def y(value: float) -> float:
-        return _HEIGHT * (1 - values.at(value))
-
-    def runs(found: Sequence[Point], belongs: Callable[[Point], bool]) -> list[list[Point]]:
-        return _runs(found, belongs, _GAP * step)
-
-    plot = []
-    limits = [(x(p[0]), y(p[4])) for p in sorted(every, key=lambda p: p[0])]
-    limits = _stairs([(0.0, limits[0][1]), *limits, (1000.0, limits[-1][1])])
-    plot.append(area("c-beyond", [(0.0, 0.0), *limits, (1000.0, 0.0)]))
-    for run in runs(points, lambda p: p[1] is not None and (p[2] is not None or p[3] is not None)):
-        upper = [(x(p[0]), 0.0 if p[3] is None else y(p[3])) for p in run]
-        lower = [(x(p[0]), float(_HEIGHT) if p[2] is None else y(p[2])) for p in reversed(run)]
-        plot.append(area("c-band", upper + lower))
-    for found in others.values():
-        plot += [path("c-other", _line(run, x, y)) for run in runs(found, lambda p: p[1] is not None)]
-    plot.append(path("c-limit", limits))
-    known = runs(points, lambda p: p[1] is not None)
-    plot += [path("c-line", _line(run, x, y)) for run in known]
-    failing = runs(points, lambda p: p[1] is not None and p[6] >= _FAIL)
-    plot += [path("c-over", _line(run, x, y)) for run in failing]
-    if len(points) <= _FEW:
-        plot += [
-            path("c-dot c-over" if p[6] >= _FAIL else "c-dot c-line", [(x(p[0]), y(p[1]))])
-            for p in points
-            if p[1] is not None
-        ]
+    scene = _Scene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), _HEIGHT, _GAP * step)
+    span, x = scene.span, scene.x
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
         for name, found in ((kernel, points), *others.items())
@@ -106,33 +78,108 @@ def draw_history(
     together = _together([(x(one.at), one) for one in (*markers, *new) if span.low <= one.at <= span.high])
     text = _text(points, len(others), zone)
     above = [
-        *_strip(points, x, _GAP * step),
+        *_strip(points, scene),
         *_signs(together),
-        label(f"limit {number(every[-1][4])}", "100%", TOP + limits[-1][1] - 5, anchor="end", kind="c-limit-text"),
+        label(
+            f"limit {number(every[-1][4])}", "100%", TOP + scene.y(every[-1][4]) - 5, anchor="end", kind="c-limit-text"
+        ),
     ]
-    behind = [*upward(values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
+    behind = [*upward(scene.values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
     return Chart(
-        svg=drawing(_HEIGHT, title, text, behind, plot, above),
+        svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
-        key=tuple(_key(points, others, failing)),
+        key=tuple(_key(points, others)),
         columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples"),
         rows=tuple((round(x(p[0]), 1), _row(p, zone)) for p in points),
         marks=tuple((round(at, 1), said) for at, _, said in together),
     )
 
 
+def draw_sparkline(
+    title: str,
+    points: Sequence[Point],
+    *,
+    others: Sequence[Sequence[Point]] = (),
+    step: float = math.inf,
+    zone: tzinfo = UTC,
+) -> Chart | None:
+    """The same at a glance, without axes; None where there is no point.
+
+    Args:
+        title: What is drawn.
+        points: As for the chart.
+        others: Points of other kernel versions.
+        step: As for the chart.
+        zone: As for the chart.
+    """
+    every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
+    if not points:
+        return None
+    scene = _Scene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), _SMALL, _GAP * step)
+    text = _text(points, len(others), zone)
+    return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), (), small=True), text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Where moments and values lie in a plot 1000 wide, and the curves in it."""
+
+    span: Axis
+    values: Axis
+    height: int
+    gap: float
+
+    def x(self, at: float) -> float:
+        return 1000 * self.span.at(at)
+
+    def y(self, value: float) -> float:
+        return self.height * (1 - self.values.at(value))
+
+    def curves(
+        self, points: Sequence[Point], others: Iterable[Sequence[Point]], every: Sequence[Point]
+    ) -> Iterator[str]:
+        """What is beyond the limit, the band, other versions, the limit, and the estimate on top of all."""
+        limits = [(self.x(p[0]), self.y(p[4])) for p in every]
+        limits = _stairs([(0.0, limits[0][1]), *limits, (1000.0, limits[-1][1])])
+        yield area("c-beyond", [(0.0, 0.0), *limits, (1000.0, 0.0)])
+        for run in _runs(points, lambda p: p[1] is not None and (p[2] is not None or p[3] is not None), self.gap):
+            upper = [(self.x(p[0]), 0.0 if p[3] is None else self.y(p[3])) for p in run]
+            lower = [(self.x(p[0]), float(self.height) if p[2] is None else self.y(p[2])) for p in reversed(run)]
+            yield area("c-band", upper + lower)
+        for found in others:
+            yield from self._lines("c-other", found, _known)
+        yield path("c-limit", limits)
+        yield from self._lines("c-line", points, _known)
+        yield from self._lines("c-over", points, _failing)
+        if len(points) <= (1 if self.height == _SMALL else _FEW):
+            for p in filter(_known, points):
+                yield path("c-dot c-over" if _failing(p) else "c-dot c-line", [(self.x(p[0]), self.y(p[1]))])
+
+    def _lines(self, kind: str, points: Sequence[Point], belongs: Callable[[Point], bool]) -> Iterator[str]:
+        for run in _runs(points, belongs, self.gap):
+            yield path(kind, [(self.x(p[0]), self.y(p[1])) for p in run])
+
+
+def _known(point: Point) -> bool:
+    return point[1] is not None
+
+
+def _failing(point: Point) -> bool:
+    return point[1] is not None and point[6] >= _FAIL
+
+
 def _value_axis(every: Sequence[Point]) -> Axis:
     limit = max(p[4] for p in every)
     estimates = [p[1] for p in every if p[1] is not None]
     least, largest = min(estimates, default=0.0), max(estimates, default=0.0)
-    if least > 0 and limit > 0 and not 1 / _RATIO < largest / limit < _RATIO:
+    if min(least, limit) > _TINY and not 1 / _RATIO < largest / limit < _RATIO:
         low, high = max(min(least, limit), max(largest, limit) * 1e-9), max(largest, limit)
         return log_axis(10.0 ** math.floor(math.log10(low / 1.2)), min(high * 3, 1e308))
     bound = max((p[3] for p in every if p[3] is not None), default=0.0)
     high = max(1.25 * limit, 1.15 * largest, min(1.05 * bound, 3 * max(largest, limit)))
     bound = min((p[2] for p in every if p[2] is not None), default=0.0)
     low = min(0.0, 1.15 * least, max(1.05 * bound, min(least, -limit)))
-    return linear_axis(low, high if high > low else low + 1.0)
+    return linear_axis(low, high)
 
 
 def _runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:
@@ -146,10 +193,6 @@ def _runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float)
     return [run for run in runs if run]
 
 
-def _line(run: Sequence[Point], x: Callable[[float], float], y: Callable[[float], float]) -> list[tuple[float, float]]:
-    return [(x(p[0]), y(p[1])) for p in run]
-
-
 def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The corners of a line that stays level until its next point."""
     found = [points[0]]
@@ -159,15 +202,15 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [*found, points[-1]]
 
 
-def _strip(points: Sequence[Point], x: Callable[[float], float], gap: float) -> Iterator[str]:
+def _strip(points: Sequence[Point], scene: _Scene) -> Iterator[str]:
     """The verdicts as a strip below the plot: a colour, and a shape where there is room for it."""
     y = TOP + _HEIGHT
     for code, (_, tone, shape) in enumerate(_VERDICTS):
-        for run in _runs(points, _has(code), gap):
+        for run in _runs(points, _has(code), scene.gap):
             following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
-            end = following if following - run[-1][0] <= gap else run[-1][0]
-            width = max(x(end) - x(run[0][0]), 4.0) / 10
-            left = min(x(run[0][0]) / 10, 100 - width)
+            end = following if following - run[-1][0] <= scene.gap else run[-1][0]
+            width = max(scene.x(end) - scene.x(run[0][0]), 4.0) / 10
+            left = min(scene.x(run[0][0]) / 10, 100 - width)
             place = f'x="{left:.2f}%" width="{width:.2f}%"'
             yield f'<rect class="c-{tone}" {place} y="{y + 1}" height="{_STRIP - 2}"/>'
             if width >= 5:
@@ -198,12 +241,10 @@ def _signs(together: Sequence[tuple[float, str, str]]) -> Iterator[str]:
         yield label(sign, x, TOP - 7, anchor="middle", kind="c-sign")
 
 
-def _key(
-    points: Sequence[Point], others: Mapping[str, Sequence[Point]], failing: Sequence[Sequence[Point]]
-) -> Iterator[tuple[str, str]]:
-    if any(p[1] is not None for p in points):
+def _key(points: Sequence[Point], others: Mapping[str, Sequence[Point]]) -> Iterator[tuple[str, str]]:
+    if any(map(_known, points)):
         yield swatch("c-band", "c-line"), "estimate with its confidence interval"
-    if failing:
+    if any(map(_failing, points)):
         yield swatch("c-over"), "where it fails"
     yield swatch("c-limit"), "limit"
     names = list(others)
@@ -213,7 +254,7 @@ def _key(
 
 
 def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
-    known = [p for p in points if p[1] is not None]
+    known = list(filter(_known, points))
     if not known:
         return "No evaluation with data is remembered for this pair of kernels."
     estimates = [p[1] for p in known]

@@ -27,8 +27,7 @@ def draw_interval(
         failing: Whether the verdict is FAIL.
     """
     ends = [limit, estimate, lower or 0.0, upper or 0.0]
-    low, high = min(0.0, 1.1 * min(ends)), 1.15 * max(ends)
-    axis = linear_axis(low, high if high > low else low + 1.0)
+    axis = linear_axis(min(0.0, 1.1 * min(ends)), 1.15 * max(ends))
     middle, mark = _HEIGHT / 2, 1000 * axis.at(limit)
     kind = "c-over" if failing else "c-line"
     left = 0.0 if lower is None else 1000 * axis.at(lower)

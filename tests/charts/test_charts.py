@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.charts import Marker, draw_distribution, draw_history, draw_interval, markers_of
+from kc_otel.charts import Marker, draw_distribution, draw_history, draw_interval, draw_sparkline, markers_of
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
 
 PAST = [
@@ -113,6 +113,15 @@ def test_other_kernel_versions_are_drawn_dotted() -> None:
     assert [text for _, text in draw_history("x", PAST[2:], kernel="new", others={"old": PAST[:2]}).marks] == [
         "kernel new is judged first"
     ]
+
+
+def test_a_sparkline_has_the_curves_and_no_texts() -> None:
+    """In a quarter of the height, with other kernel versions before."""
+    glance = draw_sparkline("x", PAST[2:], others=[PAST[:2]])
+    assert texts(glance.svg) == []
+    assert [len(paths(glance.svg, kind)) for kind in ("c-line", "c-over", "c-other", "c-limit")] == [1, 1, 1, 1]
+    assert all(0 <= y <= 48 for _, y in paths(glance.svg, "c-over")[0])
+    assert draw_sparkline("x", [], others=[PAST]) is None
 
 
 def test_nothing_is_drawn_of_nothing() -> None:

@@ -111,6 +111,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("✕ 1 broken")
 
+    browser.wait("document.querySelector('.incident .spark .c-over')")
     told = browser.accessible()
     roles = {role for role, _ in told}
     assert {"banner", "main", "navigation", "contentinfo", "table", "columnheader", "rowheader", "status"} <= roles

@@ -183,6 +183,9 @@ def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core:
     assert verdict == "✕ FAIL"
     unknown = client.get("/api/v1/charts/history", params=parameters | {"zone": "../../etc/passwd"}).json()
     assert unknown["rows"][0][1][0].endswith(" UTC")
+    glance = client.get("/api/v1/charts/sparkline", params=parameters).json()
+    assert ET.fromstring(glance["svg"]).find("{*}title").text == "token-tv on code over time"
+    assert client.get("/api/v1/charts/sparkline", params=parameters | {"kernel_inference": "gone"}).json() is None
     seen = client.get("/api/v1/charts/distribution", params=parameters).json()
     ET.fromstring(seen["svg"])
     assert f"{64 * 64:,} observations of tv_token" in seen["text"]

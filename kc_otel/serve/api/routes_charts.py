@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, astuple, replace
 from datetime import UTC, tzinfo
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query
 
-from kc_otel.charts import Chart, draw_distribution, draw_history, markers_of, unit_word
+from kc_otel.charts import Chart, draw_distribution, draw_history, draw_sparkline, markers_of, unit_word
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.verdict import Cell
@@ -21,11 +21,13 @@ __all__ = ["chart_routes"]
 
 _EVENTS: Final = 1000
 
+Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
+End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
 Zone = Annotated[str, Query(description="Name of the time zone of the times that are written, such as Europe/Berlin.")]
 
 
 def chart_routes(core: Core) -> APIRouter:
-    """`/api/v1/charts/history` and `distribution`."""
+    """`/api/v1/charts/history`, `sparkline` and `distribution`."""
     router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
 
     @router.get("/history")
@@ -35,27 +37,45 @@ def chart_routes(core: Core) -> APIRouter:
         slice: str = ALL,
         kernel_train: str = "",
         kernel_inference: str = "",
-        start: Annotated[float, Query(alias="from", description="Unix time, seconds.")] = 0.0,
-        end: Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")] = None,
+        start: Start = 0.0,
+        end: End = None,
         zone: Zone = "UTC",
     ) -> Chart | None:
         """A cell's past against its limit, with what happened to it; null where nothing is remembered."""
         found = find_clause(core, contract, clause, slice)
-        past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
+        past = _past(core, contract, clause, slice, start, end)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
-        points = {cell: [astuple(one) for one in moments] for cell, moments in past.items()}
         events = core.events.newest(contract, _EVENTS, verdicts=False)
         said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
         return draw_history(
             f"{clause} on {place(slice)} over time",
-            points.pop(own, []),
+            past.pop(own, []),
             kernel=kernel_inference,
-            others={cell.kernel_inference: found for cell, found in points.items()},
+            others={cell.kernel_inference: points for cell, points in past.items()},
             markers=markers_of(said, contract, clause, slice),
             unit=unit_word(found.limit_unit),
             step=core.history.step(contract),
             zone=_zone(zone),
         )
+
+    @router.get("/sparkline")
+    async def sparkline(
+        contract: str,
+        clause: str,
+        slice: str = ALL,
+        kernel_train: str = "",
+        kernel_inference: str = "",
+        start: Start = 0.0,
+        end: End = None,
+        zone: Zone = "UTC",
+    ) -> Chart | None:
+        """A cell's past against its limit at a glance; null where nothing is remembered."""
+        find_clause(core, contract, clause, slice)
+        past = _past(core, contract, clause, slice, start, end)
+        points = past.pop(Cell(contract, clause, slice, kernel_train, kernel_inference), [])
+        title = f"{clause} on {place(slice)} over time"
+        step = core.history.step(contract)
+        return draw_sparkline(title, points, others=list(past.values()), step=step, zone=_zone(zone))
 
     @router.get("/distribution")
     async def distribution(
@@ -69,6 +89,13 @@ def chart_routes(core: Core) -> APIRouter:
         return draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice), whole)
 
     return router
+
+
+def _past(
+    core: Core, contract: str, clause: str, slice: str, start: float, end: float | None
+) -> dict[Cell, list[tuple[Any, ...]]]:
+    past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
+    return {cell: [astuple(one) for one in moments] for cell, moments in past.items()}
 
 
 def _zone(name: str) -> tzinfo:

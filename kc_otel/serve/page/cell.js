@@ -3,7 +3,7 @@
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
-import { STATES, address, clock, count, iso, number, place, span } from "./format.js";
+import { STATES, address, clock, count, iso, number, place, span, ZONE } from "./format.js";
 
 const EVENTS = 500;
 const SHOWN_EVENTS = 12;
@@ -11,8 +11,6 @@ const REFRESH = 5000; // milliseconds
 const PERIODS = [24, 6, 1]; // long windows
 
 let open = null;
-
-const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const query = (values) => new URLSearchParams(values).toString();
 

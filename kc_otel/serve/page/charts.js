@@ -1,10 +1,8 @@
 // Charts of a cell, drawn by the evaluator: put in place, with the values below the pointer, and as a table.
 
-import { byId, el, fill } from "./dom.js";
+import { byId, el, fill, svg } from "./dom.js";
 
 const NEAR = 12; // thousandths of the width within which a mark is pointed at
-
-const svg = (text) => document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
 
 /** The place of a chart, empty. */
 export function figure(name, title, ...controls) {

@@ -19,6 +19,9 @@ export function number(value) {
 
 export const count = (value) => value.toLocaleString("en-US");
 
+/** The reader's time zone. */
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
 /** A span of time in its largest unit, or two of them. */
 export function span(seconds, units = 1) {
   let left = Math.max(0, Math.round(seconds));

@@ -1,13 +1,13 @@
 // Reads the API again and again, and lets each part of the page show what changed.
 
 import { byId, el, fill, sync } from "./dom.js";
-import { STATES, clock, place } from "./format.js";
+import { STATES, ZONE, clock, place } from "./format.js";
 import { showDecisions, showHealth, showPromotions } from "./aside.js";
 import { closeCell, openCell, refreshCell } from "./cell.js";
 import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
 import { showNotices } from "./notices.js";
-import { showOverview } from "./overview.js";
+import { showOverview, showSparks } from "./overview.js";
 
 const MIN_WAIT = 1000;
 const MAX_WAIT = 15000;
@@ -47,7 +47,7 @@ async function look() {
     show(lost ? "The evaluator answers again. " : "");
     lost = 0;
     live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
-    await refreshCell(state);
+    await Promise.all([refreshCell(state), showSparks(state)]);
   } catch (error) {
     lost ||= Date.now() / 1000;
     live("lost", "No answer");
@@ -163,5 +163,5 @@ byId("verdicts").addEventListener("change", look);
 watchFilter(() => state.overview && show());
 fill(byId("legend"), ...Object.values(STATES).map(({ shape, word, tone, means }) =>
   el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)), el("span", {}, "% or ×: how much of its limit the deciding bound takes"));
-byId("zone").textContent = `Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+byId("zone").textContent = `Times are in ${ZONE}`;
 look().then(follow);

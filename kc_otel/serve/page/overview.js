@@ -1,9 +1,13 @@
 // What is broken, since when, for whom, and what was done about it: in words, the worst first.
 
-import { byId, el, fill, sync } from "./dom.js";
-import { STATES, address, clock, count, iso, kernel, listed, place, span } from "./format.js";
+import { byId, el, fill, svg, sync } from "./dom.js";
+import { STATES, address, clock, count, iso, kernel, listed, place, span, ZONE } from "./format.js";
 
 const SLICES = 8;
+const DRAWN = 3; // incidents with a picture of their worst cell
+const REFRESH = 5000; // milliseconds
+const sparks = new Map();
+let asked = -Infinity;
 
 export function showOverview({ overview, contracts, promotions }) {
   const broken = overview.incidents.filter((one) => one.status === "FAIL");
@@ -24,6 +28,26 @@ export function showOverview({ overview, contracts, promotions }) {
   const held = overview.in_force.filter((one) => one.kind !== "acknowledgement" || !taken.has(one.contract));
   sync(byId("in-force"), held, (one) => `${one.contract} ${one.kind} ${one.slice} ${one.since} ${one.id}`, (one) => `${one.text} ${new Date().toDateString()}`, inForce);
   showEmpty(overview, contracts);
+}
+
+/** The past of the worst cell of the first incidents, in their cards. */
+export async function showSparks({ overview }) {
+  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.cells.length).slice(0, DRAWN);
+  if (performance.now() - asked < REFRESH && broken.every((one) => sparks.has(one.id))) return;
+  asked = performance.now();
+  for (const id of sparks.keys()) if (!broken.some((one) => one.id === id)) sparks.delete(id);
+  await Promise.all(broken.map(async (one) => {
+    const { contract, kernel_train, kernel_inference } = one;
+    const { clause, slice } = one.cells[0];
+    const response = await fetch(`/api/v1/charts/sparkline?${new URLSearchParams({ contract, clause, slice, kernel_train, kernel_inference, zone: ZONE })}`);
+    const chart = response.ok ? await response.json() : null;
+    if (!chart) return;
+    sparks.set(one.id, svg(chart.svg));
+    const node = [...byId("incidents").children].find((card) => card.dataset.key === one.id)?.querySelector(".spark");
+    if (!node) return;
+    node.hidden = false;
+    fill(node, svg(chart.svg));
+  }));
 }
 
 function headline(broken, silent, totals, all, overview) {
@@ -69,6 +93,7 @@ function card(one, contracts, place) {
       el("h2", { id: title }, one.headline),
       owner(contracts.find((each) => each.name === one.contract), contracts.length > 1)),
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
+    el("a", { class: "spark", href: address({ ...one, ...one.cells[0] }), "data-focus": "spark", hidden: !sparks.has(one.id) }, sparks.get(one.id)?.cloneNode(true)),
     el("dl", { class: "facts" },
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one)),
