@@ -63,7 +63,7 @@ def compare_log(
     if judged is not None and slice:
         judged = judged.on(slice)
     comparison = LogComparison(
-        log.source, log.lengths.size, log.train.size, log.masked, confidence, width, slices, judged
+        log.source, log.lengths.size, log.train.size, len(log.masked), confidence, width, slices, judged
     )
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, ensure_ascii=False, allow_nan=False))

@@ -68,7 +68,7 @@ def assembled(table: RaggedTable) -> Recording:
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
-        masked=int(used.size - numbers.size),
+        masked=tuple(table.attributes[row] for row in np.flatnonzero(~used)),
     )
 
 

@@ -42,7 +42,7 @@ class Recording:
         source: Where it came from, for messages.
         train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
         inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
-        masked: Sequences of the file that its mask leaves no token of; they are not among the S.
+        masked: Attributes of the sequences that the file's mask leaves no token of; they are not among the S.
     """
 
     train: NDArray[np.float64]
@@ -56,16 +56,21 @@ class Recording:
     source: str = field(default="recording")
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
-    masked: int = 0
+    masked: tuple[Mapping[str, Scalar], ...] = ()
 
     @property
     def starts(self) -> NDArray[np.int64]:
         """Where each sequence begins, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
 
-    def only(self, kept: NDArray[np.bool_]) -> Recording:
-        """The sequences that are kept, bool [S]."""
-        if kept.all():
+    @property
+    def lengths_with_masked(self) -> NDArray[np.int64]:
+        """`lengths`, and a 0 for each sequence in `masked`: some tools' averages over sequences count these."""
+        return np.concatenate((self.lengths, np.zeros(len(self.masked), dtype=np.int64)))
+
+    def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_]) -> Recording:
+        """The sequences that are kept, bool [S], and those of `masked` that are, bool."""
+        if kept.all() and masked.all():
             return self
         tokens = np.repeat(kept, self.lengths)
         per_token = ("token_ids", "advantages", "train_at_rollout", "policy", "train_logits", "inference_logits")
@@ -76,5 +81,6 @@ class Recording:
             inference=self.inference[tokens],
             lengths=self.lengths[kept],
             attributes=tuple(self.attributes[each] for each in np.flatnonzero(kept)),
+            masked=tuple(self.masked[each] for each in np.flatnonzero(masked)),
             **{name: values[tokens] for name, values in given.items()},
         )

@@ -1,6 +1,7 @@
 """`kc-otel compare-log`: the same numbers as the functions behind it, by slice, for people and for programs."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,22 @@ def slices(answer):
     return {part["slice"]: part for part in answer["slices"]}
 
 
+def test_a_masked_row_counts_where_a_tool_counts_it(run, tmp_path):
+    """Averages of verl are over all rows of a batch, with 0 for one without a token, and so in every slice."""
+    rows = [
+        {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.2, -2.3], "mask": [1, 1], "task": "a"},
+        {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.2, -2.3], "mask": [0, 0], "task": "a"},
+        {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.2, -2.3], "mask": [1, 1], "task": "b"},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    answer = json.loads(run(path, "--by", "task", "--json", "--tool", "verl")[1])
+    whole = math.exp(2 * 0.5) - 1
+    found = {name: part["tools"]["verl"]["rollout_corr/chi2_seq"]["value"] for name, part in slices(answer).items()}
+    assert found == pytest.approx({"all": whole * 2 / 3, "task=a": whole / 2, "task=b": whole})
+    assert answer["masked_sequences"] == 1
+
+
 def test_json_has_every_tools_numbers_exactly(run, log):
     """Each tool's metrics by its own names, digit by digit, per slice; ours beside them with unit and interval."""
     code, out, err = run(log, "--by", "task", "--json")
@@ -101,7 +118,14 @@ def test_json_has_every_tools_numbers_exactly(run, log):
     assert answer["tokens"] == whole.train.size
     assert list(slices(answer)) == ["all", "task=code", "task=prose", "task=tables"]
     for name, part in slices(answer).items():
-        of = whole if name == "all" else whole.only(np.array([f"task={a['task']}" == name for a in whole.attributes]))
+        of = (
+            whole
+            if name == "all"
+            else whole.only(
+                np.array([f"task={a['task']}" == name for a in whole.attributes]),
+                np.zeros(len(whole.masked), dtype=bool),
+            )
+        )
         assert (part["sequences"], part["tokens"]) == (of.lengths.size, of.train.size)
         arguments = (of.train, of.inference, of.lengths)
         tools = {tool: {k: v["value"] for k, v in numbers.items()} for tool, numbers in part["tools"].items()}

@@ -164,20 +164,22 @@ def _plain(numbers: Mapping[str, float], suffix: str = "") -> dict[str, Printed]
 
 
 def _of_verl(of: Recording) -> dict[str, Printed]:
-    weights = verl.importance_weights(of.train, of.inference, of.lengths, level="sequence")
+    weights = verl.importance_weights(of.train, of.inference, of.lengths_with_masked, level="sequence")
     extremes = {name: weights[name] for name in ("rollout_corr/rollout_is_max", "rollout_corr/rollout_is_min")}
-    return _plain(verl.offpolicy_metrics(of.train, of.inference, of.lengths)) | _plain(extremes, " (sequence)")
+    return _plain(verl.offpolicy_metrics(of.train, of.inference, of.lengths_with_masked)) | _plain(
+        extremes, " (sequence)"
+    )
 
 
 def _of_trl(of: Recording) -> dict[str, Printed]:
-    raw = trl.before_clipping(of.train, of.inference, of.lengths)
-    return _plain(trl.metrics(of.train, of.inference, of.lengths)) | _plain(raw, " (before clipping)")
+    raw = trl.before_clipping(of.train, of.inference, of.lengths_with_masked)
+    return _plain(trl.metrics(of.train, of.inference, of.lengths_with_masked)) | _plain(raw, " (before clipping)")
 
 
 def _of_prime_rl(of: Recording) -> dict[str, Printed]:
-    found = _plain(prime_rl.mismatch_kl(of.train, of.inference, of.lengths))
+    found = _plain(prime_rl.mismatch_kl(of.train, of.inference, of.lengths_with_masked))
     if of.advantages is not None:
-        found |= _plain(prime_rl.masking(of.train, of.inference, of.lengths, of.advantages))
+        found |= _plain(prime_rl.masking(of.train, of.inference, of.lengths_with_masked, of.advantages))
     return found
 
 
@@ -192,7 +194,7 @@ def _of_llama_cpp(of: Recording) -> dict[str, Printed]:
 _TOOLS: Final[Mapping[Tool, Callable[[Recording], Mapping[str, Any]]]] = MappingProxyType(
     {
         Tool.VERL: _of_verl,
-        Tool.NEMO_RL: lambda of: _plain(nemo_rl.metrics(of.train, of.inference, of.lengths)),
+        Tool.NEMO_RL: lambda of: _plain(nemo_rl.metrics(of.train, of.inference, of.lengths_with_masked)),
         Tool.TRL: _of_trl,
         Tool.PRIME_RL: _of_prime_rl,
         Tool.LLAMA_CPP: _of_llama_cpp,
@@ -268,32 +270,37 @@ def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingS
         ValueError: If no sequence has one of the attributes.
     """
     parts = [RecordingSlice(ALL, recording)]
+    measured = recording.lengths.size
     for name in names:
-        values = [attributes.get(name) for attributes in recording.attributes]
-        if all(value is None for value in values):
+        values = [attributes.get(name) for attributes in (*recording.attributes, *recording.masked)]
+        given = [value for value in values[:measured] if value is not None]
+        if not given:
             known = sorted({each for attributes in recording.attributes for each in attributes})
             msg = f"{recording.source}: no sequence has an attribute {name!r}; there are {', '.join(known) or 'none'}"
             raise ValueError(msg)
-        given = [value for value in values if value is not None]
         counts = Counter(map(str, given))
         if len(counts) > _MOST and all(isinstance(value, int | float) for value in given):
-            parts += _ranges(recording, name, np.array([np.nan if v is None else v for v in values], dtype=np.float64))
+            numbers = np.array([v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64)
+            parts += _ranges(recording, name, numbers)
             continue
         of = np.array([None if value is None else str(value) for value in values], dtype=object)
         kept = sorted(value for value, _ in counts.most_common(_MOST))
         parts += [_part(recording, f"{name}={value}", of == value) for value in kept]
         rest = np.array([value is not None and value not in kept for value in of])
-        if rest.any():
+        if rest[:measured].any():
             parts.append(_part(recording, f"{name}=other", rest))
     return parts
 
 
-def _part(recording: Recording, name: str, kept: NDArray[np.bool_]) -> RecordingSlice:
-    return RecordingSlice(name, recording.only(kept.astype(np.bool_)) if kept.any() else None)
+def _part(recording: Recording, name: str, inside: NDArray[np.bool_]) -> RecordingSlice:
+    """A slice; `inside` is about the sequences that are measured and then about those that are masked."""
+    kept, masked = np.split(inside.astype(np.bool_), [recording.lengths.size])
+    return RecordingSlice(name, recording.only(kept, masked) if kept.any() else None)
 
 
 def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[RecordingSlice]:
-    edges = np.unique(np.nanquantile(values, np.linspace(0.0, 1.0, _RANGES + 1), method="lower"))
+    measured = values[: recording.lengths.size]
+    edges = np.unique(np.nanquantile(measured, np.linspace(0.0, 1.0, _RANGES + 1), method="lower"))
     parts = []
     for place, (low, high) in enumerate(pairwise(edges)):
         last = place == edges.size - 2

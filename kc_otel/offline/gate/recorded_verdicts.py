@@ -61,12 +61,13 @@ class RecordingVerdicts:
 def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice]:
     """`all` and the contract's slices; those over its cap on series are together in `other`."""
     table = SliceTable.of(contract)
-    rows = range(recording.lengths.size)
-    membership = table.of_batch(recording.attributes, rows, recording.lengths.size)
+    measured, masked = (
+        table.of_batch(rows, range(len(rows)), len(rows)) for rows in (recording.attributes, recording.masked)
+    )
     parts = []
     for column, name in enumerate(table.names):
-        inside = membership[:, column]
-        parts.append(RecordingSlice(name, recording.only(inside) if inside.any() else None))
+        inside = measured[:, column]
+        parts.append(RecordingSlice(name, recording.only(inside, masked[:, column]) if inside.any() else None))
     return parts
 
 
