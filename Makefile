@@ -47,9 +47,9 @@ bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternativ
 	  *_vllm.py | *_trl.py | *_spool.py) if [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi;; esac; \
 	  OMP_NUM_THREADS=1 $$python $$file; done
 
-generate: $(VENV)/.test ## dashboards, alerts and rules of the example contracts, as checked in
-	$(BIN)/kc-otel generate grafana contracts --out dashboards
-	$(BIN)/kc-otel generate prometheus contracts --out dashboards
+generate: $(VENV)/.test ## the dashboards, and alerts and rules of the contract that compose serves, as checked in
+	$(BIN)/kc-otel generate grafana contracts/serving-int8.yaml --out dashboards
+	$(BIN)/kc-otel generate prometheus contracts/serving-int8.yaml --out dashboards
 
 handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under /handbook; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file kc_otel/handbook/mkdocs.yml

@@ -359,6 +359,21 @@ _METRICS: Final = (
         "Always 1; its attributes spell out the kernel version's fingerprint.",
     ),
     Metric(
+        "kc.clause.info", "1", Instrument.GAUGE,
+        ("kc.contract", "kc.clause", "kc.clause.metric", "kc.clause.statistic", "kc.clause.unit",
+         "kc.clause.histogram", "kc.clause.promise"),
+        "Always 1; its attributes say what a clause limits.",
+    ),
+    Metric(
+        "kc.contract.factor", "1", Instrument.GAUGE, ("kc.contract", "kc.clause.metric"),
+        "What the mean of a quantity is multiplied by for a metric that is derived from it, by the contract's "
+        "assumptions.",
+    ),
+    Metric(
+        "kc.contract.heartbeat", "s", Instrument.GAUGE, ("kc.contract",),
+        "Silence after which the contract's cells have no data.",
+    ),
+    Metric(
         "kc.verdict", "1", Instrument.GAUGE, _CELL,
         "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL.",
     ),
@@ -446,6 +461,10 @@ _METRICS: Final = (
     ),
     Metric("kc.evaluator.series", "{series}", Instrument.GAUGE, (), "Streams that the evaluator keeps state for."),
     Metric(
+        "kc.evaluator.series.limit", "{series}", Instrument.GAUGE, (),
+        "Streams that the contracts together allow.",
+    ),
+    Metric(
         "kc.evaluator.tick.duration", "s", Instrument.GAUGE, (),
         "Time that the last evaluation of every cell took.",
     ),
@@ -466,6 +485,13 @@ _ATTRIBUTES: Final = (
     Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log")),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
+    Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),
+    Attribute("kc.clause.statistic", "Statistic of it, such as mean or p99.9.", ("metric",)),
+    Attribute("kc.clause.unit", "UCUM unit of the clause's limit and bounds.", ("metric",)),
+    Attribute(
+        "kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by.", ("metric",)
+    ),
+    Attribute("kc.clause.promise", "What a clause allows, in words.", ("metric",)),
     Attribute("kc.window", "`short` or `long`: the window that a recording rule looks at.", ("metric",)),
     Attribute("kc.slice", "Name of a slice; `all` for every token, `other` for slices over the cap.", ("metric",)),
     Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.ladder import Rung
+from kc_otel.generate.alert_steps import AlertStep
 
-__all__ = ["runbook"]
+__all__ = ["FIRST_STEPS", "runbook"]
 
-_FIRST: Final = {
+FIRST_STEPS: Final = {
     "fail": (
-        "Look at the clause's panel: is the whole band above the limit on every slice, or on one?",
+        "Look at the clause on the Slice dashboard: is the whole band above the limit on every slice, or on one?",
         "Look at the marks: did a kernel version or a weight sync come shortly before? If so, roll it back.",
         "Check invalid input and weight lag first: with mismatched sampling or stale weights every drift is theirs.",
         "Open the worst examples on the Slice dashboard: which tokens, at which position, of which requests?",
@@ -32,6 +32,7 @@ _FIRST: Final = {
         "Repair the comparison before reading any drift.",
     ),
 }
+"""What to do first, by what a step of the policy waits for."""
 _DONE: Final = {
     "notify": "people are told",
     "sample-more": "more batches are measured, so that the verdict firms up",
@@ -44,17 +45,17 @@ _DONE: Final = {
 }
 
 
-def runbook(rung: Rung) -> str:
-    """Numbered steps for the person who is told that a rung fires."""
-    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(_sentences(rung), start=1))
+def runbook(alert: AlertStep) -> str:
+    """Numbered steps for the person who is told that a alert fires."""
+    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(_sentences(alert), start=1))
 
 
-def _sentences(rung: Rung) -> Iterator[str]:
-    done = "; ".join(_DONE[kind] for kind in dict.fromkeys(action.kind for action in rung.step.do))
-    yield f"Done already by step {rung.number}: {done}."
-    yield from _FIRST[rung.step.on]
-    if rung.step.clear_for:
-        yield f"It resolves by itself once the verdict has been gone for {format_duration(rung.step.clear_for)}."
-    if rung.contract.metadata.runbook:
-        yield f"The owner's own runbook: {rung.contract.metadata.runbook}"
-    yield f"Owner: {rung.contract.metadata.owner}."
+def _sentences(alert: AlertStep) -> Iterator[str]:
+    done = "; ".join(_DONE[kind] for kind in dict.fromkeys(action.kind for action in alert.step.do))
+    yield f"Done already by step {alert.number}: {done}."
+    yield from FIRST_STEPS[alert.step.on]
+    if alert.step.clear_for:
+        yield f"It resolves by itself once the verdict has been gone for {format_duration(alert.step.clear_for)}."
+    if alert.contract.metadata.runbook:
+        yield f"The owner's own runbook: {alert.contract.metadata.runbook}"
+    yield f"Owner: {alert.contract.metadata.owner}."

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from kc_otel.contract.limits import scale_of
+from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
-from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.contract.registry import DERIVED, METRICS, Instrument
+from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.judge.otlp.sink import RequestCounts
@@ -44,6 +47,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
         for name, of in _OF_VERDICT.items()
     }
+    readings |= _promises(core.contracts.values())
     readings["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
     readings["kc.alert.firing"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
@@ -63,6 +67,9 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for (transport, outcome), count in sorted(requests.snapshot().items())
     ]
     readings["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
+    readings["kc.evaluator.series.limit"] = [
+        ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
+    ]
     readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
     readings["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
     readings["kc.outbox.attempts"] = [
@@ -110,6 +117,29 @@ def _cell(verdict: Verdict) -> Mapping[str, str]:
         "kc.kernel.train": cell.kernel_train,
         "kc.kernel.inference": cell.kernel_inference,
     }
+
+
+def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
+    """What contracts say, for boards that fit every contract: clauses in words, factors of bounds, heartbeats."""
+    readings: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
+    for contract in contracts:
+        own = {"kc.contract": contract.name}
+        readings["kc.contract.heartbeat"].append((own, contract.observability.heartbeat))
+        for clause in contract.clauses:
+            said = {
+                "kc.clause": clause.id,
+                "kc.clause.metric": clause.metric,
+                "kc.clause.statistic": clause.statistic_text,
+                "kc.clause.unit": clause.limit_unit,
+                "kc.clause.histogram": prometheus_name(clause.quantity) if clause.quantity else "",
+                "kc.clause.promise": limitation(clause, tuple(contract.slices)),
+            }
+            readings["kc.clause.info"].append(({**own, **said}, 1.0))
+        factors = {name: scale_of(name, contract.assumptions) for name, metric in DERIVED.items() if metric.needs}
+        readings["kc.contract.factor"] += [
+            ({**own, "kc.clause.metric": name}, factor) for name, factor in factors.items() if factor is not None
+        ]
+    return readings
 
 
 def _promotions(core: Core) -> dict[str, Series]:

@@ -9,8 +9,8 @@ import yaml
 
 from kc_otel.contract import Contract
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.grafana.alerting import alert_rule, alerting_file
-from kc_otel.generate.ladder import rungs
 from kc_otel.generate.prometheus.rules import alert_rule as prometheus_rule
 from kc_otel.generate.runbook import runbook
 
@@ -25,13 +25,13 @@ def rules(policy: Contract) -> list[dict]:
     return group["rules"]
 
 
-def test_rules_carry_the_same_ladder_as_prometheus(policy: Contract, rules: list[dict]) -> None:
-    """Same `for`, same `clear_for`, same labels, one rule per rung."""
-    assert len(rules) == len(rungs(policy))
-    for rung, rule in zip(rungs(policy), rules, strict=True):
-        other = prometheus_rule(rung)
-        assert rule["for"] == format_duration(rung.step.after) == other.get("for", "0s")
-        assert rule["keepFiringFor"] == format_duration(rung.step.clear_for) == other.get("keep_firing_for", "0s")
+def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list[dict]) -> None:
+    """Same `for`, same `clear_for`, same labels, one rule per alert."""
+    assert len(rules) == len(alert_steps(policy))
+    for alert, rule in zip(alert_steps(policy), rules, strict=True):
+        other = prometheus_rule(alert)
+        assert rule["for"] == format_duration(alert.step.after) == other.get("for", "0s")
+        assert rule["keepFiringFor"] == format_duration(alert.step.clear_for) == other.get("keep_firing_for", "0s")
         assert rule["labels"].keys() == other["labels"].keys()
         assert rule["labels"]["severity"] == other["labels"]["severity"]
 
@@ -46,11 +46,11 @@ def test_identities_fit_grafanas_columns_and_are_unique(rules: list[dict]) -> No
 
 def test_silence_and_errors_mean_what_the_step_says(policy: Contract, rules: list[dict]) -> None:
     """Without series a no-data step fires and the others are calm; a failing query pages for the former alone."""
-    for rung, rule in zip(rungs(policy), rules, strict=True):
+    for alert, rule in zip(alert_steps(policy), rules, strict=True):
         states = (rule["noDataState"], rule["execErrState"])
-        assert states == (("Alerting", "Alerting") if rung.step.on == "no-data" else ("OK", "KeepLast"))
+        assert states == (("Alerting", "Alerting") if alert.step.on == "no-data" else ("OK", "KeepLast"))
     uncovered = policy.model_copy(update={"escalation": policy.escalation[:1]})
-    assert alert_rule(rungs(uncovered)[0], "prometheus")["noDataState"] == "NoData"
+    assert alert_rule(alert_steps(uncovered)[0], "prometheus")["noDataState"] == "NoData"
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
     policy: Contract, on: str, fires_at: int, goes_on_at: list[int]
 ) -> None:
     """Of the codes 0 to 3 exactly the step's own sets the alert off; it recovers only at one that proves it over."""
-    rung = next(rung for rung in rungs(policy) if rung.step.on == on)
-    (condition,) = alert_rule(rung, "prometheus")["data"][1]["model"]["conditions"]
+    alert = next(alert for alert in alert_steps(policy) if alert.step.on == on)
+    (condition,) = alert_rule(alert, "prometheus")["data"][1]["model"]["conditions"]
     assert condition["evaluator"]["type"] == "within_range"
     low, high = condition["evaluator"]["params"]
     assert [code for code in range(4) if low < code < high] == [fires_at]
@@ -91,32 +91,33 @@ def test_the_data_source_can_be_another(policy: Contract) -> None:
 
 
 def test_each_rule_leads_to_its_panel_slice_and_meaning(boards: dict, policy: Contract, rules: list[dict]) -> None:
-    """Panel ids exist on the overview and on the dashboard of meanings; the slice link carries the alert's slice."""
-
-    def ids(name: str) -> set[int]:
-        board = boards[name]
-        return {inner["id"] for panel in board["panels"] for inner in (panel, *panel.get("panels", []))}
-
-    for rung, rule in zip(rungs(policy), rules, strict=True):
-        assert rule["panelId"] in ids("overview")
+    """The panel is the one of what does not hold, or of invalid input; the links carry contract, clause and slice."""
+    titles = {
+        (board["uid"], inner["id"]): inner["title"]
+        for board in boards.values()
+        for panel in board["panels"]
+        for inner in (panel, *panel.get("panels", []))
+    }
+    for alert, rule in zip(alert_steps(policy), rules, strict=True):
+        title = titles[rule["dashboardUid"], rule["panelId"]]
+        assert title.startswith("Invalid sequences" if alert.clause is None else "What does not hold")
         assert rule["annotations"]["__panelId__"] == str(rule["panelId"])
-        assert rule["dashboardUid"] == rule["annotations"]["__dashboardUid__"] == boards["overview"]["uid"]
-        if rung.clause is not None:
-            meaning = rule["annotations"]["meaning"]
-            assert meaning == f"/d/kc-meaning?viewPanel={rule['panelId']}"
-            assert rule["panelId"] in ids("meaning")
-            assert f"var-clause={rule['labels']['clause']}&" in rule["annotations"]["slice_dashboard"]
+        assert rule["annotations"]["__dashboardUid__"] == rule["dashboardUid"]
+        if alert.clause is not None:
+            cell = f"?var-contract={policy.name}&var-clause={rule['labels']['clause']}"
+            assert rule["annotations"]["meaning"] == f"/d/kc-meaning{cell}"
+            assert rule["annotations"]["slice_dashboard"].startswith(f"/d/kc-slice{cell}&var-slice=")
             assert "{{ with index .Labels `kc_slice` }}" in rule["annotations"]["slice_dashboard"]
 
 
 def test_the_runbook_says_what_was_done_and_what_to_do(policy: Contract) -> None:
     """Numbered, with the step's own actions first, and the owner to turn to last."""
-    for rung in rungs(policy):
-        lines = runbook(rung).splitlines()
+    for alert in alert_steps(policy):
+        lines = runbook(alert).splitlines()
         assert [line.partition(". ")[0] for line in lines] == [str(number + 1) for number in range(len(lines))]
-        assert lines[0].startswith(f"1. Done already by step {rung.number}: ")
+        assert lines[0].startswith(f"1. Done already by step {alert.number}: ")
         assert lines[-1].endswith("Owner: rl-infra.")
         assert len(lines) >= 4
-    (route,) = {runbook(rung).splitlines()[0] for rung in rungs(policy) if rung.number == 2}
+    (route,) = {runbook(alert).splitlines()[0] for alert in alert_steps(policy) if alert.number == 2}
     assert "served by the training kernel" in route
     assert "a webhook was sent" in route

@@ -125,6 +125,21 @@ def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path)
     assert exporter.slices("kc.drift.k3") == set(sigma)
 
 
+def test_what_is_judged_is_what_rules_and_alerts_are_mounted_for(compose: dict, repository: Path) -> None:
+    """A contract without them would break unheard, and rules of one that nobody judges would say that it is silent."""
+
+    def mounted(service: str, target: str) -> set[str]:
+        volumes = (volume.split(":") for volume in compose["services"][service]["volumes"])
+        sources = [repository / source for source, to, *_ in volumes if to.startswith(target)]
+        return {file.stem for source in sources for file in (source.iterdir() if source.is_dir() else [source])}
+
+    judged = mounted("evaluator", "/contracts")
+    assert judged == {"serving-int8"}
+    assert mounted("demo", "/contracts") == judged
+    assert mounted("prometheus", "/etc/prometheus/rules") == judged
+    assert mounted("grafana", "/etc/grafana/provisioning/alerting") == judged
+
+
 def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:
     """Anonymous viewers only: no admin is created and nobody can log in."""
     environment = compose["services"]["grafana"]["environment"]

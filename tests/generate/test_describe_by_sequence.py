@@ -2,7 +2,7 @@
 
 from kc_otel.contract import Clause, Contract
 from kc_otel.contract.sentences import promise
-from kc_otel.generate.ladder import rungs
+from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.prometheus.rules import expression
 
 
@@ -19,5 +19,5 @@ def test_rules_of_both_units_differ_in_words_only(policy: Contract) -> None:
     """A rule reads the clause's verdict, whatever the verdict was made from."""
     first, *others = policy.statistical
     other = policy.model_copy(update={"statistical": (first.model_copy(update={"unit": "sequence"}), *others)})
-    assert [expression(rung) for rung in rungs(policy)] == [expression(rung) for rung in rungs(other)]
-    assert [rung.promise for rung in rungs(policy)] != [rung.promise for rung in rungs(other)]
+    assert [expression(alert) for alert in alert_steps(policy)] == [expression(alert) for alert in alert_steps(other)]
+    assert [alert.promise for alert in alert_steps(policy)] != [alert.promise for alert in alert_steps(other)]

@@ -9,10 +9,7 @@ import pytest
 from kc_otel.contract import Contract
 from kc_otel.contract.policy import Action
 from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.grafana.panels import grafana_unit
 from kc_otel.generate.grafana.queries import ACTION_BITS
-from kc_otel.generate.ladder import rungs
-from kc_otel.generate.links import OVERVIEW_UID, panel_id
 from kc_otel.judge.verdict import Status
 
 WORST, EVERY = 7, 11
@@ -93,47 +90,16 @@ def test_cells_lead_to_their_slice_and_their_meaning(board: dict) -> None:
         for variable in ("contract", "clause", "slice"):
             assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]
     (link,) = column(worst, "Promise")["links"]
-    assert link["url"] == "/d/kc-meaning?viewPanel=${__value.raw}"
+    assert link["url"] == "/d/kc-meaning?var-contract=${__data.fields.Contract}&var-clause=${__data.fields.Clause}"
 
 
-def test_a_promise_can_be_read_without_knowing_the_contract(board: dict, policy: Contract) -> None:
-    """The id of each clause's panel is shown as statistic, metric and limits."""
-    (mapping,) = column(table(board, WORST), "Promise")["mappings"]
-    texts = {int(value): result["text"] for value, result in mapping["options"].items()}
-    assert texts.keys() == {panel_id(policy.name, clause.id) for clause in policy.clauses}
-    assert (
-        texts[panel_id(policy.name, "token-tv")] == "Mean of tv_token must not be above 0.004 (0.008 on long-context)"
-    )
-
-
-def test_each_clause_has_a_panel_with_its_band_and_limit(board: dict, policy: Contract) -> None:
-    """The estimate, a band between the bounds for every slice, the limit, and a threshold at the clause's own."""
-    by_id = {panel["id"]: panel for panel in panels(board)}
-    for clause in policy.clauses:
-        panel = by_id[panel_id(policy.name, clause.id)]
-        assert len(panel["targets"]) == 4
-        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-        assert steps[-1] == {"value": clause.limit_for("all"), "color": "red"}
-        assert panel["fieldConfig"]["defaults"]["unit"] == grafana_unit(clause.limit_unit)
-        bands = {
-            override["matcher"]["options"]: one["value"]
-            for override in panel["fieldConfig"]["overrides"]
-            for one in override["properties"]
-            if one["id"] == "custom.fillBelowTo"
-        }
-        assert bands == {f"{slice} upper": f"{slice} lower" for slice in ("all", *policy.slices, "other")}
-
-
-def test_alerts_can_link_to_a_panel_that_exists(board: dict, policy: Contract) -> None:
-    """Each rung's panel is on the board, and the board has the uid that alerts name."""
-    ids = {panel["id"] for panel in panels(board)}
-    assert {panel_id(policy.name, rung.clause_id) for rung in rungs(policy)} <= ids
-    assert board["uid"] == OVERVIEW_UID
-
-
-def test_units_that_grafana_does_not_know_are_written_out() -> None:
-    """Annotations lose their braces; plain ratios stay plain numbers."""
-    assert [grafana_unit(unit) for unit in ("1", "s", "{nat}")] == ["none", "s", "suffix: nat"]
+def test_a_promise_can_be_read_without_knowing_the_contract(board: dict) -> None:
+    """Its words are a label of the last query, whose number is left out."""
+    worst = table(board, WORST)
+    (organize,) = (one["options"] for one in worst["transformations"] if one["id"] == "organize")
+    assert organize["renameByName"]["kc_clause_promise"] == "Promise"
+    assert organize["excludeByName"] == {"Time": True, "Value #F": True}
+    assert "group_left (kc_clause_promise)" in worst["targets"][5]["expr"]
 
 
 def test_the_same_contracts_give_the_same_bytes(policy: Contract) -> None:

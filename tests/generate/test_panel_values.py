@@ -4,32 +4,31 @@ Real recorders and two real evaluators were played over five minutes; what they 
 expected is made of what recorders were given and of what evaluators hold in memory (`tests/tools/panel_table.py`).
 """
 
-import json
+import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pytest
 
 from kc_otel.contract import Contract
-from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.links import RL_UID, SLICE_UID, panel_id
+from kc_otel.generate.links import RL_UID, SLICE_UID
 from tests.tools.panel_answers import agrees
 from tests.tools.panel_cells import Expected, judged_pairs
 from tests.tools.panel_counters import reported_kernels
 from tests.tools.panel_rows import World
 from tests.tools.panel_samples import parsed
 from tests.tools.panel_store import SCRAPED_AS, Store, filled, rate_interval
-from tests.tools.panel_table import table
+from tests.tools.panel_table import TABLE
 from tests.tools.panel_traffic import STEP
 
 pytestmark = pytest.mark.slow
 
-BOARDS = ("overview", "slice", "rl", "promotion", "health")
+BOARDS = ("overview", "slice", "rl", "promotion", "health", "meaning")
 CASES = (
-    *((name, case) for name in BOARDS for case in ("at first", "what is broken")),
-    *((name, case) for name in BOARDS[:-1] for case in ("a training kernel", "an inference kernel")),
+    *((name, case) for name in BOARDS for case in ("at first", "what is broken", "several")),
+    *((name, case) for name in BOARDS[:-2] for case in ("a training kernel", "an inference kernel")),
     *((name, "another contract") for name in BOARDS if name != "slice"),
     ("slice", "an operator"),
     *((name, "a minute before") for name in BOARDS if name != "slice"),
@@ -37,51 +36,88 @@ CASES = (
 """Dashboards, and what is picked on them; rules had recorded nothing a minute before."""
 
 
-@pytest.fixture(scope="module")
-def boards(panel_contracts: tuple[Contract, ...]) -> dict[str, dict]:
-    """Every dashboard of both contracts as Grafana reads it."""
-    files = [file for file in grafana_files(panel_contracts) if file.path.suffix == ".json"]
-    return {file.path.stem: json.loads(file.text) for file in files}
+def chosen(board: dict, case: str, world: World) -> dict[str, list[str]]:
+    """What a person picked, by variable; of those that are not named the dashboard's own start, or all."""
+    own, other = world.contracts
+    train, inference = (kernel.fingerprint for kernel in world.recorded.kernels["fp8"])
+    found: dict[str, list[str]] = {"step": [f"{step([own, other])}"]}
+    if board["uid"] in {RL_UID, SLICE_UID}:
+        found["slice"] = ["all"]
+    if board["uid"] == SLICE_UID:
+        found |= {"contract": [own.name], "clause": ["token-tv"], "quantity": ["kc_drift_tv_token"]}
+        found["step"] = [f"{step([own])}"]
+    if case == "what is broken":
+        found |= {"contract": [own.name], "slice": ["code"], "kernel_train": [train], "kernel_inference": [inference]}
+        found |= {"clause": ["reward"], "quantity": ["kc_drift_tv_seq"], "clauses": ["reward"], "slices": ["code"]}
+        found["step"] = [f"{step([own])}"]
+    if case == "several":
+        found["clauses"], found["slices"] = ["token-tv", "token-kl"], ["all", "long-context"]
+        found["kernel_inference"] = [inference, world.recorded.kernels["bf16"][1].fingerprint]
+        if board["uid"] != SLICE_UID:
+            found |= {"contract": [own.name, other.name], "slice": ["code", "all"], "clause": ["token-tv", "token-kl"]}
+    if case == "an inference kernel":
+        found["kernel_inference"] = [world.recorded.kernels["bf16"][1].fingerprint]
+    if case == "a training kernel":
+        found["kernel_train"] = [world.recorded.kernels["int4"][0].fingerprint]
+    if case == "another contract":
+        found |= {"contract": [other.name], "step": [f"{step([other])}"]}
+    if case == "an operator":
+        found |= {"clause": ["attention"], "quantity": ["kc_drift_operator_relative"], "operator": ["attention"]}
+    return found
+
+
+def step(contracts: Iterable[Contract]) -> int:
+    """A quarter of the longest heartbeat, seconds, and no less than half a minute."""
+    return max(30, math.ceil(max(contract.observability.heartbeat for contract in contracts) / 4))
+
+
+def interpolated(variable: dict, values: list[str] | None) -> str:
+    """What Grafana puts into PromQL for a variable; None for all of its values.
+
+    Source: Grafana's Prometheus data source, `interpolateQueryExpr`: values of a variable that can hold several are
+    escaped for regular expressions, and several stand in parentheses.
+    """
+    if not variable["multi"]:
+        (value,) = values or ()
+        return value
+    if values is None:
+        return variable["allValue"]
+    escaped = [re.sub(r"[$^*{}\[\]'+?.()|\\]", r"\\\\\g<0>", value) for value in values]
+    return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
 
 
 def picks(board: dict, case: str, world: World) -> dict[str, str]:
     """What is picked on a dashboard by each of its variables, as it is put into queries."""
-    train, inference = (kernel.fingerprint for kernel in world.recorded.kernels["fp8"])
-    found = dict.fromkeys(("contract", "slice", "kernel_train", "kernel_inference", "operator"), ".*")
-    if board["uid"] in {RL_UID, SLICE_UID}:
-        found["slice"] = "all"
-    if board["uid"] == SLICE_UID:
-        found |= {"contract": world.contract.name, "clause": "token-tv", "quantity": "kc_drift_tv_token"}
-    if case == "what is broken":
-        found |= {"contract": world.contract.name, "slice": "code", "kernel_train": train}
-        found |= {"kernel_inference": inference, "clause": "reward", "quantity": "kc_drift_tv_seq"}
-    if case == "an inference kernel":
-        found["kernel_inference"] = world.recorded.kernels["bf16"][1].fingerprint
-    if case == "a training kernel":
-        found["kernel_train"] = world.recorded.kernels["int4"][0].fingerprint
-    if case == "another contract":
-        found["contract"] = world.contracts[1].name
-    if case == "an operator":
-        found |= {"clause": "attention", "quantity": "kc_drift_operator_relative", "operator": "attention"}
-    variables = {one["name"] for one in board["templating"]["list"]}
-    return {name: value for name, value in found.items() if name in variables}
+    values = chosen(board, case, world)
+    return {
+        one["name"]: interpolated(one, values.get(one["name"]))
+        for one in board["templating"]["list"]
+        if one["type"] == "query"
+    }
 
 
-def queries(board: dict) -> Iterator[tuple[str, int, dict]]:
-    """(Panel, place, target) of every query that Prometheus answers; panels of clauses are known by their id alone."""
+def repeats(panel: dict, values: Mapping[str, list[str]], contracts: tuple[Contract, ...]) -> Iterator[dict[str, str]]:
+    """What is picked in each copy that Grafana makes of a panel: one value of the variable that it is repeated by."""
+    every = {
+        "contract": [one.name for one in contracts],
+        "clauses": [clause.id for clause in contracts[0].clauses],
+        "slices": ["all", *contracts[0].slices],
+    }
+    name = panel.get("repeat")
+    yield from ({name: value} for value in values.get(name, every[name])) if name else ({},)
+
+
+def queries(board: dict) -> Iterator[tuple[dict, str, int, dict]]:
+    """(Panel, its name, place, target) of every query that Prometheus answers."""
     for panel in (inner for outer in board["panels"] for inner in (outer, *outer.get("panels", []))):
-        name = f"{panel['id']} {panel['title']}" if panel["id"] < 1000 else str(panel["id"])
         for place, target in enumerate(one for one in panel.get("targets", []) if "expr" in one):
-            yield name, place, target
+            yield panel, f"{panel['id']} {panel['title']}", place, target
 
 
-def may_be_empty(contracts: tuple[Contract, ...]) -> dict[tuple[str, str], str]:
-    """Why a query may find nothing at first, by panel and query."""
-    own, other = contracts
-    silent = [(own, clause, "no recorder sends it") for clause in ("logit-drift", "ttft")]
-    silent += [(other, clause.id, "nobody reports for this contract") for clause in other.clauses]
-    found = {(str(panel_id(of.name, clause)), ref): why for of, clause, why in silent for ref in "ABC"}
-    return found | {(str(panel_id(other.name, "input")), "A"): "nobody reports for this contract"}
+def may_be_empty(contracts: tuple[Contract, ...]) -> set[tuple[str, str, str]]:
+    """(panel, query, value that it is repeated by) of queries that find nothing at first."""
+    unsent = {("51 $clauses on $slice", ref, clause) for clause in ("logit-drift", "ttft") for ref in "ABC"}
+    return unsent | {("14 $contract: margin of each clause", "A", contracts[1].name)}
 
 
 def differences(store: Store, world: World, expression: str, expected: Expected) -> Iterator[tuple]:
@@ -95,35 +131,34 @@ def differences(store: Store, world: World, expression: str, expected: Expected)
             yield dict(key), answers[key].get("value"), wanted[key]
 
 
-def test_the_table_is_of_every_query_and_of_no_other(boards: dict, panel_contracts: tuple[Contract, ...]) -> None:
+def test_the_table_is_of_every_query_and_of_no_other(boards: dict) -> None:
     """A new query needs an expectation, and an expectation is of a query."""
     found: dict[str, dict[str, int]] = {}
     for name, board in boards.items():
         panels = found.setdefault(name, {})
-        for panel, place, _ in queries(board):
+        for _, panel, place, _ in queries(board):
             panels[panel] = place + 1
-    assert found == {
-        name: {panel: len(each) for panel, each in of.items()} for name, of in table(panel_contracts).items()
-    }
-    assert sum(count for panels in found.values() for count in panels.values()) > 150
+    assert found == {name: {panel: len(each) for panel, each in of.items()} for name, of in TABLE.items()}
+    assert sum(count for panels in found.values() for count in panels.values()) > 125
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_every_query_answers_what_float64_says(panel_store: Store, boards: dict, name: str, case: str) -> None:
-    """Series by series; and at first every query finds something, but for what nobody reports."""
-    board, every, silent = (
-        boards[name],
-        table(panel_store.world.contracts)[name],
-        may_be_empty(panel_store.world.contracts),
-    )
+    """Series by series, in each copy of a panel; and at first each finds something, but for what nobody reports."""
+    board, silent = boards[name], may_be_empty(panel_store.world.contracts)
     world, wrong = panel_store.world.but(picked=picks(board, case, panel_store.world)), []
+    values = chosen(board, case, panel_store.world)
     if case == "a minute before":
         world = world.but(at=world.at - 60, range=100)
-    for panel, place, target in queries(board):
-        where, expected, now = (panel, target["refId"]), every[panel][place], world.but(rate=rate_interval(target))
-        wrong += [(*where, *one) for one in differences(panel_store, now, target["expr"], expected)]
-        if case == "at first" and bool(expected(now)) == (where in silent):
-            wrong.append((*where, silent.get(where, "finds nothing")))
+    for panel, title, place, target in queries(board):
+        expected = TABLE[name][title][place]
+        for one in repeats(panel, values, world.contracts):
+            now = world.but(picked=world.picked | one)
+            now = now.but(rate=rate_interval(target, now))
+            where = (title, target["refId"], *one.values())
+            wrong += [(*where, *each) for each in differences(panel_store, now, target["expr"], expected)]
+            if case == "at first" and bool(expected(now)) == (where in silent):
+                wrong.append((*where, "finds something" if where in silent else "finds nothing"))
     assert not wrong, "\n".join(map(str, wrong))
 
 
@@ -149,7 +184,7 @@ def listed(store: Store, variable: dict, world: World) -> set[str]:
         given = {"match[]": filled(matched[1], world)}
         return set(store.client.get(f"/label/{matched[2]}/values", params=given).json()["data"])
     rows = store.ask(re.fullmatch(r"query_result\((.*)\)", query)[1], world)
-    texts = [",".join(f'{key}="{value}"' for key, value in row["metric"].items()) for row in rows]
+    texts = [f"{{}} {row['value'][1]} {1000 * row['value'][0]}" for row in rows if not row["metric"]]
     return {re.search(variable["regex"].strip("/"), text)[1] for text in texts}
 
 
@@ -157,34 +192,50 @@ def listed(store: Store, variable: dict, world: World) -> set[str]:
 def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: str, case: str) -> None:
     """Contracts, and of those that are picked the slices, clauses and kernel versions; what is picked is among them."""
     world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
-    chosen = [one for one in world.contracts if re.fullmatch(world.picked["contract"], one.name)]
-    reported = world.recorded.kernels.values() if world.contract in chosen else ()
+    values = chosen(boards[name], case, panel_store.world)
+    contracts = [one for one in world.contracts if one.name in values.get("contract", [one.name])]
+    reported = world.recorded.kernels.values() if world.contract in contracts else ()
     train, inference = ({pair[side].fingerprint for pair in reported} for side in (0, 1))
+    clauses = {clause.id for one in contracts for clause in one.clauses}
+    slices = {slice for one in contracts for slice in ("all", *one.slices)}
     expected = {
         "contract": {one.name for one in world.contracts},
-        "clause": {clause.id for one in chosen for clause in one.clauses},
-        "slice": {slice for one in chosen for slice in ("all", *one.slices)},
+        "clause": clauses,
+        "clauses": clauses,
+        "slice": slices,
+        "slices": slices,
         "kernel_train": train,
         "kernel_inference": inference,
-        "quantity": {world.picked.get("quantity")},
+        "quantity": set(values.get("quantity", ())),
         "operator": {"attention", "norm"} if case == "an operator" else set(),
+        "step": {f"{step(contracts)}"},
     }
     found = {
         one["name"]: listed(panel_store, one, world)
         for one in boards[name]["templating"]["list"]
-        if "query" in one["type"]
+        if one["type"] == "query"
     }
     assert found == {name: expected[name] for name in found}
-    assert all(value == ".*" or value in found[name] for name, value in world.picked.items())
+    assert all(set(values.get(name, ())) <= every for name, every in found.items())
+
+
+def test_values_that_mean_something_to_a_regular_expression_are_found(panel_store: Store, boards: dict) -> None:
+    """A name with a dot, alone and with another, matches itself and not what the dot would stand for."""
+    (variable,) = (one for one in boards["overview"]["templating"]["list"] if one["name"] == "slice")
+    for values in (["a.b"], ["a.b", "c"]):
+        pattern = interpolated(variable, values)
+        for name, found in (("a.b", 1), ("axb", 0)):
+            query = f'label_replace(label_replace(vector(1), "x", "{name}", "", ""), "y", "hit", "x", "{pattern}") '
+            rows = panel_store.ask(query, panel_store.world)
+            assert ("y" in rows[0]["metric"]) == bool(found), (values, name)
 
 
 def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> None:
     """Each dot of the heatmap of |l| is the worst token that a recorder saw between two exports, and has its trace."""
-    (target,) = (target for panel, _, target in queries(boards["slice"]) if panel.startswith("23 "))
+    (target,) = (target for panel, _, _, target in queries(boards["slice"]) if panel["id"] == 23)
     assert target["exemplar"] is True
-    world = panel_store.world.but(
-        picked=picks(boards["slice"], "at first", panel_store.world), rate=rate_interval(target)
-    )
+    world = panel_store.world.but(picked=picks(boards["slice"], "at first", panel_store.world))
+    world = world.but(rate=rate_interval(target, world))
     span = {"start": world.recorded.end - 7 * STEP, "end": world.at}
     answer = panel_store.client.get("/query_exemplars", params={"query": filled(target["expr"], world), **span}).json()
     found = [exemplar for series in answer["data"] for exemplar in series["exemplars"]]

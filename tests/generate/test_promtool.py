@@ -20,6 +20,21 @@ def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = 
     return f'{metric}{{kc_contract="policy-7b", kc_clause="{clause}", kc_slice="{slice}", {kernels}{more}}}'
 
 
+def info(
+    contract: str = "policy-7b",
+    clause: str = "token-tv",
+    metric: str = "tv_token",
+    statistic: str = "mean",
+    unit: str = "1",
+    promise: str = "p",
+    instance: str = "a",
+) -> str:
+    """What an evaluator says of a clause."""
+    said = {"metric": metric, "statistic": statistic, "unit": unit, "promise": promise}
+    words = "".join(f', kc_clause_{name}="{text}"' for name, text in said.items())
+    return f'kc_clause_info{{kc_contract="{contract}", kc_clause="{clause}"{words}, instance="{instance}"}}'
+
+
 def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -> str:
     """A query with the dashboard's variables filled in as Grafana does when all is picked."""
     filled = expression.replace("$__range", range).replace("$__rate_interval", interval)
@@ -149,15 +164,62 @@ CASES = {
         ],
         [('{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="critical"}', 1)],
     ),
-    "a bound is that of its own clause": (
-        queries.bound("kc.bound.lower", "policy-7b", "token-tv", "min"),
+    "a promise is a label of every cell of its clause": (
+        queries.promises(),
         [
-            (cell("kc_bound_lower"), "0.5x40"),
-            (cell("kc_bound_lower").replace(INFERENCE, "cc"), "0.25x40"),
-            (cell("kc_bound_lower", clause="reward"), "0.1x40"),
+            (cell("kc_verdict"), "3x40"),
+            (cell("kc_verdict", "code"), "0x40"),
+            (info(instance="a"), "1x40"),
+            (info(instance="b"), "1x40"),
+            (info(contract="another", promise="something else"), "1x40"),
         ],
-        [('{kc_slice="all"}', 0.25)],
+        [(cell("", more=', kc_clause_promise="p"'), 1), (cell("", "code", more=', kc_clause_promise="p"'), 1)],
     ),
+    "two versions of a promise are one row": (
+        f"count({queries.promises()})",
+        [
+            (cell("kc_verdict"), "3x40"),
+            (info(promise="old", instance="a"), "1x40"),
+            (info(promise="new", instance="b"), "1x40"),
+        ],
+        [("{}", 1)],
+    ),
+    "a limit is the smallest of the clauses on its metric and statistic": (
+        queries.limits("tv_token", statistic="mean"),
+        [
+            (cell("kc_bound_limit"), "0.5x40"),
+            (cell("kc_bound_limit", clause="other-mean"), "0.25x40"),
+            (cell("kc_bound_limit", clause="tail"), "0.125x40"),
+            (cell("kc_bound_limit", clause="reward"), "0.1x40"),
+            (info(), "1x40"),
+            (info(clause="other-mean"), "1x40"),
+            (info(clause="tail", statistic="p99"), "1x40"),
+            (info(clause="reward", metric="reward_drift_bound"), "1x40"),
+        ],
+        [('{kc_contract="policy-7b", kc_slice="all"}', 0.25)],
+    ),
+    **{
+        f"a unit of {unit} is {name} to Grafana": (
+            queries.in_units(),
+            [(info(unit=unit, instance="a"), "1x40"), (info(unit=unit, instance="b"), "1x40")],
+            [(f'{{kc_clause_unit="{name}"}}', 1)],
+        )
+        for unit, name in (("1", "none"), ("s", "s"), ("{nat}", "suffix: nat"), ("{step}", "suffix: step"))
+    },
+    "four steps hold three exports of the most seldom": (
+        queries.minimum_step(),
+        [
+            ('kc_contract_heartbeat_seconds{kc_contract="a"}', "60x40"),
+            ('kc_contract_heartbeat_seconds{kc_contract="b"}', "190x40"),
+        ],
+        [("{}", 48)],
+    ),
+    "a step is no less than half a minute": (
+        queries.minimum_step(),
+        [('kc_contract_heartbeat_seconds{kc_contract="a"}', "60x40")],
+        [("{}", 30)],
+    ),
+    "a step is known without an evaluator": (queries.minimum_step(), [], [("{}", 30)]),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from kc_otel.contract import Contract
+from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
 from kc_otel.generate.grafana.alerting import alerting_file
-from kc_otel.generate.ladder import CELL_LABELS, Rung, rungs
 from kc_otel.generate.prometheus.rules import rule_file
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_cells import code
@@ -27,19 +27,19 @@ def found(store: Store, expression: str) -> dict[Labels, float]:
     return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
 
-def said(world: World, rung: Rung) -> dict[Labels, float]:
-    """Code of the verdict on every cell of the rung's clause; for invalid input, sequences in the contract's window."""
-    if rung.clause is None:
-        mine = [row for row in invalid(world) if row[0]["kc_contract"] == rung.contract.name]
-        return by((), increase(world, mine, rung.contract.observability.window), sum)
-    where = (rung.contract.name, rung.clause_id)
+def said(world: World, alert: AlertStep) -> dict[Labels, float]:
+    """Code of the verdict on every cell of the clause; for invalid input, sequences in the contract's window."""
+    if alert.clause is None:
+        mine = [row for row in invalid(world) if row[0]["kc_contract"] == alert.contract.name]
+        return by((), increase(world, mine, alert.contract.observability.window), sum)
+    where = (alert.contract.name, alert.clause_id)
     return by(CELL_LABELS, [row for row in world.cells(code) if (row[0]["kc_contract"], row[0]["kc_clause"]) == where])
 
 
-def both(text: str, contract: Contract) -> list[tuple[Rung, dict]]:
-    """The rules of a file, each with its rung."""
+def both(text: str, contract: Contract) -> list[tuple[AlertStep, dict]]:
+    """The rules of a file, each with its alert."""
     (group,) = yaml.safe_load(text)["groups"]
-    return list(zip(rungs(contract), group["rules"], strict=True))
+    return list(zip(alert_steps(contract), group["rules"], strict=True))
 
 
 def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
@@ -48,10 +48,10 @@ def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
     """Before `for`: exactly the cells with the verdict of the step, of its clause; and more than no invalid input."""
     true = 0
     for contract in panel_contracts:
-        for rung, rule in both(rule_file(contract).text, contract):
-            expected = said(panel_store.world, rung)
-            wanted = 0.0 if rung.status is None else rung.status.code
-            holds = {key for key, value in expected.items() if (value > 0 if rung.status is None else value == wanted)}
+        for alert, rule in both(rule_file(contract).text, contract):
+            expected = said(panel_store.world, alert)
+            wanted = 0.0 if alert.status is None else alert.status.code
+            holds = {key for key, value in expected.items() if (value > 0 if alert.status is None else value == wanted)}
             assert found(panel_store, rule["expr"]).keys() == holds, rule
             true += len(holds)
     assert true > 20
@@ -60,8 +60,8 @@ def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
 def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_contracts: tuple[Contract, ...]) -> None:
     """Query A finds the verdict of every cell of the clause, or the sequences that failed an input check."""
     for contract in panel_contracts:
-        for rung, rule in both(alerting_file(contract).text, contract):
-            expected = said(panel_store.world, rung)
+        for alert, rule in both(alerting_file(contract).text, contract):
+            expected = said(panel_store.world, alert)
             assert found(panel_store, rule["data"][0]["model"]["expr"]) == pytest.approx(expected, rel=1e-9), rule
             assert expected or contract is not panel_contracts[0]
 

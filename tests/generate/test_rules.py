@@ -4,23 +4,23 @@ import yaml
 
 from kc_otel.contract import Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.ladder import rungs
+from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.rules import alert_rule, expression, rule_file
 
 
 def _rule(policy: Contract, clause: str, number: int) -> dict:
-    (rung,) = (rung for rung in rungs(policy) if (rung.clause_id, rung.number) == (clause, number))
-    return alert_rule(rung)
+    (alert,) = (alert for alert in alert_steps(policy) if (alert.clause_id, alert.number) == (clause, number))
+    return alert_rule(alert)
 
 
 def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> None:
     """`for`, `clear_for`, severity and the labels of the evaluator's own webhooks."""
-    for rung in rungs(policy):
-        rule = alert_rule(rung)
-        assert rule.get("for", "0s") == format_duration(rung.step.after)
-        assert rule.get("keep_firing_for", "0s") == format_duration(rung.step.clear_for)
-        assert rule["labels"]["severity"] == rung.step.severity
+    for alert in alert_steps(policy):
+        rule = alert_rule(alert)
+        assert rule.get("for", "0s") == format_duration(alert.step.after)
+        assert rule.get("keep_firing_for", "0s") == format_duration(alert.step.clear_for)
+        assert rule["labels"]["severity"] == alert.step.severity
         assert {"contract", "clause", "slice", "severity", "step"} <= set(rule["labels"])
     assert _rule(policy, "token-tv", 2)["alert"] == "KernelContractBroken"
 
@@ -42,8 +42,8 @@ def test_doubt_and_silence_keep_a_breach_firing(policy: Contract) -> None:
 
 def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) -> None:
     """No clause owns it; the increase over the window is what the evaluator looks at, too."""
-    (rung,) = (rung for rung in rungs(policy) if rung.clause is None)
-    assert expression(rung) == 'sum(increase(kc_input_invalid_total{kc_contract="policy-7b"}[5m])) > 0'
+    (alert,) = (alert for alert in alert_steps(policy) if alert.clause is None)
+    assert expression(alert) == 'sum(increase(kc_input_invalid_total{kc_contract="policy-7b"}[5m])) > 0'
 
 
 def test_text_of_the_contract_is_no_template(policy: Contract) -> None:

@@ -154,12 +154,24 @@ def by_rules(name: str, how: Callable[[Any], Any]) -> Callable[[World], dict[Lab
 
 def status_by_rules(world: World) -> dict[Labels, Answer]:
     """The worst verdict of the rules on the picked clause and slice."""
-    clause, seen = world.clause, world.contract.observability
-    needed = seen.min_sequences if clause.quantity.per == "sequence" else seen.min_samples
-    return {frozenset(): max(one.status(needed) for one in _judged(world).values())}
+    return {frozenset(): max(one.status(_needed(world)) for one in _judged(world).values())}
+
+
+def _needed(world: World) -> int:
+    """Observations of the picked clause without which there is no verdict."""
+    seen = world.contract.observability
+    return seen.min_sequences if world.clause.quantity.per == "sequence" else seen.min_samples
 
 
 def _judged(world: World) -> dict[Labels, _Judged]:
+    """What the short window finds where that decides, else what the long one does."""
+    seen = world.contract.observability
+    short, long = (_judged_in(world, window) for window in (seen.window, seen.long_window))
+    decides = {key: one.status(_needed(world)) != Status.INCONCLUSIVE.code for key, one in short.items()}
+    return {key: short[key] if decides[key] else long[key] for key in short}
+
+
+def _judged_in(world: World, window: float) -> dict[Labels, _Judged]:
     """The mean of a quantity in [0, 1], with the interval of Maurer and Pontil 2009, Theorem 4.
 
     Rules take the deviation from buckets: it is no smaller than that of the values, and not larger than when every
@@ -168,7 +180,6 @@ def _judged(world: World) -> dict[Labels, _Judged]:
     """
     clause, contract = world.clause, world.contract
     scale = constants(contract).get(clause.metric, 1.0)
-    window = contract.observability.window
     alpha = (1.0 - contract.observability.confidence) / 2.0
     cells = len(contract.clauses) * (1 + len(contract.slices)) * 4
     limit = clause.limit_for(world.picked["slice"])

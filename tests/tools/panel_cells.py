@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kc_otel.generate.links import panel_id
+from kc_otel.contract.sentences import limitation
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_answers import Answer
 from tests.tools.panel_rows import CELL, PAIR, Labels, Rows, World, by
@@ -62,6 +63,26 @@ def milliseconds(_: Verdict, since: float) -> float:
 def cells(of: Of, how: Any = max, names: Iterable[str] = CELL) -> Expected:
     """A number of each cell, or of several together."""
     return lambda world: by(names, world.cells(of), how)
+
+
+GRAFANAS: dict[str, str] = {
+    "1": "none",
+    "s": "s",
+    "{nat}": "suffix: nat",
+    "{step}": "suffix: step",
+    "{ulp}": "suffix: ulp",
+}
+"""Grafana's name of a unit."""
+
+
+def unit_of(variable: str) -> Expected:
+    """The unit of the picked clause, as Grafana calls it."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        (clause,) = (one for one in world.contract.clauses if one.id == world.picked[variable])
+        return {frozenset({("kc_clause_unit", GRAFANAS[clause.limit_unit])}): 1.0}
+
+    return found
 
 
 def alone(value: Answer) -> dict[Labels, Answer]:
@@ -124,9 +145,51 @@ def held(action: str) -> Expected:
     return lambda world: alone(len(by(PLACE, acting(world, action))))
 
 
-def meaning(world: World) -> dict[Labels, Answer]:
-    """The panel that says what a clause means."""
-    return {key: float(panel_id(dict(key)["kc_contract"], dict(key)["kc_clause"])) for key in cells(code)(world)}
+def promised(world: World) -> dict[Labels, Answer]:
+    """Every cell with what its clause allows."""
+    said = {
+        (contract.name, clause.id): limitation(clause, tuple(contract.slices))
+        for contract in world.contracts
+        for clause in contract.clauses
+    }
+
+    def with_words(key: Labels) -> Labels:
+        cell = dict(key)
+        return key | {("kc_clause_promise", said[cell["kc_contract"], cell["kc_clause"]])}
+
+    return {with_words(key): 1.0 for key in cells(code)(world)}
+
+
+def in_words(*names: str) -> Expected:
+    """A series for each picked clause, with its contract, its name, and what these labels say of it."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        rows = [
+            {
+                "kc_contract": contract.name,
+                "kc_clause": clause.id,
+                "kc_clause_promise": limitation(clause, tuple(contract.slices)),
+                "kc_clause_metric": clause.metric,
+                "kc_clause_statistic": clause.statistic_text,
+                "definition": clause.metric,
+            }
+            for contract in world.contracts
+            for clause in contract.clauses
+            if re.fullmatch(world.picked["clause"], clause.id)
+        ]
+        return {frozenset((name, row[name]) for name in names): 1.0 for row in rows if world.takes(row)}
+
+    return found
+
+
+def of_clauses(of: Of, variable: str, how: Any = max) -> Expected:
+    """One number over the cells of the clauses that a variable picks, on the picked slice."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        rows = [row for row in world.cells(of) if re.fullmatch(world.picked[variable], row[0]["kc_clause"])]
+        return by((), by(CELL, rows, how), how)
+
+    return found
 
 
 def routes(world: World) -> dict[Labels, float]:

@@ -184,7 +184,8 @@ def stretch(times: Sequence[float], at: float, window: float, floor: float = mat
     """
     sampled = times[-1] - times[0]
     step = sampled / (len(times) - 1)
-    ends = (times[0] - (at - window), at - times[-1])
+    # A store keeps milliseconds, which a float of Unix seconds is not exact about.
+    ends = (round(times[0] - (at - window), 3), round(at - times[-1], 3))
     before, after = (gap if gap < 1.1 * step else step / 2 for gap in ends)
     return (sampled + min(before, sampled * floor) + after) / sampled
 

@@ -1,18 +1,15 @@
 """What every query of every dashboard must answer: board -> panel -> a function of the world for each of its queries.
 
-A panel is named by its id and title, one of a clause by its id. The functions say again, over objects and arrays, what
+A panel is named by its id and title. The functions say again, over objects and arrays, what
 a panel promises; where a histogram's resolution or a bound's form leaves room, the answer is a `Within`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
 
-from kc_otel.contract import Contract
-from kc_otel.generate.links import panel_id
 from kc_otel.judge.verdict import Status
-from tests.tools.panel_answers import per_second
+from tests.tools.panel_answers import Answer, per_second
 from tests.tools.panel_cells import (
     PLACE,
     Expected,
@@ -27,13 +24,14 @@ from tests.tools.panel_cells import (
     estimate,
     firing,
     held,
+    in_words,
     limit,
     lower,
     margin,
-    meaning,
     milliseconds,
     passing,
     passing_since,
+    promised,
     promotions,
     routes,
     samples,
@@ -58,51 +56,35 @@ from tests.tools.panel_counters import (
     tokens,
     total,
     waiting,
+    without,
 )
-from tests.tools.panel_rows import PAIR, by, captured, increase
+from tests.tools.panel_rows import CELL, PAIR, Labels, World, by, captured
 from tests.tools.panel_table_drift import RL, SLICE
 
 _CONTRACT = ("kc_contract",)
 _KEPT_BACK = ("hold-promotion", "quarantine-rollouts", "halt")
 
 
-def table(contracts: Iterable[Contract]) -> dict[str, dict[str, tuple[Expected, ...]]]:
-    """The expectations, by dashboard and by panel, in the order of the panel's queries."""
-    clauses: dict[str, tuple[Expected, ...]] = {}
-    for contract in contracts:
-        clauses |= _clauses(contract)
-    return {
-        "overview": OVERVIEW | clauses,
-        "slice": SLICE,
-        "rl": RL,
-        "promotion": PROMOTION,
-        "health": HEALTH,
-        "meaning": {},
-    }
+def _promised_and_broken(world: World) -> dict[Labels, Answer]:
+    """What is promised of the cells that are not PASS."""
+    at = cells(code)(world)
+    return {key: value for key, value in promised(world).items() if at[without(key, ["kc_clause_promise"])] > 0}
 
 
-def _clauses(contract: Contract) -> dict[str, tuple[Expected, ...]]:
-    """The contract's row of the overview: the band of each clause by slice, and the sequences that are invalid."""
+def _allowed(world: World) -> dict[Labels, Answer]:
+    """Streams that the contracts allow, by every evaluator."""
+    every = sum(contract.observability.max_series for contract in world.contracts)
+    return alone(every * len(list(world.now()))) if list(world.now()) else {}
 
-    def of(value: Of, clause: str, how: Any = max) -> Expected:
-        mine = (contract.name, clause)
-        return grouped(
-            ("kc_slice",),
-            lambda world: [row for row in world.cells(value) if (row[0]["kc_contract"], row[0]["kc_clause"]) == mine],
-            how,
-        )
 
-    failed = grouped(
-        ("kc_reason",),
-        lambda world: [
-            row for row in increase(world, invalid(world), world.rate) if row[0]["kc_contract"] == contract.name
-        ],
-    )
-    panels = {str(panel_id(contract.name, "input")): (failed,)}
-    for clause in contract.clauses:
-        band = (of(upper, clause.id), of(lower, clause.id, min), of(estimate, clause.id), of(limit, clause.id))
-        panels[str(panel_id(contract.name, clause.id))] = band
-    return panels
+def _of_picked(of: Of) -> Expected:
+    """The largest number of the picked clauses, by slice."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        rows = [row for row in world.cells(of) if re.fullmatch(world.picked["clause"], row[0]["kc_clause"])]
+        return by(PLACE, rows)
+
+    return found
 
 
 OVERVIEW: dict[str, tuple[Expected, ...]] = {
@@ -116,7 +98,7 @@ OVERVIEW: dict[str, tuple[Expected, ...]] = {
     "13 Points received": (total(points(lambda outcome: outcome == "accepted")),),
     "7 What does not hold: since when, for whom, and what was done about it": (
         broken(cells(code)), broken(cells(milliseconds, min)), broken(cells(margin, min)),
-        broken(spread(done)), broken(spread(severity)), broken(meaning),
+        broken(spread(done)), broken(spread(severity)), _promised_and_broken,
     ),
     "8 Verdicts over time": (cells(code, names=PLACE),),
     "9 Alerts over time": (grouped((*PLACE, "kc_severity"), firing, max),),
@@ -125,6 +107,7 @@ OVERVIEW: dict[str, tuple[Expected, ...]] = {
         cells(code), cells(milliseconds, min), cells(margin, min), cells(estimate), cells(lower), cells(upper),
         cells(limit), cells(samples),
     ),
+    "14 $contract: margin of each clause": (cells(margin, min, CELL[:2]),),
 }  # fmt: skip
 PROMOTION: dict[str, tuple[Expected, ...]] = {
     "2 Routed away": OVERVIEW["6 Routed away"],
@@ -156,7 +139,7 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "8 Measured share": (grouped((), sampling, min),),
     "20 Points received": (grouped(("kc_outcome",), points()),),
     "21 OTLP requests": (rates(("kc_transport", "kc_outcome"), requests),),
-    "22 Streams": (grouped((), known(lambda moment: moment.series)),),
+    "22 Streams": (grouped((), known(lambda moment: moment.series)), _allowed),
     "23 Duration of an evaluation": (grouped((), known(lambda moment: moment.tick_seconds), max),),
     "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),
     "25 Webhook deliveries": (rates(("kc_endpoint", "kc_outcome"), attempts),),
@@ -172,3 +155,12 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "34 Requests not captured, by reason": (rates(REASON, lambda world: captured(world, kept=False)),),
     "30 Kernel versions": (kernels,),
 }
+_PROMISE = ("kc_contract", "kc_clause", "kc_clause_promise", "kc_clause_metric", "kc_clause_statistic", "definition")
+MEANING: dict[str, tuple[Expected, ...]] = {
+    "2 What each clause promises": (in_words(*_PROMISE),),
+    "3 Limits by slice": tuple(_of_picked(of) for of in (code, limit)),
+}
+TABLE = {
+    "overview": OVERVIEW, "slice": SLICE, "rl": RL, "promotion": PROMOTION, "health": HEALTH, "meaning": MEANING,
+}  # fmt: skip
+"""The expectations, by dashboard and by panel, in the order of the panel's queries."""

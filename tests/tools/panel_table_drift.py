@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kc_otel.generate.links import panel_id
+from kc_otel.contract.sentences import limitation
 from tests.tools.panel_answers import (
     Answer,
     by_rules,
@@ -21,7 +21,6 @@ from tests.tools.panel_cells import (
     PLACE,
     Expected,
     Of,
-    alone,
     cells,
     code,
     estimate,
@@ -29,8 +28,10 @@ from tests.tools.panel_cells import (
     lower,
     margin,
     milliseconds,
+    of_clauses,
     routes,
     samples,
+    unit_of,
     upper,
 )
 from tests.tools.panel_counters import OUTCOME, drift_of_outcomes, outcomes, rates
@@ -64,20 +65,31 @@ def _chosen(of: Callable[..., Answer], *arguments: Any) -> Expected:
     return lambda world: _here(world.clause.quantity.key, of, *arguments)(world)
 
 
+def _on_slice(of: Of, how: Any = max) -> Expected:
+    """`_picked`, on the slice that `slices` picks."""
+    return lambda world: _picked(of, how)(world.but(picked=world.picked | {"slice": world.picked["slices"]}))
+
+
+def _promise(world: World) -> dict[Labels, Answer]:
+    """What the picked clause allows."""
+    return {frozenset({("kc_clause_promise", limitation(world.clause, tuple(world.contract.slices)))}): 1.0}
+
+
+_UNIT = unit_of("clause")
 _FAN = (0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999)
 SLICE: dict[str, tuple[Expected, ...]] = {
     "1 State": (_picked(code),),
     "2 Since": (_picked(milliseconds, of_cell=min),),
-    "3 Estimate": (_picked(estimate),),
-    "4 Limit": (_picked(limit),),
+    "3 Estimate": (_picked(estimate), _UNIT),
+    "4 Limit": (_picked(limit), _UNIT),
     "5 Margin": (_picked(margin, min),),
     "6 Samples": (_picked(samples),),
     "7 Kernel that serves it": (routes,),
-    "8 What it means": (lambda world: alone(float(panel_id(world.contract.name, world.picked["clause"]))),),
+    "8 What it promises": (_promise,),
     "10 $clause on $slice: value with its confidence band, against the limit": (
-        _picked(upper), _picked(lower, min), _picked(estimate), _picked(limit),
+        _picked(upper), _picked(lower, min), _picked(estimate), _picked(limit), _UNIT,
     ),
-    "11 By kernel version": (_by(_VERSIONS, estimate), _picked(limit)),
+    "11 By kernel version": (_by(_VERSIONS, estimate), _picked(limit), _UNIT),
     "20 Distribution of $quantity": (lambda world: distribution(world, world.clause.quantity.key),),
     "21 $quantity: mean and quantiles": (_chosen(mean), *(_chosen(quantile, rank) for rank in (0.5, 0.99, 0.999))),
     "22 Signed log ratio: where the tokens lie": tuple(_here("log_ratio", quantile, rank) for rank in _FAN),
@@ -86,9 +98,16 @@ SLICE: dict[str, tuple[Expected, ...]] = {
     "41 Every clause on this slice": (cells(code, names=("kc_clause",)),),
     "42 Samples behind the verdict": (_by(_VERSIONS, samples), by_rules("samples", max)),
     "43 The same from Prometheus' own rules": (
-        by_rules("upper", max), by_rules("lower", min), by_rules("estimate", max), by_rules("limit", max),
+        by_rules("upper", max), by_rules("lower", min), by_rules("estimate", max), by_rules("limit", max), _UNIT,
     ),
     "44 Evaluator and rules": (_picked(code), status_by_rules),
+    "51 $clauses on $slice": (
+        of_clauses(upper, "clauses"), of_clauses(lower, "clauses", min), of_clauses(estimate, "clauses"),
+        of_clauses(limit, "clauses"), unit_of("clauses"),
+    ),
+    "61 $clause on $slices": (
+        _on_slice(upper), _on_slice(lower, min), _on_slice(estimate), _on_slice(limit), _UNIT,
+    ),
 }  # fmt: skip
 
 
@@ -121,7 +140,7 @@ def _limits(clauses: Iterable[str] = (), others: Iterable[str] = ()) -> Expected
 def _verdicts(world: World) -> dict[Labels, Answer]:
     """Of the clauses on ratios, divergences, reward and weight lag."""
     clauses = ("token-tv", "reward", "weights-lag", "weights-far-behind")
-    others = ("clip-share", "token-tv", "token-kl", "token-chi2", "weights-lag")
+    others = [clause.id for clause in world.contracts[1].clauses]
     return by(PLACE, _about(world, code, clauses, others))
 
 
@@ -132,18 +151,25 @@ def _left(chi2: float) -> float:
 
 RL: dict[str, tuple[Expected, ...]] = {
     "13 Verdicts on what is shown below": (_verdicts,),
-    "1 Importance ratio of sampled tokens": tuple(_slices("ratio", quantile, at) for at in (0.01, 0.5, 0.99, 0.999)),
+    "1 Importance ratio of sampled tokens": (
+        *(_slices("ratio", quantile, at) for at in (0.01, 0.5, 0.99, 0.999)), _limits((), ["ratio"]),
+    ),
     "2 Share of the clip range that the kernels spend": (
         _scaled("abs_log_ratio", "clip_budget_share"), _limits((), ["clip-share"]),
     ),
     "3 Effective sample size, per sample": (_from_mean("chi2_token", _left), _from_mean("chi2_seq", _left)),
     "4 Total variation per token": (_slices("tv_token", mean), _limits(["token-tv"], ["token-tv"])),
-    "5 Total variation per sequence": (_slices("tv_seq", mean),),
+    "5 Total variation per sequence": (_slices("tv_seq", mean), _limits((), ["sequence-tv"])),
     "6 KL(Q||P), k3": (_slices("k3", mean), _limits((), ["token-kl"])),
-    "7 Advantage-signed drift": (_slices("advantage_drift_positive", mean), _slices("advantage_drift_negative", mean)),
+    "7 Advantage-signed drift": (
+        _slices("advantage_drift_positive", mean), _slices("advantage_drift_negative", mean),
+        _limits((), ["push", "pull"]),
+    ),
     "8 Most that the reward can differ": (_scaled("tv_seq", "reward_drift_bound"), _limits(["reward"])),
-    "9 Most that the gradient can be biased": (_scaled("tv_seq", "gradient_bias_bound"),),
-    "10 Support deficit": (_from_mean("ratio", lambda value: 1.0 - value),),
+    "9 Most that the gradient can be biased": (
+        _scaled("tv_seq", "gradient_bias_bound"), _limits((), ["gradient"]),
+    ),
+    "10 Support deficit": (_from_mean("ratio", lambda value: 1.0 - value), _limits((), ["deficit"])),
     "11 Weight lag": (
         _slices("weights_lag", quantile, 1.0), _slices("weights_lag", mean),
         _limits(["weights-lag", "weights-far-behind"], ["weights-lag"]),

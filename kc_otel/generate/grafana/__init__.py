@@ -1,20 +1,20 @@
-"""Grafana dashboards and alerts made from contracts. Needs the extra `grafana`."""
+"""Grafana dashboards, which fit every contract, and alerts made from contracts. Needs the extra `grafana`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file
 from kc_otel.generate.grafana.notifications import notifications_file
-from kc_otel.generate.ladder import unique_names
 
 __all__ = ["DATASOURCE_UID", "grafana_files"]
 
 
 def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID) -> tuple[GeneratedFile, ...]:
-    """The dashboards of all contracts, a file of alerts for each, and one of how they are told, in this order.
+    """The dashboards, a file of alerts for each contract, and one of how people are told of them, in this order.
 
     Args:
         contracts: The contracts.
@@ -26,7 +26,7 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
     """
     # The SDK is an extra: imported when dashboards are asked for.
     from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.meanings_board import meanings_file  # noqa: PLC0415
+    from kc_otel.generate.grafana.meaning_board import meaning_file  # noqa: PLC0415
     from kc_otel.generate.grafana.overview_board import overview_file  # noqa: PLC0415
     from kc_otel.generate.grafana.promotion_board import promotion_file  # noqa: PLC0415
     from kc_otel.generate.grafana.rl_board import rl_file  # noqa: PLC0415
@@ -34,12 +34,12 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
 
     ordered = unique_names(contracts)
     return (
-        overview_file(ordered),
-        slice_file(ordered),
-        rl_file(ordered),
+        overview_file(),
+        slice_file(),
+        rl_file(),
         promotion_file(),
-        health_file(ordered),
-        meanings_file(ordered),
+        health_file(),
+        meaning_file(),
         *(alerting_file(contract, datasource_uid) for contract in ordered),
         notifications_file(ordered),
     )

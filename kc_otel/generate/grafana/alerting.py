@@ -29,9 +29,17 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import CELL_LABELS, HELD_BY, Rung, rungs, static_labels
-from kc_otel.generate.links import FOLDER, OVERVIEW_UID, meaning_link, panel_id, slice_link
+from kc_otel.generate.links import (
+    FOLDER,
+    HEALTH_UID,
+    INVALID_INPUT_ID,
+    NOT_HOLDING_ID,
+    OVERVIEW_UID,
+    meaning_link,
+    slice_link,
+)
 from kc_otel.generate.runbook import runbook
 from kc_otel.judge.verdict import Status
 
@@ -57,61 +65,62 @@ def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID) -> G
         "name": contract.name,
         "folder": FOLDER,
         "interval": _INTERVAL,
-        "rules": [alert_rule(rung, datasource_uid) for rung in rungs(contract)],
+        "rules": [alert_rule(alert, datasource_uid) for alert in alert_steps(contract)],
     }
     content: dict[str, Any] = {"apiVersion": 1, "groups": [group] if group["rules"] else []}
     path = PurePosixPath("grafana", "alerting", f"{contract.name}.yaml")
     return GeneratedFile(path, as_yaml(content, f"Grafana-managed alerts of {contract.name}."))
 
 
-def alert_rule(rung: Rung, datasource_uid: str) -> dict[str, Any]:
+def alert_rule(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
     """One rule: query A takes the value now, expression B compares it, and B is the condition."""
-    name, panel = rung.contract.name, panel_id(rung.contract.name, rung.clause_id)
-    no_data, error = _states(rung)
+    name = alert.contract.name
+    board, panel = (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID)
+    no_data, error = _states(alert)
     return {
-        "uid": f"kc-{rung.key}",
-        "title": f"{name}: {rung.clause_id} {rung.step.on}, step {rung.number}",
+        "uid": f"kc-{alert.key}",
+        "title": f"{name}: {alert.clause_id} {alert.step.on}, step {alert.number}",
         "condition": "B",
-        "data": [_query(rung, datasource_uid), _condition(rung)],
-        "dashboardUid": OVERVIEW_UID,
+        "data": [_query(alert, datasource_uid), _condition(alert)],
+        "dashboardUid": board,
         "panelId": panel,
         "noDataState": no_data,
         "execErrState": error,
-        "for": format_duration(rung.step.after),
-        "keepFiringFor": format_duration(rung.step.clear_for),
+        "for": format_duration(alert.step.after),
+        "keepFiringFor": format_duration(alert.step.clear_for),
         "annotations": {
-            **_texts(rung),
-            "__dashboardUid__": OVERVIEW_UID,
+            **_texts(alert),
+            "__dashboardUid__": board,
             "__panelId__": str(panel),
         },
-        "labels": {**static_labels(rung), **_cell_labels(rung)},
+        "labels": {**static_labels(alert), **_cell_labels(alert)},
         "isPaused": False,
     }
 
 
-def _query(rung: Rung, datasource_uid: str) -> dict[str, Any]:
+def _query(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
     return {
         "refId": "A",
         "relativeTimeRange": {"from": _LOOKBACK, "to": 0},
         "datasourceUid": datasource_uid,
-        "model": {"refId": "A", "expr": rung.value, "instant": True, "range": False, "editorMode": "code"},
+        "model": {"refId": "A", "expr": alert.value, "instant": True, "range": False, "editorMode": "code"},
     }
 
 
-def _condition(rung: Rung) -> dict[str, Any]:
+def _condition(alert: AlertStep) -> dict[str, Any]:
     """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
 
     What is inside stays so while the verdict is one that does not clear an alert: those codes lie between that of the
     step's verdict and that of PASS, or above it, so that a second threshold, of recovery, tells them apart.
     """
     condition: dict[str, Any]
-    if rung.status is None:
+    if alert.status is None:
         condition = {"evaluator": {"type": "gt", "params": [0]}}
     else:
-        code = float(rung.status.code)
+        code = float(alert.status.code)
         condition = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
-        if HELD_BY[rung.status]:
-            codes = [rung.status.code, *(status.code for status in HELD_BY[rung.status])]
+        if HELD_BY[alert.status]:
+            codes = [alert.status.code, *(status.code for status in HELD_BY[alert.status])]
             around = [min(codes) - 0.5, max(codes) + 0.5]
             condition["unloadEvaluator"] = {"type": "outside_range", "params": around}
     return {
@@ -122,40 +131,40 @@ def _condition(rung: Rung) -> dict[str, Any]:
     }
 
 
-def _states(rung: Rung) -> tuple[str, str]:
-    if rung.status is Status.NO_DATA:
+def _states(alert: AlertStep) -> tuple[str, str]:
+    if alert.status is Status.NO_DATA:
         return "Alerting", "Alerting"
-    covered = rung.status is None or any(
-        other.clause is rung.clause and other.status is Status.NO_DATA for other in rungs(rung.contract)
+    covered = alert.status is None or any(
+        other.clause is alert.clause and other.status is Status.NO_DATA for other in alert_steps(alert.contract)
     )
     return ("OK" if covered else "NoData"), "KeepLast"
 
 
-def _cell_labels(rung: Rung) -> dict[str, str]:
-    if rung.clause is None:
+def _cell_labels(alert: AlertStep) -> dict[str, str]:
+    if alert.clause is None:
         return {"slice": "all"}
     names = {"slice": _SLICE, "kernel_train": _TRAIN, "kernel_inference": _INFERENCE}
     return {name: f"{{{{ index .Labels `{label}` }}}}" for name, label in names.items()}
 
 
-def _texts(rung: Rung) -> dict[str, str]:
+def _texts(alert: AlertStep) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
     where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
     said = {
-        "fail": f"{rung.clause_id} is broken on {where}",
-        "no-data": f"no data for {rung.clause_id} on {where}",
-        "inconclusive": f"{rung.clause_id} cannot be decided on {where}",
+        "fail": f"{alert.clause_id} is broken on {where}",
+        "no-data": f"no data for {alert.clause_id} on {where}",
+        "inconclusive": f"{alert.clause_id} cannot be decided on {where}",
         "invalid-input": "sequences fail the input checks",
-    }[rung.step.on]
+    }[alert.step.on]
     texts = {
-        "summary": f"{rung.contract.name}: {said}",
-        "description": f"{literal(rung.promise)} {rung.actions}",
-        "owner": literal(rung.contract.metadata.owner),
-        "runbook": literal(runbook(rung)),
+        "summary": f"{alert.contract.name}: {said}",
+        "description": f"{literal(alert.promise)} {alert.actions}",
+        "owner": literal(alert.contract.metadata.owner),
+        "runbook": literal(runbook(alert)),
     }
-    if rung.contract.metadata.runbook:
-        texts["runbook_url"] = literal(rung.contract.metadata.runbook)
-    if rung.clause is not None:
-        texts["slice_dashboard"] = slice_link(rung.contract.name, rung.clause_id, f"{slice}{ALL}{{{{ end }}}}")
-        texts["meaning"] = meaning_link(panel_id(rung.contract.name, rung.clause_id))
+    if alert.contract.metadata.runbook:
+        texts["runbook_url"] = literal(alert.contract.metadata.runbook)
+    if alert.clause is not None:
+        texts["slice_dashboard"] = slice_link(alert.contract.name, alert.clause_id, f"{slice}{ALL}{{{{ end }}}}")
+        texts["meaning"] = meaning_link(alert.contract.name, alert.clause_id)
     return texts

@@ -9,14 +9,18 @@ from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import NOTICE, GeneratedFile
+from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.panels import reference
-from kc_otel.generate.grafana.queries import by, picked
+from kc_otel.generate.grafana.queries import by, minimum_step, picked
 from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
 from kc_otel.generate.links import HEALTH_UID, MEANING_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
-__all__ = ["board", "board_file", "choice", "datasource", "kernel_changes", "scope"]
+__all__ = ["STEP", "board", "board_file", "choice", "datasource", "kernel_changes", "scope", "step"]
 
+STEP: Final = "${step}s"
+"""Smallest step of queries of what recorders send; a board with such queries needs the variable `step()`."""
+
+_NOTICE: Final = "Written by `kc-otel generate grafana`; it fits every contract."
 _TITLES: Final = {
     OVERVIEW_UID: "Overview",
     SLICE_UID: "Slice",
@@ -25,6 +29,7 @@ _TITLES: Final = {
     HEALTH_UID: "Health",
     MEANING_UID: "What clauses mean",
 }
+_WIDTH: Final = 120
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
@@ -33,7 +38,7 @@ def board(uid: str, description: str, variables: Iterable[Any], *, changes: bool
     made = (
         dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
         .uid(uid)
-        .description(f"{description} {NOTICE}")
+        .description(f"{description} {_NOTICE}")
         .tags(["kernel-contract"])
         .timezone("browser")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
@@ -61,8 +66,28 @@ def board_file(name: str, made: Any) -> GeneratedFile:
     plain = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     for shown in (*plain.get("links", []), *plain["annotations"].get("list", [])):
         shown.pop("placement", None)
-    text = json.dumps(plain, indent=2, ensure_ascii=False)
-    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{text}\n")
+    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(plain)}\n")
+
+
+def _json(value: Any, indent: int = 0) -> str:
+    """JSON with as much on a line as fits, so that a board can be read and a change of it too."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if len(flat) + indent < _WIDTH or not isinstance(value, dict | list) or not value:
+        return flat
+    inner = " " * (indent + 2)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_json(one, indent + 2)}" for key, one in value.items()]
+    else:
+        parts = [_json(one, indent + 2) for one in value]
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(inner) + len(lines[-1]) + len(part) + 3 < _WIDTH and "\n" not in lines[-1] + part:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    body = f",\n{inner}".join(lines)
+    return f"{opened}\n{inner}{body}\n{' ' * indent}{closed}"
 
 
 def datasource() -> Any:
@@ -75,7 +100,9 @@ def datasource() -> Any:
     )
 
 
-def choice(name: str, title: str, description: str, query: str, *, regex: str = "", first: str = "") -> Any:
+def choice(
+    name: str, title: str, description: str, query: str, *, regex: str = "", one: bool = False, first: str = ""
+) -> Any:
     """A variable whose values a query finds.
 
     Args:
@@ -84,7 +111,8 @@ def choice(name: str, title: str, description: str, query: str, *, regex: str = 
         description: What it picks.
         query: `label_values(...)` or `query_result(...)`.
         regex: What of each result is the value.
-        first: The one value that is picked at first; empty for a variable of many values that starts with all.
+        one: Whether it holds one value instead of many; many start with all.
+        first: The one value that is picked at first; empty for the first that is found.
     """
     variable = (
         dashboard.QueryVariable(name)
@@ -98,8 +126,9 @@ def choice(name: str, title: str, description: str, query: str, *, regex: str = 
     )
     if regex:
         variable = variable.regex(regex)
-    if first:
-        return variable.multi(False).include_all(False).current(models.VariableOption(True, first, first))
+    if one:
+        variable = variable.multi(False).include_all(False)
+        return variable.current(models.VariableOption(True, first, first)) if first else variable
     every = models.VariableOption(selected=True, text=["All"], value=["$__all"])
     # Some clauses are about no pair of kernel versions, so "all" has to match the missing label too.
     return variable.multi(True).include_all(True).all_value(".*").current(every)
@@ -114,7 +143,7 @@ def scope(*, slices: bool = True, one: Sequence[str] = ()) -> list[Any]:
     """
     of_contract = f'{label("kc.contract")}=~"$contract"'
     verdict = metric("kc.verdict")
-    wanted = [("contract", "Contract", "Kernel contracts that the evaluator judges.", verdict, "kc.contract", ".+")]
+    wanted = [("contract", "Contract", "Kernel contracts that the evaluator judges.", verdict, "kc.contract", "")]
     if slices:
         about = f"Parts of the traffic that are judged on their own; `{ALL}` is the whole of it."
         wanted.append(("slice", "Slice", about, f"{verdict}{{{of_contract}}}", "kc.slice", ALL))
@@ -123,9 +152,23 @@ def scope(*, slices: bool = True, one: Sequence[str] = ()) -> list[Any]:
         of = f"{verdict}{{{of_contract}}}"
         wanted.append((f"kernel_{side}", f"{title} kernel version", about, of, f"kc.kernel.{side}", ""))
     return [
-        choice(name, title, about, f"label_values({of}, {label(attribute)})", first=first if name in one else "")
+        choice(name, title, about, f"label_values({of}, {label(attribute)})", one=name in one, first=first)
         for name, title, about, of, attribute, first in wanted
     ]
+
+
+def step() -> Any:
+    """The hidden variable of the smallest step of rates of what recorders send, seconds."""
+    found = choice(
+        "step",
+        "Smallest step",
+        "Seconds; a rate is over four of them, which hold three exports of the picked contracts' recorders.",
+        f"query_result({minimum_step()})",
+        regex="/ ([0-9]+) /",
+        one=True,
+        first="30",
+    )
+    return found.hide(models.VariableHide.HIDE_VARIABLE)
 
 
 def kernel_changes() -> list[Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any, Final
 
-from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.contract.sentences import limitation
+from kc_otel.contract.prometheus_names import label
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.panels import (
     DATASOURCE,
@@ -19,10 +16,11 @@ from kc_otel.generate.grafana.panels import (
     status_mapping,
     table_panel,
     thresholds,
+    value_field,
 )
-from kc_otel.generate.links import meaning_link, panel_id, slice_link
+from kc_otel.generate.links import meaning_link, slice_link
 
-__all__ = ["every_cell", "meanings", "not_holding"]
+__all__ = ["every_cell", "not_holding"]
 
 _TITLES: Final = dict(
     zip(
@@ -31,20 +29,19 @@ _TITLES: Final = dict(
         strict=True,
     )
 )
-_TO_SLICE: Final = slice_link("${__data.fields.Contract}", "${__data.fields.Clause}", "${__data.fields.Slice}")
+_FIELDS: Final = tuple(f"${{__data.fields.{title}}}" for title in ("Contract", "Clause", "Slice"))
 _SEVERITY_COLOURS: Final = ("blue", "orange", "red")
 
 
-def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
+def not_holding(id: int) -> Any:
     """The cells that are not PASS: what, for whom, since when, how far, and what was done."""
-    known = tuple(contracts)
     columns = {
         "State": queries.cells("kc.verdict"),
         "Since": queries.since(),
         "Margin": queries.margin_share(),
         "Done about it": queries.action_bits(),
         "Alert": queries.severity(),
-        "Promise": meanings(known),
+        "": queries.promises(),
     }
     panel = table_panel(
         id,
@@ -55,7 +52,7 @@ def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
         "limit, as a share of the limit: negative is beyond it. Done about it: the actions of the policy's steps that "
         "fire now. Click a state, clause or slice to look into it, and a promise for what it means.",
         {title: queries.not_holding(query) for title, query in columns.items()},
-        _TITLES,
+        {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
             **_columns(),
             "Done about it": (property_of("mappings", [_action_mapping()]), property_of("noValue", "nothing yet")),
@@ -64,9 +61,10 @@ def not_holding(id: int, contracts: Iterable[Contract]) -> Any:
                 property_of("custom.cellOptions", {"type": "color-text"}),
                 property_of("custom.width", 90),
             ),
-            "Promise": _promise_column(known),
+            "Promise": _promise_column(),
         },
         sort=(("State", True), ("Margin", False)),
+        hide=(value_field(len(columns) - 1),),
         order=(
             "State",
             "Contract",
@@ -107,21 +105,9 @@ def every_cell(id: int) -> Any:
     ).height(11)
 
 
-def meanings(contracts: Iterable[Contract]) -> str:
-    """For each cell the id of the panel that says what its clause means."""
-    every = [
-        f"0 * {queries.by(queries.CELL, selector('kc.verdict', own, *queries.picked(queries.CELL)))} "
-        f"+ {panel_id(contract.name, clause.id)}"
-        for contract in contracts
-        for clause in contract.clauses
-        if (own := {"kc.contract": contract.name, "kc.clause": clause.id})
-    ]
-    return " or ".join(every)
-
-
 def _columns() -> dict[str, tuple[Any, ...]]:
     into = property_of(
-        "links", [data_link("Look into this slice", f"{_TO_SLICE}&var-datasource={DATASOURCE}&{SAME_TIME}")]
+        "links", [data_link("Look into this slice", f"{slice_link(*_FIELDS)}&var-datasource={DATASOURCE}&{SAME_TIME}")]
     )
     margin = thresholds("red", (0.0, "yellow"), (0.2, "green")).build()
     return {
@@ -144,16 +130,9 @@ def _columns() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _promise_column(contracts: Iterable[Contract]) -> tuple[Any, ...]:
-    """The value is the id of the panel that explains the clause, and is shown as what the clause says."""
-    texts = {
-        str(panel_id(contract.name, clause.id)): (limitation(clause, tuple(contract.slices)), "text")
-        for contract in contracts
-        for clause in contract.clauses
-    }
+def _promise_column() -> tuple[Any, ...]:
     return (
-        property_of("mappings", [mapping(texts)] if texts else []),
-        property_of("links", [data_link("What this clause means", meaning_link("${__value.raw}"))]),
+        property_of("links", [data_link("What this clause means", meaning_link(*_FIELDS[:2]))]),
         property_of("custom.cellOptions", {"type": "auto", "wrapText": True}),
         property_of("custom.width", 330),
     )

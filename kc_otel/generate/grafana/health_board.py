@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, prometheus_name
 from kc_otel.contract.registry import METRICS, QUANTITIES
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries, raw
-from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana.boards import STEP, board, board_file, scope, step
 from kc_otel.generate.grafana.panels import (
     Query,
-    grafana_unit,
     graph_panel,
+    limit_line,
     stat_panel,
     state_panel,
     table_panel,
     thresholds,
 )
 from kc_otel.generate.grafana.sdk import dashboard
-from kc_otel.generate.links import HEALTH_UID
+from kc_otel.generate.links import HEALTH_UID, INVALID_INPUT_ID
 
 __all__ = ["health_file"]
 
@@ -31,21 +30,20 @@ _EVALUATOR: Final = "From the evaluator's own metrics."
 _RECORDERS: Final = "From the recorders, by way of the Collector."
 
 
-def health_file(contracts: Iterable[Contract]) -> GeneratedFile:
-    """The dashboard; contracts give it the number of streams that the evaluator may keep."""
-    known = tuple(contracts)
+def health_file() -> GeneratedFile:
+    """The dashboard; it is the same for all contracts."""
     made = board(
         HEALTH_UID,
         "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
-        scope(slices=False)[:1],
+        (scope(slices=False)[0], step()),
         changes=False,
     )
     for panel in _counts():
         made = made.with_panel(panel)
     for id, title, panels in (
-        (90, "Evaluator: what came in, and how long judging takes", _evaluator(known)),
+        (90, "Evaluator: what came in, and how long judging takes", _evaluator()),
         (91, "Evaluator: webhooks", _webhooks()),
-        (92, "Recorders: what was measured, and what was not", _recorders(raw.minimum_step(known))),
+        (92, "Recorders: what was measured, and what was not", _recorders()),
     ):
         made = made.with_row(dashboard.Row(title).id(id))
         for panel in panels:
@@ -98,31 +96,29 @@ def _counts() -> Iterator[Any]:
     ).unit("percentunit")
 
 
-def _evaluator(contracts: tuple[Contract, ...]) -> Iterator[Any]:
+def _evaluator() -> Iterator[Any]:
     yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(12)
     yield _rates(
         21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR
     ).span(12)
-    most = sum(contract.observability.max_series for contract in contracts)
-    yield (
-        _gauge(22, "Streams", "kc.evaluator.series", (), "short", f"The contracts together allow {most}. {_EVALUATOR}")
-        .thresholds(thresholds("green", (0.8 * most, "yellow"), (float(most), "red")))
-        .span(12)
-    )
+    kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
+    about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
+    series = (Query(queries.health(kept), "streams"), Query(queries.health(allowed), "limit"))
+    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(12)
     yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(12)
 
 
 def _webhooks() -> Iterator[Any]:
-    unit = grafana_unit("{message}")
+    unit = "suffix: message"
     outcome = ("kc.endpoint", "kc.outcome")
     yield _gauge(24, "Webhooks waiting, by endpoint", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(12)
     yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(12)
 
 
-def _recorders(step: str) -> Iterator[Any]:
+def _recorders() -> Iterator[Any]:
     of, why = ("kc.contract",), ("kc.contract", "kc.reason")
     tokens = "suffix: tokens/s"
-    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, step).span(12)
+    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, STEP).span(12)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
     over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
     yield graph_panel(
@@ -130,22 +126,24 @@ def _recorders(step: str) -> Iterator[Any]:
         "Tokens counted as `other`",
         "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
         f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
-        (Query(f"histogram_count({queries.by(of, over, 'sum')})", _legend(of), step=step),),
+        (Query(f"histogram_count({queries.by(of, over, 'sum')})", _legend(of), step=STEP),),
         tokens,
     ).span(12)
     yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(12)
-    yield _rates(32, "Invalid sequences, by reason", "kc.input.invalid", why, "cps", _RECORDERS, step).span(12)
-    yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS, step).span(12)
-    yield _rates(28, "Exports refused, per second", "kc.recorder.export.failures", of, "cps", _RECORDERS, step).span(12)
-    yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS, step).span(12)
-    yield _rates(34, "Requests not captured, by reason", "kc.capture.dropped", why, "reqps", _RECORDERS, step).span(12)
+    yield _rates(
+        INVALID_INPUT_ID, "Invalid sequences, by reason", "kc.input.invalid", why, "cps", _RECORDERS, STEP
+    ).span(12)
+    yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS, STEP).span(12)
+    yield _rates(28, "Exports refused, per second", "kc.recorder.export.failures", of, "cps", _RECORDERS, STEP).span(12)
+    yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS, STEP).span(12)
+    yield _rates(34, "Requests not captured, by reason", "kc.capture.dropped", why, "reqps", _RECORDERS, STEP).span(12)
     titles = {"kc.contract": "Contract", "kc.kernel.role": "Role", "kc.kernel.version": "Version"}
     yield (
         table_panel(
             30,
             "Kernel versions",
             f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
-            {"Info": queries.info()},
+            {"Info": queries.kernels()},
             {label(name): title for name, title in titles.items()},
             {},
             hide=("Value", "__name__", "job", "instance"),
@@ -155,8 +153,8 @@ def _recorders(step: str) -> Iterator[Any]:
     )
 
 
-def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, step: str = "") -> Any:
-    query = Query(queries.rate(name, attributes), _legend(attributes), step=step)
+def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, least: str = "") -> Any:
+    query = Query(queries.rate(name, attributes), _legend(attributes), step=least)
     return graph_panel(id, title, f"{METRICS[name].meaning} Per second. {source}", (query,), unit)
 
 

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import repeat_interval
 from kc_otel.generate.links import FOLDER
 
 __all__ = ["notifications_file"]

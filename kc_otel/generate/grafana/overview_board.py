@@ -1,25 +1,26 @@
 """The Overview dashboard: what is broken, since when, for whom, and what was done about it.
 
 The top answers that for everyone, and follows the variables. Below it are the verdicts, alerts and actions over time,
-every cell with its numbers, and a row for each contract with one panel per clause. Whether anything is measured at all
-stands at the top too, for a green board that measures nothing is worse than a red one.
+every cell with its numbers, and a panel for each contract with the margins of its clauses. Whether anything is measured
+at all stands at the top too, for a green board that measures nothing is worse than a red one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label
+from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import board, board_file, scope
 from kc_otel.generate.grafana.cell_tables import every_cell, not_holding
-from kc_otel.generate.grafana.clauses import clause_row
 from kc_otel.generate.grafana.panels import (
+    SAME_TIME,
     STATUS_COLOURS,
     Query,
+    graph_panel,
     mapping,
     stat_panel,
     state_panel,
@@ -28,23 +29,24 @@ from kc_otel.generate.grafana.panels import (
     timeline_panel,
 )
 from kc_otel.generate.grafana.sdk import dashboard
-from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID
+from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
 __all__ = ["overview_file"]
 
-_ROW_IDS: Final = 100
+_NAMES: Final = "{{%s}} · {{%s}} · {{%s}}" % tuple(label(name) for name in queries.CELL[:3])  # noqa: UP031 - braces
 
 
-def overview_file(contracts: Iterable[Contract]) -> GeneratedFile:
-    """The dashboard of all contracts."""
-    known = tuple(contracts)
+def overview_file() -> GeneratedFile:
+    """The dashboard; it is the same for all contracts."""
     made = board(OVERVIEW_UID, "What is broken, since when, for whom, and what was done about it.", scope())
-    for panel in (*_counts(), not_holding(7, known), *_over_time()):
+    for panel in (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time()):
         made = made.with_panel(panel)
-    made = made.with_row(dashboard.Row("Every cell, with its numbers").id(_ROW_IDS - 2).with_panel(every_cell(11)))
-    for index, contract in enumerate(known):
-        made = made.with_row(clause_row(_ROW_IDS + index, contract))
+    for id, title, panel in (
+        (98, "Every cell, with its numbers", every_cell(11)),
+        (99, "How near each contract is to its limits", _margins()),
+    ):
+        made = made.with_row(dashboard.Row(title).id(id).with_panel(panel))
     return board_file("overview", made)
 
 
@@ -73,7 +75,7 @@ def _counts() -> Iterator[Any]:
         "are no drift. The recorders count them; they reach this data source by way of the Collector.",
         queries.increase("kc.input.invalid"),
         "orange",
-    )
+    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
     received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
     yield (
         state_panel(
@@ -90,12 +92,11 @@ def _counts() -> Iterator[Any]:
 
 
 def _over_time() -> Iterator[Any]:
-    names = "{{%s}} · {{%s}} · {{%s}}" % tuple(label(name) for name in queries.CELL[:3])  # noqa: UP031 - braces
     yield timeline_panel(
         8,
         "Verdicts over time",
         "Verdict of every clause on every slice; where several pairs of kernel versions report, the worst.",
-        Query(queries.verdicts(), names),
+        Query(queries.verdicts(), _NAMES),
         status_mapping(),
         STATUS_COLOURS[Status.PASS],
     )
@@ -104,7 +105,7 @@ def _over_time() -> Iterator[Any]:
             9,
             "Alerts over time",
             "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-            Query(queries.alerts(), f"{names} · {{{{{label('kc.severity')}}}}}"),
+            Query(queries.alerts(), f"{_NAMES} · {{{{{label('kc.severity')}}}}}"),
             mapping({"1": ("firing", "red")}),
             "red",
         )
@@ -118,11 +119,32 @@ def _over_time() -> Iterator[Any]:
             "What was done",
             "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
             "until a person resumes the slice: see Promotion and routing.",
-            Query(queries.actions(), f"{names} · {{{{{label('kc.action')}}}}}"),
+            Query(queries.actions(), f"{_NAMES} · {{{{{label('kc.action')}}}}}"),
             mapping({"1": ("in force", "purple")}),
             "purple",
         )
         .height(7)
         .span(12)
         .no_value("Nothing had to be done in this range")
+    )
+
+
+def _margins() -> Any:
+    """One graph per contract. Shares of limits need no unit, so that clauses on different metrics fit into one."""
+    contract, clause = (f"${{__field.labels.{label(name)}}}" for name in ("kc.contract", "kc.clause"))
+    into = dashboard.DashboardLink("Look into this clause").url(f"{slice_link(contract, clause, ALL)}&{SAME_TIME}")
+    return (
+        graph_panel(
+            14,
+            "$contract: margin of each clause",
+            "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
+            "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
+            "for the clause's bounds, limit and distribution.",
+            (Query(queries.by(queries.CELL[:2], queries.margin_share(), "min"), f"{{{{{label('kc.clause')}}}}}"),),
+            "percentunit",
+        )
+        .thresholds(thresholds("red", (0.0, "green")))
+        .repeat("contract")
+        .max_per_row(3)
+        .data_links([into])
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kc_otel.contract.prometheus_names import label
 from kc_otel.generate.grafana.sdk import (
     common,
     common_models,
@@ -28,8 +29,8 @@ __all__ = [
     "Query",
     "common_panel",
     "data_link",
-    "grafana_unit",
     "graph_panel",
+    "in_unit",
     "limit_line",
     "mapping",
     "property_of",
@@ -41,6 +42,7 @@ __all__ = [
     "text_panel",
     "thresholds",
     "timeline_panel",
+    "value_field",
 ]
 
 DATASOURCE: Final = "${datasource}"
@@ -52,7 +54,6 @@ STATUS_COLOURS: Final = {
     Status.NO_DATA: "orange",
     Status.FAIL: "red",
 }
-_UNITS: Final = {"1": "none", "s": "s", "By": "bytes", "%": "percent"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,6 @@ class Query:
     legend: str = ""
     exemplar: bool = False
     step: str = ""
-
-
-def grafana_unit(unit: str) -> str:
-    """Grafana's unit for a UCUM unit; what Grafana does not know is written behind the number."""
-    return _UNITS.get(unit) or f"suffix: {unit.strip('{}')}"
 
 
 def mapping(options: Mapping[str, tuple[str, str]]) -> Any:
@@ -121,9 +117,9 @@ def stat_panel(id: int, title: str, description: str, query: str, colour: str, b
     return state_panel(id, title, description, query).thresholds(thresholds(base, (1e-9, colour))).decimals(0)
 
 
-def state_panel(id: int, title: str, description: str, query: str) -> Any:
+def state_panel(id: int, title: str, description: str, query: str, legend: str = "") -> Any:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
-    panel = common_panel(stat.Panel(), id, title, description, (Query(query),), instant=True)
+    panel = common_panel(stat.Panel(), id, title, description, (Query(query, legend),), instant=True)
     return (
         panel.height(4)
         .span(3)
@@ -168,7 +164,8 @@ def table_panel(
         order: Titles of the columns from the left; the first value column, labels, other value columns by default.
     """
     queries = tuple(Query(expression) for expression in columns.values())
-    values = {f"Value #{_ref(index)}" if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
+    values = {value_field(index) if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
+    values = {field: name for field, name in values.items() if field not in hide}
     titles = {**values, **labels}
     places = [*list(values)[:1], *labels, *list(values)[1:]]
     if order:
@@ -189,6 +186,11 @@ def table_panel(
     for name, properties in overrides.items():
         panel = panel.override_by_name(name, list(properties))
     return panel.sort_by([common.TableSortByFieldState().display_name(title).desc(down) for title, down in sort])
+
+
+def value_field(index: int) -> str:
+    """Grafana's name of the values of a table's query, by its place from 0, where it has several queries."""
+    return f"Value #{_ref(index)}"
 
 
 def timeline_panel(id: int, title: str, description: str, query: Query, mappings: Any, base: str, *more: Query) -> Any:
@@ -251,6 +253,18 @@ def limit_line(panel: Any, pattern: str = "/ limit$/") -> Any:
             property_of("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}),
         ],
     )
+
+
+def in_unit(panel: Any, units: str) -> Any:
+    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`.
+
+    Grafana's transformation "Config from query results" takes the unit from the query and leaves its value out.
+    """
+    ref = "Unit"
+    target = prometheus.Dataquery().ref_id(ref).expr(units).instant().format("table")
+    mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
+    found = {"configRefId": ref, "mappings": [mapped]}
+    return panel.with_target(target).with_transformation(models.DataTransformerConfig("configFromData", options=found))
 
 
 def common_panel(

@@ -21,7 +21,6 @@ __all__ = [
     "action_bits",
     "actions",
     "alerts",
-    "bound",
     "by",
     "cells",
     "count_alerts",
@@ -29,13 +28,16 @@ __all__ = [
     "count_status",
     "evidence",
     "health",
+    "in_units",
     "increase",
-    "info",
+    "kernels",
+    "limits",
     "margin_share",
+    "minimum_step",
     "not_holding",
-    "of_contract",
-    "one_of",
+    "of_metrics",
     "picked",
+    "promises",
     "rate",
     "routes",
     "severity",
@@ -73,11 +75,6 @@ _STEP: Final = "1m"
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
     """Matchers of what a person picked, for those of the attributes that there is a variable for."""
     return tuple(f'{label(name)}=~"${_VARIABLES[name]}"' for name in attributes if name in _VARIABLES)
-
-
-def one_of(attribute: str, values: Iterable[str]) -> str:
-    """A matcher: the attribute has one of these values, which may have dots in them."""
-    return f'{label(attribute)}=~"{"|".join(value.replace(".", "[.]") for value in values)}"'
 
 
 def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
@@ -158,6 +155,59 @@ def action_bits() -> str:
     return _spread(by(_OF_SLICE, " or ".join(parts), "sum"))
 
 
+def promises() -> str:
+    """Every cell, with what its clause allows as a label.
+
+    Of evaluators side by side that know different versions of a contract one counts.
+    """
+    of, said = ("kc.contract", "kc.clause"), "kc.clause.promise"
+    on = ", ".join(map(label, of))
+    one = f"topk by ({on}) (1, {by((*of, said), selector('kc.clause.info', None, *picked(of)))})"
+    return f"0 * {cells('kc.verdict')} + on ({on}) group_left ({label(said)}) {one}"
+
+
+def of_metrics(expression: str, *metrics: str, statistic: str = "") -> str:
+    """What an expression says of clauses on these metrics.
+
+    Args:
+        expression: Series with a contract and a clause.
+        metrics: As contracts name them.
+        statistic: A regular expression of statistics as contracts write them; of all by default.
+    """
+    matchers = [f'{label("kc.clause.metric")}=~"{"|".join(metrics)}"']
+    if statistic:
+        matchers.append(f'{label("kc.clause.statistic")}=~"{statistic}"')
+    on = ", ".join(map(label, ("kc.contract", "kc.clause")))
+    return f"{expression} and on ({on}) {selector('kc.clause.info', None, *matchers)}"
+
+
+def limits(*metrics: str, statistic: str = "") -> str:
+    """The limits of the clauses on these metrics, the smallest by contract and slice."""
+    limit = selector("kc.bound.limit", None, *picked(METRICS["kc.bound.limit"].attributes))
+    return by(("kc.contract", "kc.slice"), of_metrics(limit, *metrics, statistic=statistic), "min")
+
+
+def in_units(*matchers: str) -> str:
+    """One series whose label `kc_clause_unit` is Grafana's name of a clause's unit, from the UCUM unit of its limit.
+
+    Plain numbers have none, seconds are called the same, and annotations such as `{nat}` are written behind the number.
+    """
+    unit = label("kc.clause.unit")
+    one = f"topk(1, {by(('kc.clause.unit',), selector('kc.clause.info', None, *matchers), 'group')})"
+    plain = f'label_replace({one}, "{unit}", "none", "{unit}", "1")'
+    return f'label_replace({plain}, "{unit}", "suffix: $1", "{unit}", "[{{](.*)[}}]")'
+
+
+def minimum_step() -> str:
+    """Smallest step of rates of what recorders send, seconds: four of them, the rate interval, hold three exports.
+
+    Recorders export three times per heartbeat unless they are told otherwise, which is more seldom than the data source
+    is told: without a step of their own, rates would be of a single export, and empty.
+    """
+    slowest = f"max({selector('kc.contract.heartbeat', None, *picked(('kc.contract',)))})"
+    return f"ceil(clamp_min({slowest}, 120) / 4) or vector(30)"
+
+
 def routes() -> str:
     """1 for slices that the decision table sends to the training kernel, 0 for the others."""
     return f"({to_train()} == 1) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
@@ -174,24 +224,12 @@ def count_routed() -> str:
     return f"count({to_train()} == 1) or vector(0)"
 
 
-def bound(metric: str, contract: str, clause: str, how: str = "max") -> str:
-    """A bound of one clause by slice; empty when another contract is picked."""
-    matchers = {"kc.contract": contract, "kc.clause": clause}
-    return by(("kc.slice",), selector(metric, matchers, *picked(METRICS[metric].attributes)), how)
-
-
 def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     """Increase per second of a counter."""
     known = tuple(attributes)
     selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
     expression = f"rate({selected}[$__rate_interval])"
     return by(known, expression, "sum") if known else f"sum({expression})"
-
-
-def of_contract(metric: str, contract: str, attributes: Iterable[str]) -> str:
-    """Increase of a counter of one contract over the panel's interval; empty when another contract is picked."""
-    selected = selector(metric, {"kc.contract": contract}, *picked(("kc.contract",)))
-    return by(attributes, f"increase({selected}[$__rate_interval])", "sum")
 
 
 def increase(metric: str) -> str:
@@ -207,7 +245,7 @@ def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str
     return by(known, selected, how) if known else f"{how}({selected})"
 
 
-def info() -> str:
+def kernels() -> str:
     """The kernel versions that have reported, with every field of their fingerprints as labels."""
     return f"{selector('kc.kernel.info', None, *picked(('kc.contract',)))} == 1"
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label, metric, selector
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries, raw
-from kc_otel.generate.grafana.boards import board, board_file, choice, scope
-from kc_otel.generate.grafana.cell_tables import meanings
+from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana.boards import board, board_file, choice, scope, step
+from kc_otel.generate.grafana.distributions import distribution_panels, example_panels
 from kc_otel.generate.grafana.panels import (
     STATUS_COLOURS,
     Query,
-    data_link,
     graph_panel,
+    in_unit,
     limit_line,
     mapping,
     property_of,
@@ -26,7 +24,6 @@ from kc_otel.generate.grafana.panels import (
     timeline_panel,
 )
 from kc_otel.generate.grafana.sdk import common_models, dashboard
-from kc_otel.generate.grafana.slice_panels import distribution_panels, example_panels
 from kc_otel.generate.links import SLICE_UID, meaning_link
 from kc_otel.judge.verdict import Status
 
@@ -34,59 +31,50 @@ __all__ = ["slice_file"]
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
+_UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
 _PLAIN: Final = common_models.BigValueColorMode.NONE
 
 
-def slice_file(contracts: Iterable[Contract]) -> GeneratedFile:
-    """The dashboard; it names the contracts only to know the quantity behind each clause."""
-    known = tuple(contracts)
-    first = known[0] if known else None
-    picked = scope(one=("contract", "slice"))
-    if first is not None:
-        picked[0] = choice(
-            "contract",
-            "Contract",
-            "The contract.",
-            f"label_values({metric('kc.verdict')}, {label('kc.contract')})",
-            first=first.name,
-        )
-    clause = choice(
-        "clause",
-        "Clause",
-        "The promise that is looked at.",
-        f"label_values({metric('kc.verdict')}{{{_OF_CONTRACT}}}, {label('kc.clause')})",
-        first=first.clauses[0].id if first is not None and first.clauses else ALL,
+def slice_file() -> GeneratedFile:
+    """The dashboard; it is the same for all contracts."""
+    contract, slice, *kernels = scope(one=("contract", "slice"))
+    clauses = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.clause')})"
+    slices = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.slice')})"
+    quantity = (
+        f"label_values({selector('kc.clause.info', None, _OF_CONTRACT, _CLAUSE)}, {label('kc.clause.histogram')})"
     )
-    quantity = choice(
-        "quantity",
-        "Quantity",
-        "The drift histogram behind the clause, found from contract and clause. Any other `kc_drift_...` can be typed.",
-        f"query_result({raw.quantity_of(known)})",
-        regex='/quantity="([^"]+)"/',
-        first="kc_drift_abs_log_ratio",
-    )
-    operator = choice(
-        "operator",
-        "Operator",
-        "The operator, where the quantity is observed of single operators.",
-        f"label_values($quantity{{{_OF_CONTRACT}}}, {label('kc.operator')})",
-    )
+    operators = f'label_values({{__name__="$quantity", {_OF_CONTRACT}}}, {label("kc.operator")})'
     traces = (
         dashboard.DatasourceVariable("traces")
         .label("Traces")
         .type("tempo")
         .description("The Tempo that keeps the recorders' spans.")
     )
-    variables = [picked[0], clause, *picked[1:], quantity, operator, traces]
+    variables = [
+        contract,
+        choice("clause", "Clause", "The promise that is looked at.", clauses, one=True),
+        slice,
+        *kernels,
+        choice(
+            "quantity", "Quantity", "The drift histogram behind the clause. Any other can be typed.", quantity, one=True
+        ),
+        choice("operator", "Operator", "Of a quantity that is observed of single operators, the operator.", operators),
+        choice("clauses", "Bands of clauses", "The clauses that have a band of their own below.", clauses),
+        choice("slices", "Bands of slices", "The slices that have a band of their own below.", slices),
+        traces,
+        step(),
+    ]
     made = board(
         SLICE_UID, "One clause on one slice: verdict, band, distribution, and the tokens behind it.", variables
     )
-    for panel in (*_now(known), *_bands(), *distribution_panels(known), *example_panels(), *_around(), *_by_rules()):
+    for panel in (*_now(), *_bands(), *distribution_panels(), *example_panels(), *_around(), *_by_rules()):
         made = made.with_panel(panel)
+    for row in _repeated():
+        made = made.with_row(row)
     return board_file("slice", made)
 
 
-def _now(contracts: tuple[Contract, ...]) -> Iterator[Any]:
+def _now() -> Iterator[Any]:
     yield state_panel(
         1, "State", "Verdict now, the worst of the picked kernel versions.", _cells("kc.verdict")
     ).mappings([status_mapping()])
@@ -104,7 +92,7 @@ def _now(contracts: tuple[Contract, ...]) -> Iterator[Any]:
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield state_panel(id, title, about, _cells(name)).color_mode(_PLAIN).decimals(4)
+        yield in_unit(state_panel(id, title, about, _cells(name)).color_mode(_PLAIN).decimals(4), _UNIT)
     yield (
         state_panel(
             5,
@@ -123,19 +111,15 @@ def _now(contracts: tuple[Contract, ...]) -> Iterator[Any]:
         .mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
         .thresholds(thresholds("blue"))
     )
-    shown = {"type": "range", "options": {"from": 0, "to": None, "result": {"text": "read", "index": 0}}}
-    panel = state_panel(
-        8,
-        "What it means",
-        "What the clause promises, why its limit has its value, and what follows from it. Click to read.",
-        f"max(({meanings(contracts)}) and {queries.cells('kc.verdict', _CLAUSE)})",
-    )
-    yield panel.color_mode(_PLAIN).override_by_regexp(
-        "/.*/",
-        [
-            property_of("mappings", [shown]),
-            property_of("links", [data_link("What this clause means", meaning_link("${__value.raw}"))]),
-        ],
+    said = label("kc.clause.promise")
+    promise = queries.by(("kc.clause.promise",), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
+    yield (
+        state_panel(
+            8, "What it promises", "What the clause allows. Click for what that means.", promise, f"{{{{{said}}}}}"
+        )
+        .color_mode(_PLAIN)
+        .text_mode(common_models.BigValueTextMode.NAME)
+        .data_links([dashboard.DashboardLink("What this clause means").url(meaning_link("${contract}", "${clause}"))])
     )
 
 
@@ -146,8 +130,9 @@ def _bands() -> Iterator[Any]:
         "The rolling value of the clause's statistic over the contract's window, its confidence interval as a band "
         "over all picked kernel versions, and the limit. Broken when the whole band is above the limit; holding when "
         "the whole band is at or below it; undecided while the limit lies inside. Purple and blue marks: a kernel "
-        "version came. In the clause's unit.",
+        "version came.",
         "kc.bound",
+        unit=_UNIT,
     )
     yield band.height(10).span(16)
     pair = f"{{{{{label('kc.kernel.train')}}}}} → {{{{{label('kc.kernel.inference')}}}}}"
@@ -161,7 +146,7 @@ def _bands() -> Iterator[Any]:
         ),
         "short",
     )
-    yield limit_line(versions, "/^limit$/").height(10).span(8)
+    yield in_unit(limit_line(versions, "/^limit$/"), _UNIT).height(10).span(8)
 
 
 def _around() -> Iterator[Any]:
@@ -188,6 +173,7 @@ def _by_rules() -> Iterator[Any]:
         "What the generated recording rules compute from the raw histograms without the evaluator: the bounds are a "
         "little wider. Empty unless the rules of `kc-otel generate prometheus` are loaded.",
         "kc.rule",
+        unit=_UNIT,
     ).span(12)
     yield (
         timeline_panel(
@@ -205,26 +191,58 @@ def _by_rules() -> Iterator[Any]:
     )
 
 
-def _band(id: int, title: str, about: str, prefix: str) -> Any:
-    """Estimate, band and limit of the picked clause and slice, from the metrics of a prefix."""
-    panel = graph_panel(
-        id,
-        title,
-        about,
-        (
-            Query(_cells(f"{prefix}.upper"), "upper"),
-            Query(_cells(f"{prefix}.lower", "min"), "lower"),
-            Query(_cells(f"{prefix}.estimate"), "estimate"),
-            Query(_cells(f"{prefix}.limit"), "limit"),
-        ),
-        "short",
+def _repeated() -> Iterator[Any]:
+    """Rows of bands that Grafana repeats, on one slice for every clause and for one clause on every slice."""
+    clause = f'{label("kc.clause")}=~"$clauses"'
+    bands = _band(
+        51,
+        "$clauses on $slice",
+        "The value of the clause's statistic on this slice with its confidence band, and the limit; the clause is "
+        "broken while the whole band is above the dashed line.",
+        "kc.bound",
+        matchers=(*queries.picked(queries.CELL), clause),
+        unit=queries.in_units(_OF_CONTRACT, clause),
     )
+    yield _row(50, "Every clause on this slice", bands.repeat("clauses"))
+    slice = f'{label("kc.slice")}=~"$slices"'
+    kernels = queries.picked(("kc.contract", *queries.CELL[3:]))
+    bands = _band(
+        61,
+        "$clause on $slices",
+        "The value of this clause's statistic on the slice with its confidence band, and the slice's limit; the "
+        "clause is broken there while the whole band is above the dashed line.",
+        "kc.bound",
+        matchers=(*kernels, _CLAUSE, slice),
+        unit=_UNIT,
+    )
+    yield _row(60, "This clause on every slice", bands.repeat("slices"))
+
+
+def _row(id: int, title: str, panel: Any) -> Any:
+    return dashboard.Row(title).id(id).with_panel(panel.max_per_row(3))
+
+
+def _band(
+    id: int,
+    title: str,
+    about: str,
+    prefix: str,
+    *,
+    matchers: Sequence[str] = (*queries.picked(queries.CELL), _CLAUSE),
+    unit: str,
+) -> Any:
+    """Estimate, band and limit, from the metrics of a prefix, over all series that match."""
+    series = tuple(
+        Query(f"{how}({selector(f'{prefix}.{name}', None, *matchers)})", name)
+        for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
+    )
+    panel = graph_panel(id, title, about, series, "short")
     colour = property_of("color", {"mode": "fixed", "fixedColor": "#5794F2"})
     edge = [colour, property_of("custom.lineWidth", 0)]
     fill = [property_of("custom.fillBelowTo", "lower"), property_of("custom.fillOpacity", 25)]
     panel = panel.override_by_name("upper", [*edge, *fill]).override_by_name("lower", edge)
     panel = panel.override_by_name("estimate", [colour, property_of("custom.lineWidth", 2)])
-    return limit_line(panel, "/^limit$/")
+    return in_unit(limit_line(panel, "/^limit$/"), unit)
 
 
 def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.ladder import unique_names
 from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
 from kc_otel.generate.prometheus.routes import routes_file
 from kc_otel.generate.prometheus.rule_tests import rule_test_file

@@ -14,7 +14,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.ladder import CELL_LABELS
+from kc_otel.generate.alert_steps import CELL_LABELS
 from kc_otel.generate.prometheus.closed_forms import forms
 from kc_otel.generate.prometheus.histogram_queries import Reading
 from kc_otel.judge.statistics import samples_needed

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import rungs
 from kc_otel.generate.prometheus.rules import rule_group
 from kc_otel.generate.prometheus.standalone import notes, standalone_groups
 
@@ -19,7 +19,7 @@ _API: Final = "monitoring.coreos.com/v1"
 
 def kubernetes_file(contract: Contract) -> GeneratedFile:
     """A PrometheusRule of the alerts on the evaluator's verdicts."""
-    groups = [rule_group(contract)] if rungs(contract) else []
+    groups = [rule_group(contract)] if alert_steps(contract) else []
     note = f"Alerting rules of {contract.name}, for the Prometheus Operator: kubectl apply -f FILE"
     path = PurePosixPath("prometheus", "kubernetes", f"{contract.name}.yaml")
     return GeneratedFile(path, as_yaml(_resource(contract, "", groups), note))

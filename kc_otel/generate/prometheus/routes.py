@@ -1,4 +1,4 @@
-"""Alertmanager's configuration, made from the ladders of all contracts: each step's webhooks get that step's alerts.
+"""Alertmanager's configuration, made from the policies of all contracts: each step's webhooks get that step's alerts.
 
 Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint that a contract
 names. Alerts of steps that name no endpoint are shown on Alertmanager's own page.
@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import repeat_interval
 
 __all__ = ["SECRETS", "routes_file"]
 
@@ -54,7 +54,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
         "receivers": [{"name": _PAGE}, *map(_receiver, sorted(endpoints))],
     }
     notes = (
-        f"Routes from the contracts' ladders. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
+        f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
         f"bearer token that it expects into {SECRETS}/NAME.token; kc_otel.client.webhooks.receiver checks it.",
     )
     return GeneratedFile(PurePosixPath("prometheus", "alertmanager", "alertmanager.yaml"), as_yaml(content, *notes))

@@ -18,9 +18,9 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import HELD_BY, AlertStep, alert_steps, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import HELD_BY, Rung, rungs, static_labels
-from kc_otel.generate.prometheus.rules import EVALUATOR, INTERVAL, Shown, annotation_texts, rules_path
+from kc_otel.generate.prometheus.rules import EVALUATOR, INTERVAL, CellText, annotation_texts, rules_path
 from kc_otel.judge.verdict import Status
 
 __all__ = ["rule_test_file", "step_seconds"]
@@ -36,7 +36,7 @@ class _Scenario:
 
     clause: Clause
     status: Status
-    climbing: tuple[Rung, ...]
+    steps: tuple[AlertStep, ...]
     step: int
 
     @property
@@ -45,7 +45,7 @@ class _Scenario:
 
     @property
     def hold(self) -> int:
-        return self.breach + max(self._up(rung.step.after) for rung in self.climbing) + _CALM * self.step
+        return self.breach + max(self._up(alert.step.after) for alert in self.steps) + _CALM * self.step
 
     @property
     def over(self) -> int:
@@ -53,16 +53,16 @@ class _Scenario:
 
     @property
     def end(self) -> int:
-        return self.over + max(self._up(rung.step.clear_for) for rung in self.climbing) + _CALM * self.step
+        return self.over + max(self._up(alert.step.clear_for) for alert in self.steps) + _CALM * self.step
 
-    def fires(self, rung: Rung, at: int) -> bool:
-        return self.breach + self._up(rung.step.after) <= at < self.over + self._up(rung.step.clear_for)
+    def fires(self, alert: AlertStep, at: int) -> bool:
+        return self.breach + self._up(alert.step.after) <= at < self.over + self._up(alert.step.clear_for)
 
     def checks(self) -> list[int]:
         """Times at which a step's state changes, and the evaluation before each."""
         edges = {self.breach, self.hold, self.over}
-        for rung in self.climbing:
-            edges |= {self.breach + self._up(rung.step.after), self.over + self._up(rung.step.clear_for)}
+        for alert in self.steps:
+            edges |= {self.breach + self._up(alert.step.after), self.over + self._up(alert.step.clear_for)}
         return sorted(edges | {edge - self.step for edge in edges})
 
     def _up(self, seconds: float) -> int:
@@ -82,17 +82,17 @@ def rule_test_file(contract: Contract) -> GeneratedFile:
 
 
 def _scenarios(contract: Contract) -> Iterator[_Scenario]:
-    every, step = rungs(contract), step_seconds(contract)
+    every, step = alert_steps(contract), step_seconds(contract)
     for clause in contract.clauses:
         for status in Status:
-            climbing = tuple(rung for rung in every if rung.clause is clause and rung.status is status)
-            if climbing:
-                yield _Scenario(clause, status, climbing, step)
+            steps = tuple(alert for alert in every if alert.clause is clause and alert.status is status)
+            if steps:
+                yield _Scenario(clause, status, steps, step)
 
 
 def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
-    names = sorted({rung.alert for rung in rungs(contract) if rung.clause is not None})
-    expected = scenario.climbing[0].alert
+    names = sorted({alert.name for alert in alert_steps(contract) if alert.clause is not None})
+    expected = scenario.steps[0].name
     return {
         "name": f"{scenario.clause.id}: {scenario.status}",
         "interval": format_duration(scenario.step),
@@ -102,9 +102,9 @@ def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
                 "eval_time": format_duration(at),
                 "alertname": name,
                 "exp_alerts": [
-                    _alert(scenario, rung)
-                    for rung in scenario.climbing
-                    if name == expected and scenario.fires(rung, at)
+                    _alert(scenario, alert)
+                    for alert in scenario.steps
+                    if name == expected and scenario.fires(alert, at)
                 ],
             }
             for at in scenario.checks()
@@ -144,18 +144,18 @@ def _bounds(clause: Clause) -> dict[str, float]:
     return {name: limit * factor if limit else factor - 1.0 for name, factor in _BEYOND.items()}
 
 
-def _alert(scenario: _Scenario, rung: Rung) -> dict[str, Any]:
+def _alert(scenario: _Scenario, alert: AlertStep) -> dict[str, Any]:
     cell = {name.replace(".", "_"): value for name, value in _CELL.items()}
     bounds = {name: f"{value:.4g}" for name, value in _bounds(scenario.clause).items()}
     return {
         "exp_labels": {
-            **static_labels(rung),
+            **static_labels(alert),
             "slice": _CELL["kc.slice"],
             "kernel_train": _CELL["kc.kernel.train"],
             "kernel_inference": _CELL["kc.kernel.inference"],
             **cell,
         },
-        "exp_annotations": annotation_texts(rung, Shown(slice="all", where="all traffic", bounds=bounds)),
+        "exp_annotations": annotation_texts(alert, CellText(slice="all", where="all traffic", bounds=bounds)),
     }
 
 

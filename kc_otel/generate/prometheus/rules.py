@@ -1,6 +1,6 @@
 """Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy.
 
-A chain of small steps: contract -> rungs (ladder.py) -> one rule each -> one group per contract -> YAML.
+A chain of small steps: contract -> alert steps -> one rule each -> one group per contract -> YAML.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.sentences import literal
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import CELL_LABELS, HELD_BY, Rung, rungs, static_labels
 from kc_otel.generate.links import overview_link
 from kc_otel.judge.verdict import Status
 
 __all__ = [
     "EVALUATOR",
     "INTERVAL",
-    "Shown",
-    "Source",
+    "CellText",
+    "VerdictSource",
     "alert_rule",
     "annotation_texts",
     "expression",
@@ -37,7 +37,7 @@ INTERVAL: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class VerdictSource:
     """Who says what the verdicts are.
 
     Attributes:
@@ -49,7 +49,7 @@ class Source:
     bounds: Mapping[str, str]
 
 
-EVALUATOR: Final = Source(
+EVALUATOR: Final = VerdictSource(
     "kc.verdict",
     {
         "estimate": "kc.bound.estimate",
@@ -68,7 +68,7 @@ _WHERE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CellText:
     """What an alert says of its cell, as values or as templates.
 
     Attributes:
@@ -89,7 +89,7 @@ def rules_path(contract: Contract) -> PurePosixPath:
 
 def rule_file(contract: Contract) -> GeneratedFile:
     """The rule file of a contract."""
-    content = {"groups": [rule_group(contract)] if rungs(contract) else []}
+    content = {"groups": [rule_group(contract)] if alert_steps(contract) else []}
     return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
 
 
@@ -98,93 +98,95 @@ def rule_group(contract: Contract) -> dict[str, Any]:
     return {
         "name": f"kernel-contract-{contract.name}",
         "interval": format_duration(INTERVAL),
-        "rules": [alert_rule(rung) for rung in rungs(contract)],
+        "rules": [alert_rule(alert) for alert in alert_steps(contract)],
     }
 
 
-def alert_rule(rung: Rung, source: Source = EVALUATOR) -> dict[str, Any]:
+def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR) -> dict[str, Any]:
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
-    rule: dict[str, Any] = {"alert": rung.alert, "expr": expression(rung, source)}
-    if rung.step.after > 0:
-        rule["for"] = format_duration(rung.step.after)
-    if rung.step.clear_for > 0:
-        rule["keep_firing_for"] = format_duration(rung.step.clear_for)
-    return {**rule, "labels": _labels(rung), "annotations": annotation_texts(rung, source=source)}
+    rule: dict[str, Any] = {"alert": alert.name, "expr": expression(alert, source)}
+    if alert.step.after > 0:
+        rule["for"] = format_duration(alert.step.after)
+    if alert.step.clear_for > 0:
+        rule["keep_firing_for"] = format_duration(alert.step.clear_for)
+    return {**rule, "labels": _labels(alert), "annotations": annotation_texts(alert, source=source)}
 
 
-def expression(rung: Rung, source: Source = EVALUATOR) -> str:
+def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
     A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. Silence of the
     source itself counts as no data.
     """
-    status = rung.status
+    status = alert.status
     if status is None:
-        return f"{rung.value} > 0"
-    verdicts = selector(source.verdict, {"kc.contract": rung.contract.name, "kc.clause": rung.clause_id})
+        return f"{alert.value} > 0"
+    verdicts = selector(source.verdict, {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id})
     value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"
     matches = f"{value} == {status.code}"
     if status is Status.NO_DATA:
         return f"{matches}\nor\nabsent({verdicts})"
-    own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": rung.alert, **static_labels(rung)}.items())
+    own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": alert.name, **static_labels(alert)}.items())
     firing = f'ALERTS{{alertstate="firing", {own}}}'
     held = HELD_BY[status]
     still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
     return f"{matches}\nor\n{still} and on ({', '.join(CELL_LABELS)}) {firing}"
 
 
-def annotation_texts(rung: Rung, shown: Shown | None = None, source: Source = EVALUATOR) -> dict[str, str]:
+def annotation_texts(
+    alert: AlertStep, shown: CellText | None = None, source: VerdictSource = EVALUATOR
+) -> dict[str, str]:
     """What the person who is woken reads.
 
     Args:
-        rung: What fires.
+        alert: What fires.
         shown: What is known of the cell; templates, filled in when the alert fires, by default.
         source: Who says what the verdicts are.
     """
     text = literal if shown is None else str
-    shown = shown or _templates(rung, source)
+    shown = shown or _templates(alert, source)
     said = {
-        "fail": f"{rung.clause_id} is broken on {shown.where}",
-        "no-data": f"no data for {rung.clause_id} on {shown.where}",
-        "inconclusive": f"{rung.clause_id} cannot be decided on {shown.where}",
+        "fail": f"{alert.clause_id} is broken on {shown.where}",
+        "no-data": f"no data for {alert.clause_id} on {shown.where}",
+        "inconclusive": f"{alert.clause_id} cannot be decided on {shown.where}",
         "invalid-input": "sequences fail the input checks",
-    }[rung.step.on]
-    with_numbers = rung.status in {Status.FAIL, Status.INCONCLUSIVE}
+    }[alert.step.on]
+    with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
-    description = (text(rung.promise), f"Now: {numbers}." if with_numbers else "", rung.actions)
+    description = (text(alert.promise), f"Now: {numbers}." if with_numbers else "", alert.actions)
     texts = {
-        "summary": f"{rung.contract.name}: {said}",
+        "summary": f"{alert.contract.name}: {said}",
         "description": " ".join(filter(None, description)),
-        "owner": text(rung.contract.metadata.owner),
-        "dashboard": overview_link(rung.contract.name, "$__all" if rung.clause is None else shown.slice),
+        "owner": text(alert.contract.metadata.owner),
+        "dashboard": overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice),
     }
-    if rung.contract.metadata.runbook:
-        texts["runbook_url"] = text(rung.contract.metadata.runbook)
+    if alert.contract.metadata.runbook:
+        texts["runbook_url"] = text(alert.contract.metadata.runbook)
     return texts
 
 
-def _labels(rung: Rung) -> dict[str, str]:
-    if rung.clause is None:
-        return {**static_labels(rung), "slice": "all"}
+def _labels(alert: AlertStep) -> dict[str, str]:
+    if alert.clause is None:
+        return {**static_labels(alert), "slice": "all"}
     of_cell = {
         "slice": f"{{{{ $labels.{_SLICE} }}}}",
         "kernel_train": f"{{{{ $labels.{_TRAIN} }}}}",
         "kernel_inference": f"{{{{ $labels.{_INFERENCE} }}}}",
     }
-    return {**static_labels(rung), **of_cell}
+    return {**static_labels(alert), **of_cell}
 
 
-def _templates(rung: Rung, source: Source) -> Shown:
-    return Shown(
+def _templates(alert: AlertStep, source: VerdictSource) -> CellText:
+    return CellText(
         slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
         where=_WHERE,
-        bounds={name: _lookup(rung, metric) for name, metric in source.bounds.items()},
+        bounds={name: _lookup(alert, metric) for name, metric in source.bounds.items()},
     )
 
 
-def _lookup(rung: Rung, name: str) -> str:
+def _lookup(alert: AlertStep, name: str) -> str:
     """A template that prints a bound of the alert's own cell, or a question mark where it is gone."""
-    matchers = {"kc.contract": rung.contract.name, "kc.clause": rung.clause_id}
+    matchers = {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id}
     cell = (f"{label(attribute)}=%q" for attribute in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
     query = f"printf `{selector(name, matchers, *cell)}` $labels.{_SLICE} $labels.{_TRAIN} $labels.{_INFERENCE} | query"
     return f'{{{{ with {query} }}}}{{{{ . | first | value | printf "%.4g" }}}}{{{{ else }}}}?{{{{ end }}}}'

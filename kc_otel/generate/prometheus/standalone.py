@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import AlertStep, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import Rung, rungs
 from kc_otel.generate.prometheus.closed_forms import PAIRS, alphas
 from kc_otel.generate.prometheus.recording import clause_rules, expressible, left_out
-from kc_otel.generate.prometheus.rules import INTERVAL, Source, alert_rule
+from kc_otel.generate.prometheus.rules import INTERVAL, VerdictSource, alert_rule
 
-__all__ = ["RULES", "notes", "standalone_file", "standalone_groups", "standalone_path", "standalone_rungs"]
+__all__ = ["RULES", "notes", "standalone_file", "standalone_groups", "standalone_path", "standalone_steps"]
 
-RULES: Final = Source(
+RULES: Final = VerdictSource(
     "kc.rule.status",
     {
         "estimate": "kc.rule.estimate",
@@ -40,7 +40,7 @@ def standalone_file(contract: Contract) -> GeneratedFile:
 def standalone_groups(contract: Contract) -> list[dict[str, Any]]:
     """One group: the rules read each other's results, and a group runs them in order."""
     recording = [rule for clause in expressible(contract) for rule in clause_rules(clause, contract)]
-    alerting = [alert_rule(rung, RULES) for rung in standalone_rungs(contract)]
+    alerting = [alert_rule(alert, RULES) for alert in standalone_steps(contract)]
     if not recording and not alerting:
         return []
     return [
@@ -52,10 +52,10 @@ def standalone_groups(contract: Contract) -> list[dict[str, Any]]:
     ]
 
 
-def standalone_rungs(contract: Contract) -> tuple[Rung, ...]:
-    """The rungs whose verdicts rules can find."""
+def standalone_steps(contract: Contract) -> tuple[AlertStep, ...]:
+    """The alert steps whose verdicts rules can find."""
     judged = {clause.id for clause in expressible(contract)}
-    return tuple(rung for rung in rungs(contract) if rung.clause is None or rung.clause_id in judged)
+    return tuple(alert for alert in alert_steps(contract) if alert.clause is None or alert.clause_id in judged)
 
 
 def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:

@@ -21,12 +21,12 @@ from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.alert_steps import AlertStep, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.ladder import Rung, static_labels
 from kc_otel.generate.prometheus.histogram_queries import SCALE
 from kc_otel.generate.prometheus.recording import expressible
 from kc_otel.generate.prometheus.rule_tests import step_seconds
-from kc_otel.generate.prometheus.standalone import standalone_path, standalone_rungs
+from kc_otel.generate.prometheus.standalone import standalone_path, standalone_steps
 from kc_otel.judge.statistics import factors
 from kc_otel.judge.verdict import Status
 
@@ -105,14 +105,14 @@ def _scenario(contract: Contract, clause: Clause, slice: str, outside: bool) -> 
 
 def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
     step, clause = step_seconds(contract), scenario.clause
-    rungs = [r for r in standalone_rungs(contract) if r.clause is clause and r.status is Status.FAIL]
-    waits = sorted({math.ceil(rung.step.after / step) * step for rung in rungs})
+    steps = [r for r in standalone_steps(contract) if r.clause is clause and r.status is Status.FAIL]
+    waits = sorted({math.ceil(alert.step.after / step) * step for alert in steps})
     end = step * 4 + (max(waits, default=0) if scenario.outside else 0)
     status = Status.FAIL if scenario.outside else Status.PASS
     checks = [_check(_status(contract, clause), end, status.code, scenario.slice)]
-    for rung in rungs:
-        firing = f"count({_firing(rung)})"
-        fires = step + math.ceil(rung.step.after / step) * step
+    for alert in steps:
+        firing = f"count({_firing(alert)})"
+        fires = step + math.ceil(alert.step.after / step) * step
         if not scenario.outside:
             checks.append(_check(firing, end, None))
             continue
@@ -168,8 +168,8 @@ def _status(contract: Contract, clause: Clause) -> str:
     return f"max by ({label('kc.slice')}) ({cells})"
 
 
-def _firing(rung: Rung) -> str:
-    matchers = {"alertname": rung.alert, **static_labels(rung), "alertstate": "firing"}
+def _firing(alert: AlertStep) -> str:
+    matchers = {"alertname": alert.name, **static_labels(alert), "alertstate": "firing"}
     written = ", ".join(f'{name}="{value}"' for name, value in matchers.items())
     return f"ALERTS{{{written}}}"
 

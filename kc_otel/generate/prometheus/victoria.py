@@ -27,7 +27,7 @@ from kc_otel.generate.prometheus.histogram_queries import RANGE_CELL, Ranges
 from kc_otel.generate.prometheus.judging import BOUNDS, CELL, WINDOWS, steps
 from kc_otel.generate.prometheus.recording import expressible, recorded, rule, seconds
 from kc_otel.generate.prometheus.rules import INTERVAL, alert_rule
-from kc_otel.generate.prometheus.standalone import RULES, notes, standalone_rungs
+from kc_otel.generate.prometheus.standalone import RULES, notes, standalone_steps
 
 __all__ = ["victoria_file", "victoria_groups"]
 
@@ -69,7 +69,7 @@ def victoria_groups(contract: Contract) -> list[dict[str, Any]]:
     }
     prefix = f"kernel-contract-{contract.name}-victoriametrics"
     named = {f"{prefix}-{clause}": rules for clause, rules in groups.items()}
-    named[prefix] = [alert_rule(rung, RULES) for rung in standalone_rungs(contract)]
+    named[prefix] = [alert_rule(alert, RULES) for alert in standalone_steps(contract)]
     interval = format_duration(INTERVAL)
     return [{"name": name, "interval": interval, "rules": rules} for name, rules in named.items() if rules]
 

@@ -1,6 +1,6 @@
-"""The escalation policy as rungs: one per step and clause, in words and labels that every alerting system shares.
+"""The escalation policy as alerts: one per step and clause, in words and labels that every alerting system shares.
 
-Prometheus rules and Grafana alerts are both made of rungs, so that they carry the same names, labels, severities and
+Prometheus rules and Grafana alerts are both made of them, so that they carry the same names, labels, severities and
 durations as the evaluator's own webhooks.
 """
 
@@ -22,7 +22,7 @@ from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
 
-__all__ = ["CELL_LABELS", "HELD_BY", "Rung", "repeat_interval", "rungs", "static_labels", "unique_names"]
+__all__ = ["CELL_LABELS", "HELD_BY", "AlertStep", "alert_steps", "repeat_interval", "static_labels", "unique_names"]
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
 """Labels that tell the cells of one clause apart."""
@@ -40,7 +40,7 @@ _STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class AlertStep:
     """One step of the policy for one clause.
 
     Attributes:
@@ -56,13 +56,13 @@ class Rung:
     step: EscalationStep
 
     @property
-    def alert(self) -> str:
+    def name(self) -> str:
         """Name of the alert, as in the evaluator's webhooks."""
         return ALERT_NAMES[self.step.on]
 
     @property
     def key(self) -> str:
-        """16 hex digits that identify the rung; they change when contract, clause or place do."""
+        """16 hex digits that identify the alert; they change when contract, clause or place do."""
         identity = f"{self.contract.name}/{self.clause_id}/{self.number}"
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
@@ -90,7 +90,7 @@ class Rung:
 
     @property
     def verdicts(self) -> str:
-        """PromQL: the series of `kc.verdict` that the rung looks at."""
+        """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
     @property
@@ -109,26 +109,26 @@ class Rung:
         return f"Actions: {', '.join(map(str, self.step.do))}."
 
 
-def rungs(contract: Contract) -> tuple[Rung, ...]:
-    """Every rung of a contract: clauses in their order, and for each the steps in theirs; invalid input last."""
+def alert_steps(contract: Contract) -> tuple[AlertStep, ...]:
+    """Every alert of a contract: clauses in their order, and for each the steps in theirs; invalid input last."""
     steps = tuple(enumerate(contract.escalation, start=1))
     of_clauses = (
-        Rung(contract, clause, number, step)
+        AlertStep(contract, clause, number, step)
         for clause in contract.clauses
         for number, step in steps
         if step.on in _STATUS and (not step.clauses or clause.id in step.clauses)
     )
-    of_input = (Rung(contract, None, number, step) for number, step in steps if step.on not in _STATUS)
+    of_input = (AlertStep(contract, None, number, step) for number, step in steps if step.on not in _STATUS)
     return (*of_clauses, *of_input)
 
 
-def static_labels(rung: Rung) -> dict[str, str]:
+def static_labels(alert: AlertStep) -> dict[str, str]:
     """Labels that do not depend on the cell, named as in the evaluator's webhooks, and the step's place."""
     return {
-        "contract": rung.contract.name,
-        "clause": rung.clause_id,
-        "severity": rung.step.severity,
-        "step": str(rung.number),
+        "contract": alert.contract.name,
+        "clause": alert.clause_id,
+        "severity": alert.step.severity,
+        "step": str(alert.number),
     }
 
 
