@@ -283,7 +283,8 @@ def _command(command: Any, name: str) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     placeholders = [str(each.metavar or each.name.upper()) for each in arguments]
-    yield f"## {name}\n\n`{' '.join([name, *placeholders])}`"
+    yield f"## {name}"
+    yield f"`{' '.join([name, *placeholders])}`" if arguments else ""
     yield textwrap.dedent(command.help or "").strip()
     rows = [(f"`{shown}`", each.help or "", "") for shown, each in zip(placeholders, arguments, strict=True)]
     for each in options:
@@ -291,7 +292,7 @@ def _command(command: Any, name: str) -> Iterator[str]:
             f"`{each.envvar}`" if isinstance(each.envvar, str) and each.default is None else _default(each.default)
         )
         rows.append((f"`{'`, `'.join(each.opts)}`", each.help or "", default))
-    yield _table(("", "", "default"), rows)
+    yield _table(("option", "", "default"), rows)
 
 
 def _modules(package: str) -> Iterator[str]:

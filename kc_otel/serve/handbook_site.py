@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -104,7 +105,9 @@ def _plain(folder: Path) -> _Served:
         source = folder / "pages" / path
         text = source.read_text(encoding="utf-8") if source.exists() else _MADE_WHEN_BUILT.format(title)
         tokens = markdown.parse(text)
-        for token in tokens:
+        for token, following in pairwise(tokens):
+            if token.type == "heading_open":
+                token.attrSet("id", re.sub(r"[^\w -]", "", following.content.lower()).strip().replace(" ", "-"))
             for child in token.children or ():
                 if child.type == "link_open":
                     child.attrSet("href", re.sub(r"\.md(?=$|#)", ".html", str(child.attrGet("href"))))
@@ -122,11 +125,18 @@ _MADE_WHEN_BUILT: Final = (
     "# {}\n\nThis page is made when the handbook is built (`make handbook`), and it was not. `kc-otel metrics`, "
     "`kc-otel checks`, `kc-otel schema`, `kc-otel --help` and [/openapi.json](/openapi.json) say what such pages do.\n"
 )
-_PAGE: Final = (
-    '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, '
-    'initial-scale=1">\n<title>{title} - kc-otel</title>\n<style>{style}</style>\n<nav aria-label="Handbook">'
-    '<p><a href="/">What is broken now</a></p>{contents}</nav>\n<main>{text}</main>\n</html>\n'
-)
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="/page/icon.svg" type="image/svg+xml">
+<title>{title} - kc-otel</title>
+<style>{style}</style>
+<nav aria-label="Handbook"><p><a href="/">What is broken now</a></p>{contents}</nav>
+<main>{text}</main>
+</html>
+"""
 
 
 def _entries(nav: list[Any], depth: int = 0) -> Iterator[tuple[str, str, int]]:

@@ -102,7 +102,7 @@ def test_without_a_build_the_pages_are_rendered_plainly(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(SOURCES / name)
     with client(tmp_path) as browser:
         home = browser.get("/handbook/")
-        assert "<h1>kc-otel</h1>" in home.text
+        assert '<h1 id="kc-otel">kc-otel</h1>' in home.text
         pages = set(re.findall(r'<a href="([\w/-]+\.html)"', home.text))
         assert len(pages) > 25
         for page in pages:
@@ -111,4 +111,5 @@ def test_without_a_build_the_pages_are_rendered_plainly(tmp_path: Path) -> None:
             assert "<script" not in answer.text
             links = {urljoin(page, link) for link in re.findall(r'<a href="([^"#:]+\.html)', answer.text)}
             assert links <= pages | {"index.html"}, page
+        assert '<h2 id="kernelcontractbroken">' in browser.get("/handbook/on-call.html").text
         assert "kc-otel metrics" in browser.get("/handbook/contract/metrics.html").text
