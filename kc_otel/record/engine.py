@@ -10,17 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from opentelemetry.sdk.metrics.export import MetricExporter
-from opentelemetry.sdk.resources import Resource
-
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.telemetry.counters import Counters, RecorderCounts
-from kc_otel.record.telemetry.export import ExportLoop, MetricSource
+from kc_otel.record.telemetry.export import ExportLoop
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import BatchWork, PairChange, Work
 from kc_otel.record.worker import BoundedWorker
 
-__all__ = ["Engine", "Export", "RecorderStats"]
+__all__ = ["Engine", "RecorderStats"]
 
 _WORK_BYTES: Final = 1024
 """What a queued batch takes besides its arrays, so that empty batches cannot pile up either."""
@@ -32,16 +29,6 @@ _REASONS: Final = {
     "too-large": ("too-large", "raise queue_bytes"),
 }
 """Reasons of the worker -> the recorder's, and what to do about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """How an engine exports; see `ExportLoop`."""
-
-    exporters: Callable[[], Sequence[MetricExporter]]
-    resource: Resource
-    interval: float
-    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +53,10 @@ class RecorderStats(RecorderCounts):
 class Engine:
     """Measures on a thread of its own and exports on another; every method may be called from any thread."""
 
-    def __init__(self, measurer: Measurer, counters: Counters, queue_bytes: int, export: Export | None) -> None:
+    def __init__(self, measurer: Measurer, counters: Counters, queue_bytes: int, loop: ExportLoop | None) -> None:
         self._measurer = measurer
         self.counters = counters
-        self._loop = None if export is None else _loop(measurer, export)
+        self._loop = loop
         self._worker: BoundedWorker[Work] = BoundedWorker(
             self._measure, self._dropped, name="kc-otel-measure", max_bytes=queue_bytes, wake=self._until_expiry
         )
@@ -139,13 +126,3 @@ class Engine:
     def _dropped(self, reason: str, why: object, count: int) -> None:
         known, remedy = _REASONS.get(reason, (reason, ""))
         self.counters.dropped(known, f"{why}; {remedy}" if remedy else why, count)
-
-
-def _loop(source: MetricSource, export: Export) -> ExportLoop:
-    return ExportLoop(
-        source,
-        exporters=export.exporters,
-        resource=export.resource,
-        interval=export.interval,
-        timeout=export.timeout,
-    )

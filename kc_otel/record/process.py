@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.model import Contract
-from kc_otel.record.engine import Engine, Export
+from kc_otel.record.engine import Engine
 from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measurer import Measurer
@@ -26,7 +26,7 @@ from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.export import VERSION
+from kc_otel.record.telemetry.export import VERSION, ExportLoop
 from kc_otel.record.telemetry.pair_streams import KernelPair
 
 __all__ = ["ProcessEngine"]
@@ -107,16 +107,22 @@ class ProcessEngine(PerProcess):
             pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
         )
-        return Engine(measurer, counters, self._queue_bytes, self._export())
+        return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer))
 
-    def _export(self) -> Export | None:
+    def _export_loop(self, measurer: Measurer) -> ExportLoop | None:
         if self._metric_exporter is None and not environment.exporter_names():
             return None
         same = (other for other in _alive if other._contract.name == self._contract.name)  # noqa: SLF001
         taken = {other._instance for other in same if other is self or not other._stopped}  # noqa: SLF001
         resource = environment.process_resource(taken)
         self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
-        return Export(self._exporters, resource, self._interval, environment.export_timeout())
+        return ExportLoop(
+            measurer,
+            exporters=self._exporters,
+            resource=resource,
+            interval=self._interval,
+            timeout=environment.export_timeout(),
+        )
 
     def _exporters(self) -> Sequence[MetricExporter]:
         return environment.metric_exporters() if self._metric_exporter is None else (self._metric_exporter,)

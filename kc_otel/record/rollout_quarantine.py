@@ -20,14 +20,13 @@ import numpy as np
 
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
+from kc_otel.record.work import Attributes
 
 __all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
-
-Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 
 
 @dataclass(frozen=True, slots=True)

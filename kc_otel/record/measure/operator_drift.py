@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, is_tensor, on_gpu
 
-__all__ = ["OperatorDrift", "batch_dependence", "batch_outputs", "compare_outputs"]
+__all__ = ["OperatorDrift", "batch_outputs", "compare_outputs"]
 
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
@@ -95,14 +95,6 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
     max_abs, relative, steps, cosine, largest = found[:, kept]
     ulp = _in_ulps(max_abs, largest, *_format(ulp_of or inference.dtype))
     return OperatorDrift(max_abs, relative, ulp, steps, cosine, int(kept.size - kept.sum()), rows[kept])
-
-
-def batch_dependence(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> OperatorDrift:
-    """How much an operator's output for a row depends on what else is in the batch: `batch_outputs` compared.
-
-    Args and errors are those of `batch_outputs`.
-    """
-    return compare_outputs(*batch_outputs(operator, inputs, rows=rows))
 
 
 def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:

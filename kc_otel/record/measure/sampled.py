@@ -56,14 +56,6 @@ def saturated(log_w: Any) -> Any:
     return log_w.clip(LOWEST, HIGHEST)
 
 
-def _same(log_w: Any) -> Any:
-    return log_w
-
-
-def _absolute(log_w: Any) -> Any:
-    return abs(log_w)
-
-
 def _ratio(log_w: Any) -> Any:
     return _of(log_w).exp(log_w)
 
@@ -84,8 +76,8 @@ def _chi2(log_w: Any) -> Any:
 
 TOKEN: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
-        "log_ratio": _same,
-        "abs_log_ratio": _absolute,
+        "log_ratio": lambda log_w: log_w,
+        "abs_log_ratio": abs,
         "ratio": _ratio,
         "tv_token": _tv,
         "k3": _k3,

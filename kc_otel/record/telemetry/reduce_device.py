@@ -127,7 +127,9 @@ def _checked(
     log_w = saturated((p - q).float()).double()
     drift = torch.where(kept, log_w.abs(), 0.0).sum(1) / torch.as_tensor(lengths[index], device=train.device)
     sides = [
-        f(torch.where(kept, side, rest)) for side in (p, q) for f, rest in ((_least, torch.inf), (_most, -torch.inf))
+        f(torch.where(kept, side, rest), 1)
+        for side in (p, q)
+        for f, rest in ((torch.amin, torch.inf), (torch.amax, -torch.inf))
     ]
     finite = torch.ones_like(drift)
     advantage = None
@@ -196,8 +198,8 @@ def _row_stats(rows: _Rows) -> NDArray[np.float64]:
             torch.stack(
                 [
                     torch.where(rows.kept, value, 0.0).sum(1),
-                    _least(torch.where(rows.kept, value, torch.inf)),
-                    _most(torch.where(rows.kept, value, -torch.inf)),
+                    torch.where(rows.kept, value, torch.inf).amin(1),
+                    torch.where(rows.kept, value, -torch.inf).amax(1),
                 ]
             )
         )
@@ -212,8 +214,8 @@ def _row_drifts(drift: Any, rows: _Rows) -> NDArray[np.float64]:
             torch.stack(
                 [
                     torch.where(here, drift, 0.0).sum(1),
-                    _least(torch.where(here, drift, torch.inf)),
-                    _most(torch.where(here, drift, -torch.inf)),
+                    torch.where(here, drift, torch.inf).amin(1),
+                    torch.where(here, drift, -torch.inf).amax(1),
                 ]
             )
         )
@@ -247,11 +249,3 @@ def _count(counts: Any, codes: Any, groups: Groups, index: NDArray[np.intp]) -> 
     for slice in np.flatnonzero(members.any(0)):
         rows = torch.as_tensor(np.flatnonzero(members[group, slice]), device=codes.device)
         counts[slice] += torch.bincount(codes[rows].reshape(-1), minlength=size)
-
-
-def _least(values: Any) -> Any:
-    return values.amin(1)
-
-
-def _most(values: Any) -> Any:
-    return values.amax(1)
