@@ -14,6 +14,7 @@ from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.gate_live import live
 from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
 from kc_otel.cli.terminal import refuse, unusable
+from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.stages import Stage
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def plan(
     if timed := [(each.seconds, each) for each in planned if each.seconds is not None]:
         seconds, last = max(timed, key=lambda pair: pair[0])
         typer.echo(
-            f"at {100 * traffic.sampling:g}% sampling this gate needs about {_spoken(seconds)}; "
+            f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
             f"{last.clause} on {last.slice} takes longest"
         )
 
@@ -155,13 +156,7 @@ def _count(each: Planned) -> str:
 def _time(each: Planned) -> str:
     if each.seconds is None:
         return "-"
-    return "never" if each.seconds == math.inf else f"about {_spoken(each.seconds)}"
-
-
-def _spoken(seconds: float) -> str:
-    from kc_otel.judge.promotion.plan import spoken  # noqa: PLC0415 - needs NumPy, and --help does not
-
-    return spoken(seconds)
+    return "never" if each.seconds == math.inf else f"about {spoken(each.seconds)}"
 
 
 def _files(path: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
 from kc_otel.cli.terminal import refuse
+from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.stages import Stage
 
 __all__ = ["register"]
@@ -163,8 +164,6 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
     asked: dict[str, Any] = {name: str(value) for name, value in traffic.items() if value is not None}
     asked |= {"share": shares} if shares else {}
     answer = get(url, f"/api/v1/promotions/{contract}/plan", **asked)
-    from kc_otel.judge.promotion.plan import spoken  # noqa: PLC0415 - needs NumPy, and --help does not
-
     rate = answer["tokens_per_second"]
     seen = "no traffic is known; give --tokens-per-second" if rate is None else f"{rate:,.0f} tokens/s in all"
     typer.echo(f"at best, with identical kernels; {seen}, {100 * answer['sampling']:g}% of them measured:")

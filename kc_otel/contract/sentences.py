@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.words import with_unit
 
 __all__ = ["limitation", "literal", "meaning", "number", "promise", "statistic"]
 
@@ -17,7 +18,7 @@ def literal(text: str) -> str:
 
 def number(value: float, unit: str) -> str:
     """A value with its unit, four digits: `0.004`, `0.15 nat`, `0.8 s`."""
-    return f"{value:.4g}" if unit == "1" else f"{value:.4g} {unit.strip('{}')}"
+    return with_unit(f"{value:.4g}", unit)
 
 
 def statistic(clause: Clause) -> str:

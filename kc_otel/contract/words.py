@@ -1,12 +1,33 @@
-"""Numbers, spans of time and places in words, the same on the page and in a report."""
+"""How numbers, spans of time and places are said, alike on the page, in reports, in explanations and on panels."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from typing import Final
 
-__all__ = ["duration", "interval", "listed", "moment", "number", "place", "shown", "visible"]
+__all__ = [
+    "duration",
+    "interval",
+    "listed",
+    "moment",
+    "number",
+    "one_in",
+    "place",
+    "rounded",
+    "rounded_down",
+    "rounded_up",
+    "shown",
+    "spoken",
+    "visible",
+    "with_unit",
+]
+
+_NOISE: Final = 1e-9
+"""What floating-point arithmetic may have added is not rounded away from."""
 
 
 def number(value: float | None) -> str:
@@ -16,6 +37,56 @@ def number(value: float | None) -> str:
     ('0.123', '-')
     """
     return "-" if value is None else f"{value + 0.0:.3g}"  # a negative zero is zero
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """The nearest number of a few significant digits.
+
+    >>> rounded(0.0707106), rounded(4.8828125e-06), rounded(16384.2), rounded(1.0)
+    ('0.0707', '4.88e-06', '16,384', '1')
+    """
+    return _digits(value, digits, ROUND_HALF_EVEN)
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """For an upper bound: a number of a few digits that is not below it.
+
+    >>> rounded_up(0.0707106), rounded_up(0.05)
+    ('0.0708', '0.05')
+    """
+    return _digits(value * (1.0 - _NOISE), digits, ROUND_CEILING)
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """For a limit that is enough, or a lower bound: a number of a few digits that is not above it.
+
+    >>> rounded_down(0.003125), rounded_down(0.05)
+    ('0.00312', '0.05')
+    """
+    return _digits(value * (1.0 + _NOISE), digits, ROUND_FLOOR)
+
+
+def with_unit(text: str, unit: str) -> str:
+    """A number with its UCUM unit in words.
+
+    >>> with_unit("0.15", "{nat}"), with_unit("1", "{step}"), with_unit("2", "{step}"), with_unit("0.004", "1")
+    ('0.15 nat', '1 step', '2 steps', '0.004')
+    """
+    name = unit.strip("{}")
+    return text if unit == "1" else f"{text} {name}{'s' * (name == 'step' and text != '1')}"
+
+
+def one_in(share: float, noun: str) -> str:
+    """A share as people count: `1 token in 14`, never less than it is.
+
+    >>> one_in(0.0707, "token"), one_in(0.6, "token")
+    ('1 token in 14', '60 % of tokens')
+    """
+    if share <= 0.0:
+        return f"no {noun}"
+    if share > 0.5:
+        return f"{rounded_up(100.0 * share)} % of {noun}s"
+    return f"1 {noun} in {_digits(float(math.floor(1.0 / share)), 3, ROUND_FLOOR)}"
 
 
 def duration(seconds: float) -> str:
@@ -33,6 +104,20 @@ def duration(seconds: float) -> str:
         elif parts:
             break
     return " ".join(parts[:2])
+
+
+def spoken(seconds: float) -> str:
+    """A time for people, in the largest unit of which there are two or more.
+
+    >>> spoken(2400.0)
+    '40 minutes'
+    """
+    for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 2 * length:
+            number = seconds / length
+            return f"{number:.0f} {unit}s" if number >= 10 else f"{number:.2g} {unit}s"
+    number = math.ceil(seconds)
+    return f"{number} second{'s' * (number != 1)}"
 
 
 def interval(lower: float | None, upper: float | None) -> str:
@@ -92,3 +177,12 @@ def visible(text: str) -> str:
     True
     """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
+def _digits(value: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(value) or value == 0.0:
+        return "0" if value == 0.0 else "infinity" if value > 0 else "-infinity"
+    if abs(value) >= 10 ** (digits - 1):
+        whole = Decimal(value).to_integral_value(rounding)
+        return f"{whole:,}" if abs(value) < 1e12 else f"{value:.{digits}g}"
+    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(Decimal(value))):.{digits}g}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
-from kc_otel.explain.numbers import rounded, rounded_down
+from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.stats.inverses import mean_token_tv_for_sequence_tv
 from kc_otel.stats.rewards import token_kl_for_sequence_tv, tv_for_reward_budget
 

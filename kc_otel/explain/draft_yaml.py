@@ -12,9 +12,9 @@ from typing import Final
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import rounded
 from kc_otel.explain.draft import Draft, DraftClause, clauses_of, cut, exact
 from kc_otel.explain.noise_floor import NoiseFloor, floors
-from kc_otel.explain.numbers import rounded
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 from kc_otel.recordings.recording import Recording
 

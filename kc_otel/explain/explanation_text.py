@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kc_otel.contract.words import one_in, rounded, rounded_down, rounded_up, with_unit
 from kc_otel.explain.budget import Backwards, ClauseForBudget
 from kc_otel.explain.chain import FARTHEST, LEVELS, BindingClause, Chain, Guarantee, Level, SliceGuarantee
 from kc_otel.explain.explanation import Explanation
-from kc_otel.explain.numbers import one_in, rounded, rounded_down, rounded_up, with_unit
 from kc_otel.explain.relations import CONDITIONS, Relation
 from kc_otel.judge.sample_sizes import Needed
 

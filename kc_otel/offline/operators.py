@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +15,10 @@ import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.units import format_duration
 from kc_otel.integrations.operators import CaseReport, OperatorPair
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.judge.verdicts import Evidence, Window, decide
+from kc_otel.judge.verdicts import Evidence
+from kc_otel.offline.gate.recorded_verdicts import on_either_window, without_windows
 from kc_otel.stats import Binned
 
 __all__ = ["COLUMNS", "as_json", "cells_of", "comparisons_in", "judge"]
@@ -88,16 +87,10 @@ def judge(contract: Contract, reports: Sequence[CaseReport]) -> tuple[tuple[Verd
                 empty.append(slice)
                 continue
             sample = Binned.of_samples(np.concatenate(inside))
-            evidence.append(Evidence(Cell(contract.name, clause.id, slice), clause, partial(_same, sample)))
+            evidence.append(Evidence(Cell(contract.name, clause.id, slice), clause, partial(on_either_window, sample)))
         if empty:
             left_out.append(f"{clause.id} on {', '.join(empty)}: no case of {clause.operator} is there")
-    spans = [f" in {format_duration(s)}" for s in (contract.observability.window, contract.observability.long_window)]
-    verdicts = []
-    for verdict in decide(contract, evidence, time.time()):
-        # Cases are no window: the reason is the same without its length.
-        reason = verdict.reason.replace(spans[verdict.window == "long"], "", 1)
-        verdicts.append(replace(verdict, reason=reason))
-    return tuple(verdicts), tuple(left_out)
+    return without_windows(contract, evidence, time.time()), tuple(left_out)
 
 
 def cells_of(report: CaseReport) -> list[str]:
@@ -138,11 +131,6 @@ def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out
         ],
         "left_out": list(left_out),
     }
-
-
-def _same(sample: Binned, _window: Window) -> Binned:
-    """The same observations on either window."""
-    return sample
 
 
 def _finite(value: float) -> float | None:

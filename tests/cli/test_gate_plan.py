@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import gate_command
 from kc_otel.contract.load import load_text
-from kc_otel.judge.promotion.plan import Traffic, plan_gate, spoken
+from kc_otel.contract.words import spoken
+from kc_otel.judge.promotion.plan import Traffic, plan_gate
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

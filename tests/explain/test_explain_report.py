@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kc_otel.contract import load
+from kc_otel.contract.words import one_in, rounded, rounded_down, rounded_up
 from kc_otel.explain import explain, relations
 from kc_otel.explain import explanation as report
 from kc_otel.explain.explanation import as_json
 from kc_otel.explain.explanation_text import WIDTH, lines
-from kc_otel.explain.numbers import one_in, rounded, rounded_down, rounded_up
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 
 _CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))

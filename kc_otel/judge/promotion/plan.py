@@ -17,7 +17,7 @@ from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["Planned", "PlannedStep", "Traffic", "observed_traffic", "plan_gate", "plan_steps", "shares_of", "spoken"]
+__all__ = ["Planned", "PlannedStep", "Traffic", "observed_traffic", "plan_gate", "plan_steps", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +199,6 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
             raise ValueError(f"--share: {value!r} is not a part of the traffic; write {name}=0.1 for a tenth")
         found[name] = share
     return found
-
-
-def spoken(seconds: float) -> str:
-    """A time for people, in the largest unit of which there are two or more.
-
-    >>> spoken(2400.0)
-    '40 minutes'
-    """
-    for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= 2 * length:
-            number = seconds / length
-            return f"{number:.0f} {unit}s" if number >= 10 else f"{number:.2g} {unit}s"
-    number = math.ceil(seconds)
-    return f"{number} second{'s' * (number != 1)}"
 
 
 def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:

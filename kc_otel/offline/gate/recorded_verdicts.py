@@ -20,7 +20,7 @@ from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings import Recording
 from kc_otel.stats import Binned
 
-__all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge"]
+__all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge", "on_either_window", "without_windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,22 @@ def judge(
                 sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
             cell = Cell(contract.name, clause.id, part.name, *kernels)
             absence = "" if sample is not None else f"no sequence of this recording is in slice {part.name}"
-            evidence.append(Evidence(cell, clause, partial(_same, sample), absence))
+            evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence))
+    return RecordingVerdicts(without_windows(contract, evidence, now), tuple(left_out), known[ALL].unreadable)
+
+
+def without_windows(contract: Contract, evidence: Sequence[Evidence], now: float) -> tuple[Verdict, ...]:
+    """Verdicts on observations that are no window: their reasons do not speak of its length."""
     spans = [f" in {format_duration(s)}" for s in (contract.observability.window, contract.observability.long_window)]
-    verdicts = []
-    for verdict in decide(contract, evidence, now):
-        # A recording is no window: the reason is the same without its length.
-        reason = verdict.reason.replace(spans[verdict.window == "long"], "", 1)
-        verdicts.append(replace(verdict, reason=reason))
-    return RecordingVerdicts(tuple(verdicts), tuple(left_out), known[ALL].unreadable)
+    return tuple(
+        replace(verdict, reason=verdict.reason.replace(spans[verdict.window == "long"], "", 1))
+        for verdict in decide(contract, evidence, now)
+    )
+
+
+def on_either_window(sample: Binned | None, _window: Window) -> Binned:
+    """The same observations whichever window is asked for; without a sample, none."""
+    return Binned.of_samples(np.zeros(0)) if sample is None else sample
 
 
 def _why(clause: Clause) -> str:
@@ -121,8 +129,3 @@ def _why(clause: Clause) -> str:
             return f"{said}; it takes one with advantages"
         case _:
             return said
-
-
-def _same(sample: Binned | None, _window: Window) -> Binned:
-    """The same observations on either window."""
-    return Binned.of_samples(np.zeros(0)) if sample is None else sample
