@@ -80,9 +80,7 @@ def draw_history(
     above = [
         *_strip(points, scene),
         *_signs(together),
-        label(
-            f"limit {number(every[-1][4])}", "100%", TOP + scene.y(every[-1][4]) - 5, anchor="end", kind="c-limit-text"
-        ),
+        _limit(every[-1][4], points, scene),
     ]
     behind = [*upward(scene.values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
     return Chart(
@@ -200,6 +198,14 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         if y != found[-1][1]:
             found += [(x, found[-1][1]), (x, y)]
     return [*found, points[-1]]
+
+
+def _limit(limit: float, points: Sequence[Point], scene: _Scene) -> str:
+    """The limit's value at the end of its line, on the side where the estimate is not."""
+    y = scene.y(limit)
+    last = next((scene.y(p[1]) for p in reversed(points) if _known(p)), y)
+    below = 0 < y - last < 18
+    return label(f"limit {number(limit)}", "100%", TOP + y + (14 if below else -5), anchor="end", kind="c-limit-text")
 
 
 def _strip(points: Sequence[Point], scene: _Scene) -> Iterator[str]:

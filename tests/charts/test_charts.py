@@ -60,6 +60,15 @@ def test_the_limit_is_where_the_axis_says() -> None:
     assert limit[0][1] < line[0][1] < limit[-1][1]
 
 
+def test_the_limit_is_written_where_the_estimate_is_not() -> None:
+    """Below its line while the estimate runs just above it."""
+    for estimate, side in ((0.022, 1), (0.018, -1)):
+        chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3] for at in (0.0, 10.0)])
+        line = paths(chart.svg, "c-limit")[0][0][1]
+        (node,) = (one for one in ET.fromstring(chart.svg).iter() if one.get("class") == "c-limit-text")
+        assert (float(node.get("y")) - 20 - line) * side > 0
+
+
 def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight() -> None:
     """A logarithmic axis where a linear one would press either of the two to its end."""
     for estimate in (1e-6, 50.0):
