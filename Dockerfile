@@ -4,6 +4,9 @@
 FROM python:3.12-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
+# The context has no .git to ask: docker build --build-arg VERSION=1.2.3
+ARG VERSION=0.1.0
+ENV SETUPTOOLS_SCM_PRETEND_VERSION_FOR_KC_OTEL=$VERSION
 COPY pyproject.toml README.md LICENSE ./
 COPY kc_otel ./kc_otel
 # The handbook, which the wheel then carries.

@@ -7,13 +7,19 @@ SHELL := bash
 PYTHON ?= python3
 VENV   ?= .venv
 ENGINES ?= .venv-engines
+OLDEST ?= .venv-oldest
+# Many tests wait for a clock or for another process, so a few more than there are cores keep these busy.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+OLDEST_EXTRAS := serve openfeature parquet plots grafana
+comma := ,
+space := $(strip) $(strip)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast test-engines engines lint types bench generate handbook clean
+.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines lint types bench generate handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -21,17 +27,32 @@ help: ## what there is to run
 demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: a sound roll-out)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+# The engines run beside the rest, and what they print comes after it.
 test: $(VENV)/.test ## everything that CI runs
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
-	@if [ "$$(uname -sm)" = 'Linux x86_64' ]; then $(MAKE) --no-print-directory test-engines ARGS=; \
-	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
+	@mkdir -p .cache; engines=true; \
+	if [ "$$(uname -sm)" = 'Linux x86_64' ]; then \
+	  $(MAKE) --no-print-directory test-engines ARGS= > .cache/engines.log 2>&1 & engines="wait $$!"; trap "kill $$! 2>/dev/null" EXIT; \
+	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here' | tee .cache/engines.log; fi; \
+	failed=0; $(MAKE) --no-print-directory test-core || failed=1; \
+	$$engines || failed=1; trap - EXIT; cat .cache/engines.log; exit $$failed
+
+test-core: $(VENV)/.test ## everything but the engines
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+coverage: $(VENV)/.test ## lines and branches that test-core reaches
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
 
 test-fast: $(VENV)/.test ## the part for everyday work: under a minute
-	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -m "not slow" -q -n auto $(ARGS)
+	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -m "not slow" -q -n auto --dist worksteal $(ARGS)
+
+# Only what a release at the lower bounds decides: our arithmetic and our calls to others, not real servers.
+test-oldest: $(OLDEST)/.oldest ## the quick tests with each dependency at its lower bound
+	HYPOTHESIS_PROFILE=fast $(OLDEST)/bin/python -m pytest -m "not slow" -q -n auto --dist worksteal \
+	  -W ignore::DeprecationWarning $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines $(ARGS)
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines -n 2 --dist loadfile $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
 
@@ -55,7 +76,8 @@ handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file kc_otel/handbook/mkdocs.yml
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist kc_otel/handbook/site
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist \
+	  kc_otel/handbook/site
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -80,6 +102,18 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 $(VENV)/.test: pyproject.toml $(VENV)/.demo
 	@echo "installing the tests' tools ..."
 	@$(PIP) install --group dev --group docs
+	@touch $@
+
+# pip has no way to ask for the lowest versions; uv says which they are, pip installs them. Except torch, of which only builds
+# with CUDA are that old.
+$(OLDEST)/.oldest: OLDEST_PIP := $(OLDEST)/bin/python -m pip --disable-pip-version-check -qq
+$(OLDEST)/.oldest: pyproject.toml
+	@$(MAKE) --no-print-directory VENV=$(OLDEST) $(OLDEST)/.torch
+	@echo "installing the oldest dependencies ..."
+	@$(OLDEST_PIP) install uv
+	@$(OLDEST)/bin/uv pip compile -q --resolution lowest-direct --python $(OLDEST)/bin/python pyproject.toml \
+	  $(addprefix --extra ,$(OLDEST_EXTRAS)) -o $(OLDEST)/lowest.txt
+	@$(OLDEST_PIP) install -c $(OLDEST)/lowest.txt --group dev --group docs --editable '.[$(subst $(space),$(comma),$(OLDEST_EXTRAS))]'
 	@touch $@
 
 # The rule above makes the other environment's Python. Its torch is the one that vLLM for CPUs was built with, also where

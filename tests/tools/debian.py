@@ -9,6 +9,7 @@ release are asked for first (suite sid), the machine's own suite second.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -118,15 +119,20 @@ def fetch(package: str, root: Path, suite: str, say: Callable[[str], None], *, l
         return
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         raise UnavailableError("apt-get and dpkg are needed; this is no Debian")
-    known = (root / "apt.conf").exists()
-    try:
-        _download(package, root, suite, say, libraries)
-    except UnavailableError:
-        if not known:
-            raise
-        say("the package lists may be old; reading them again")
-        (root / "apt.conf").unlink()
-        _download(package, root, suite, say, libraries)
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run beside each other, and apt has one set of lists
+        if target.exists():
+            return
+        known = (root / "apt.conf").exists()
+        try:
+            _download(package, root, suite, say, libraries)
+        except UnavailableError:
+            if not known:
+                raise
+            say("the package lists may be old; reading them again")
+            (root / "apt.conf").unlink()
+            _download(package, root, suite, say, libraries)
 
 
 def _download(package: str, root: Path, suite: str, say: Callable[[str], None], libraries: bool) -> None:
