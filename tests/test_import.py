@@ -38,10 +38,10 @@ def test_recording_loads_no_torch_and_no_web_framework():
 
 @pytest.mark.slow
 def test_importing_is_quick():
-    """`import kc_otel` takes less than 150 ms more than `import numpy`, in the best of a few tries."""
-    code = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+    """`import kc_otel` takes less than 100 ms of CPU time more than `import numpy`, in the best of a few tries."""
+    code = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"
     best = {name: min(float(run(code.format(name))) for _ in range(3)) for name in ("numpy", "kc_otel, numpy")}
-    assert best["kc_otel, numpy"] < best["numpy"] + 0.150
+    assert best["kc_otel, numpy"] < best["numpy"] + 0.100
 
 
 @pytest.mark.parametrize("name", kc_otel.__all__)
