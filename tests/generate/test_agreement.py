@@ -27,7 +27,7 @@ from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import ExponentialHistogram

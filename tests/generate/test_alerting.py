@@ -11,7 +11,7 @@ from kc_otel.contract import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.grafana.alerting import alert_rule, alerting_file
-from kc_otel.generate.prometheus.rules import alert_rule as prometheus_rule
+from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
 from kc_otel.generate.runbook import runbook
 
 

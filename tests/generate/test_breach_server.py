@@ -25,8 +25,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 import kc_otel
 from kc_otel.client.webhooks import receiver
 from kc_otel.contract import Contract
-from kc_otel.generate.prometheus.routes import SECRETS, routes_file
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.generate.prometheus.victoria import victoria_file
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 from kc_otel.contract import Clause, Contract
 from kc_otel.contract.sentences import promise
 from kc_otel.generate.alert_steps import alert_steps
-from kc_otel.generate.prometheus.rules import expression
+from kc_otel.generate.prometheus.alerting_rules import expression
 
 
 def test_a_promise_says_what_counts_once() -> None:

@@ -11,7 +11,7 @@ import yaml
 from kc_otel.contract import Contract
 from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
 from kc_otel.generate.grafana.alerting import alerting_file
-from kc_otel.generate.prometheus.rules import rule_file
+from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_cells import code
 from tests.tools.panel_counters import invalid

@@ -6,7 +6,7 @@ from kc_otel.contract import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.prometheus import prometheus_files
-from kc_otel.generate.prometheus.rules import alert_rule, expression, rule_file
+from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
 
 
 def _rule(policy: Contract, clause: str, number: int) -> dict:

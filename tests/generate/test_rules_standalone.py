@@ -13,13 +13,13 @@ from scipy.stats import binom
 from kc_otel.contract import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS, RECORDED
+from kc_otel.generate.prometheus.alerting_rules import rule_file
+from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.closed_forms import alphas, forms, rank_shift
 from kc_otel.generate.prometheus.histogram_queries import SCALE, Native
-from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
-from kc_otel.generate.prometheus.recording import expressible, left_out
-from kc_otel.generate.prometheus.routes import SECRETS, routes_file
-from kc_otel.generate.prometheus.rules import rule_file
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
+from kc_otel.generate.prometheus.recording_rules import expressible, left_out
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.record.telemetry.accumulate import Accumulator
 
 

@@ -8,8 +8,8 @@ import yaml
 from kc_otel.contract import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS, RECORDED
-from kc_otel.generate.prometheus.recording import expressible, left_out
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.recording_rules import expressible, left_out
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.generate.prometheus.victoria import victoria_file
 
 EARLIER = re.compile(r"(kc_rule_\w+)\{[^}]*\}\[10s\] offset (\d+)s")

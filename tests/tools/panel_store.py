@@ -15,8 +15,8 @@ import httpx
 import yaml
 
 from kc_otel.contract import Contract
-from kc_otel.generate.prometheus.rules import rule_file
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.alerting_rules import rule_file
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from tests.tools.panel_evaluators import judge
 from tests.tools.panel_rows import World
 from tests.tools.panel_samples import of_pages, of_recorders

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.prometheus.kubernetes import kubernetes_file, kubernetes_standalone_file
-from kc_otel.generate.prometheus.routes import routes_file
+from kc_otel.generate.prometheus.alerting_rules import rule_file
+from kc_otel.generate.prometheus.alertmanager_routes import routes_file
+from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
 from kc_otel.generate.prometheus.rule_tests import rule_test_file
-from kc_otel.generate.prometheus.rules import rule_file
-from kc_otel.generate.prometheus.standalone import standalone_file
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.generate.prometheus.standalone_tests import standalone_test_file
 from kc_otel.generate.prometheus.victoria import victoria_file
 

@@ -20,7 +20,7 @@ from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import HELD_BY, AlertStep, alert_steps, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.prometheus.rules import EVALUATOR, INTERVAL, CellText, annotation_texts, rules_path
+from kc_otel.generate.prometheus.alerting_rules import EVALUATOR, INTERVAL, CellText, annotation_texts, rules_path
 from kc_otel.judge.verdict import Status
 
 __all__ = ["rule_test_file", "step_seconds"]

@@ -24,9 +24,9 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import AlertStep, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.prometheus.histogram_queries import SCALE
-from kc_otel.generate.prometheus.recording import expressible
+from kc_otel.generate.prometheus.recording_rules import expressible
 from kc_otel.generate.prometheus.rule_tests import step_seconds
-from kc_otel.generate.prometheus.standalone import standalone_path, standalone_steps
+from kc_otel.generate.prometheus.standalone_rules import standalone_path, standalone_steps
 from kc_otel.judge.statistics import factors
 from kc_otel.judge.verdict import Status
 

@@ -23,11 +23,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import metric, prometheus_name, selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.prometheus.alerting_rules import INTERVAL, alert_rule
 from kc_otel.generate.prometheus.histogram_queries import RANGE_CELL, Ranges
 from kc_otel.generate.prometheus.judging import BOUNDS, CELL, WINDOWS, steps
-from kc_otel.generate.prometheus.recording import expressible, recorded, rule, seconds
-from kc_otel.generate.prometheus.rules import INTERVAL, alert_rule
-from kc_otel.generate.prometheus.standalone import RULES, notes, standalone_steps
+from kc_otel.generate.prometheus.recording_rules import expressible, recorded, rule, seconds
+from kc_otel.generate.prometheus.standalone_rules import RULES, notes, standalone_steps
 
 __all__ = ["victoria_file", "victoria_groups"]
 

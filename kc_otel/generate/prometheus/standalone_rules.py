@@ -9,9 +9,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import AlertStep, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.prometheus.alerting_rules import INTERVAL, VerdictSource, alert_rule
 from kc_otel.generate.prometheus.closed_forms import PAIRS, alphas
-from kc_otel.generate.prometheus.recording import clause_rules, expressible, left_out
-from kc_otel.generate.prometheus.rules import INTERVAL, VerdictSource, alert_rule
+from kc_otel.generate.prometheus.recording_rules import clause_rules, expressible, left_out
 
 __all__ = ["RULES", "notes", "standalone_file", "standalone_groups", "standalone_path", "standalone_steps"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.prometheus.rules import rule_group
-from kc_otel.generate.prometheus.standalone import notes, standalone_groups
+from kc_otel.generate.prometheus.alerting_rules import rule_group
+from kc_otel.generate.prometheus.standalone_rules import notes, standalone_groups
 
 __all__ = ["kubernetes_file", "kubernetes_standalone_file"]
 
