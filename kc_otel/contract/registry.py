@@ -76,6 +76,7 @@ class Quantity:
         meaning: One sentence for a person who sees it on a dashboard. w = P(y)/Q(y) is the importance ratio of
             the training kernel P to the inference kernel Q, l = log w, for tokens y sampled from Q.
         source_text: Where the definition comes from.
+        two_valued: Whether it is either low or high and never between, so that its mean is a share.
     """
 
     key: str
@@ -89,6 +90,7 @@ class Quantity:
     statistic: str
     meaning: str
     source_text: str
+    two_valued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ _QUANTITIES: Final = (
     Quantity(
         "top1_disagreement", "kc.drift.top1_disagreement", "1", Unit.TOKEN, Origin.LOGITS, 0.0, 1.0, 1.0, "mean",
         "1 where the two kernels' most likely tokens differ, else 0.", "llama.cpp --kl-divergence, same top p",
+        two_valued=True,
     ),
     Quantity(
         "entropy_difference", "kc.drift.entropy_difference", "{nat}", Unit.TOKEN, Origin.LOGITS, -math.inf, math.inf,
@@ -266,6 +269,7 @@ def _by_sequence(token: Quantity) -> Quantity:
         name=f"{token.name}_by_sequence",
         per=Unit.SEQUENCE,
         statistic="mean",
+        two_valued=False,
         meaning=f"{token.meaning} Averaged over each sequence's tokens: one observation per sequence.",
     )
 

@@ -19,6 +19,7 @@ from kc_otel.stats import (
     mean_interval,
     quantile_interval,
     support_deficit,
+    two_valued_mean_interval,
 )
 
 __all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
@@ -126,6 +127,8 @@ def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float
         low, high, cap = 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
     else:
         low, high, cap = quantity.low, quantity.high, clause.cap or quantity.cap
+    if quantity is not None and quantity.two_valued:
+        return two_valued_mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     if math.isfinite(low) and math.isfinite(high):
         return mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     return capped_mean_interval(sample, low=low, high=high, cap=cap, alpha_lower=alpha_lower, alpha_upper=alpha_upper)

@@ -1,7 +1,9 @@
 """Confidence intervals for a mean, for a number of observations that was fixed beforehand, from samples or histograms.
 
-`mean_interval` and `capped_mean_interval` are what verdicts are made of: mixture betting, which for drift quantities
-(small means, smaller variances) is two to eight times narrower than the others. Those stay available by name.
+`mean_interval` and `capped_mean_interval` are what verdicts are made of: mixture betting. For the total variation of a
+log ratio that deviates by 0.01, from 2,000 to 200,000 tokens at 99 %, the upper side is 12 to 77 times nearer to the
+mean than Hoeffding's, and 2.4 to 2.6 times nearer than the empirical Bernstein interval's. For coins it is wider than
+what knows that they are coins: `two_valued_mean_interval`.
 The sum of a histogram is exact, so the mean is; where in its bucket a value lies is unknown, and every side is that of
 the worst placement that still has the exact sum.
 """
@@ -26,7 +28,7 @@ __all__ = [
 
 
 def mean_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
-    """The narrowest of the package's intervals for the mean of a quantity that lies in [low, high]: `betting_interval`.
+    """The interval for the mean of a quantity that may be anything in [low, high]: `betting_interval`.
 
     >>> import numpy as np
     >>> drift = Binned.of_samples(np.full(2000, 0.0005))
@@ -110,8 +112,8 @@ def chernoff_interval(sample: Binned, *, low: float, high: float, alpha_lower: f
     """Chernoff interval for the mean of a quantity in [low, high]: the means m with `kl(mean, m) <= ln(1/alpha) / n`.
 
     kl(p, q) = p ln(p/q) + (1-p) ln((1-p)/(1-q)) is the relative entropy of two coins, and both arguments are rescaled
-    to [0, 1]. It is the sharpest interval that looks at the mean alone, never wider than Hoeffding's, and the narrowest
-    of all for a quantity that only takes the values low and high.
+    to [0, 1]. It is the sharpest interval that looks at the mean alone, never wider than Hoeffding's, and narrower than
+    betting for a quantity that only takes the values low and high; `two_valued_mean_interval` is narrower still.
 
     Source: Hoeffding 1963, Theorem 1.
 

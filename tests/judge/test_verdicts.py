@@ -217,6 +217,17 @@ def test_a_support_deficit_fails_only_where_the_contract_says_how_large_a_ratio_
     assert judge(made, w, w).status is Status.PASS
 
 
+def test_what_is_either_0_or_1_is_judged_by_the_exact_interval(contract: Any) -> None:
+    """Top-1 disagreement by token is a share; its mean over a sequence is not."""
+    flips = Binned.of_samples(np.repeat([0.0, 1.0], [1990, 10]))
+    sides = {"alpha_lower": 0.005, "alpha_upper": 0.005}
+    methods = []
+    for unit in ("token", "sequence"):
+        made = contract(numerical=[{"id": "d", "metric": "top1_disagreement", "unit": unit, "limit": 0.1}])
+        methods.append(clause_interval(made.clauses[0], made.assumptions, flips, **sides).method)
+    assert methods == ["Clopper-Pearson", "mixture betting"]
+
+
 def test_missing_assumptions_are_named(contract: Any) -> None:
     """A derived metric without its assumptions says which to write."""
     with pytest.raises(ValueError, match=r"assumptions\.reward_range"):

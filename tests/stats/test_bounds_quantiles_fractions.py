@@ -17,7 +17,9 @@ from kc_otel.stats import (
     capped_mean_interval,
     fraction_interval,
     maximum_interval,
+    mean_interval,
     quantile_interval,
+    two_valued_mean_interval,
 )
 from kc_otel.stats.quantiles import _binomial_ranks
 
@@ -173,6 +175,34 @@ def test_affine_says_of_each_side_what_is_true_of_it():
     assert affine(capped, -2.0).note == "the lower bound is for the mean of min(value, 5)"
     beyond = capped_mean_interval(Binned.of_samples(np.full(9, 6.0)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
     assert affine(beyond, -1.0).note.endswith("above 5: no lower bound is claimed")
+
+
+@given(st.integers(0, 400), st.integers(1, 400), st.sampled_from([(0.0, 1.0), (-2.0, 3.0)]))
+def test_a_mean_of_two_values_is_a_rescaled_share_and_narrower_than_a_bet(ones, zeros, ends):
+    """Clopper and Pearson's bounds on the line from low to high, inside those that allow for anything between."""
+    low, high = ends
+    coins = Binned.of_samples(np.repeat([low, high], [zeros, ones]))
+    got = two_valued_mean_interval(coins, low=low, high=high, **LEVELS)
+    exact = stats.beta.ppf(0.01, ones, zeros + 1) if ones else 0.0, stats.beta.ppf(0.95, ones + 1, zeros)
+    assert (got.lower, got.upper) == pytest.approx([low + (high - low) * side for side in exact])
+    assert got.estimate == pytest.approx((low * zeros + high * ones) / (zeros + ones))
+    bet = mean_interval(coins, low=low, high=high, **LEVELS)
+    assert got.upper - got.lower <= (bet.upper - bet.lower) * (1 + 1e-9)
+
+
+def test_a_third_value_breaks_the_promise_of_two(histogram_of):
+    """From a histogram the ends are recognised; what lies between leaves no bound, and the note says how many."""
+    x = np.repeat([0.0, 1.0], [900, 100])
+    plain, binned = (
+        two_valued_mean_interval(sample, low=0.0, high=1.0, **LEVELS)
+        for sample in (Binned.of_samples(x), histogram_of(x).binned())
+    )
+    assert (plain.lower, plain.upper) == (binned.lower, binned.upper)
+    broken = two_valued_mean_interval(histogram_of(np.r_[x, 0.5]).binned(), low=0.0, high=1.0, **LEVELS)
+    assert (broken.lower, broken.upper) == (-math.inf, math.inf)
+    assert broken.estimate == pytest.approx(100.5 / 1001)
+    assert broken.note == "1 observations are neither 0 nor 1: no bound is claimed"
+    assert two_valued_mean_interval(Binned.of_samples(np.array([])), low=0.0, high=1.0, **LEVELS).samples == 0
 
 
 def test_an_observation_at_the_threshold_is_not_above_it_because_its_bucket_begins_there(histogram_of):
