@@ -7,6 +7,7 @@
 | backwards from a budget                                           | `rewards`, `inverses`                     |
 | intervals for means, quantiles, fractions, at one sample size     | `means`, `bernstein`, `quantiles`, `fractions` |
 | the same for a mean, at every sample size at once                 | `confidence_sequence`                     |
+| when a mean has risen above a limit; that it is below one         | `e_detector`, `sequential_pass`           |
 | many cells; dependent tokens: sequences as the unit               | `multiplicity`, `clusters`                |
 | top-k log-probabilities; support                                  | `topk`, `support`                         |
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from kc_otel.stats.bound import Bound
     from kc_otel.stats.clusters import DesignEffect, design_effect, sequence_mean_interval, sequence_means
     from kc_otel.stats.confidence_sequence import anytime_mean_interval
-    from kc_otel.stats.fractions import fraction_interval
+    from kc_otel.stats.e_detector import EDetector
+    from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradients import clip_budget_share, gradient_bias
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift, tv_for_reward_budget
     from kc_otel.stats.sequences import sequence_tv
+    from kc_otel.stats.sequential_pass import SequentialPass
     from kc_otel.stats.support import support_deficit
     from kc_otel.stats.tokens import half_range, token_tv
     from kc_otel.stats.topk import TopKBounds, topk_bounds
@@ -46,9 +49,11 @@ __all__ = [
     "Bound",
     "Buckets",
     "DesignEffect",
+    "EDetector",
     "ExponentialHistogram",
     "Holm",
     "Interval",
+    "SequentialPass",
     "TopKBounds",
     "affine",
     "anytime_mean_interval",
@@ -75,6 +80,7 @@ __all__ = [
     "topk_bounds",
     "tv_for_gradient_budget",
     "tv_for_reward_budget",
+    "two_valued_mean_interval",
 ]
 
 _HOMES: Final = {
@@ -83,7 +89,8 @@ _HOMES: Final = {
     "bound": ("Bound",),
     "clusters": ("DesignEffect", "design_effect", "sequence_mean_interval", "sequence_means"),
     "confidence_sequence": ("anytime_mean_interval",),
-    "fractions": ("fraction_interval",),
+    "e_detector": ("EDetector",),
+    "fractions": ("fraction_interval", "two_valued_mean_interval"),
     "gradients": ("clip_budget_share", "gradient_bias"),
     "histogram": ("Buckets", "ExponentialHistogram"),
     "interval": ("Interval", "affine", "maximum_interval"),
@@ -93,6 +100,7 @@ _HOMES: Final = {
     "quantiles": ("quantile_interval",),
     "rewards": ("half_range_for_sequence_tv", "reward_drift", "tv_for_reward_budget"),
     "sequences": ("sequence_tv",),
+    "sequential_pass": ("SequentialPass",),
     "support": ("support_deficit",),
     "tokens": ("half_range", "token_tv"),
     "topk": ("TopKBounds", "topk_bounds"),
