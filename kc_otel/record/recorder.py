@@ -248,7 +248,7 @@ class Recorder:
         weights: Weights = None,
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
-        """Hand over what the inference kernel sampled; it is compared when `scored` gets the same key.
+        """Record what the inference kernel sampled; it is compared when `scored` gets the same key.
 
         Args:
             key: Name of the sequence, or a list with one for each; None to name them by their prompt and tokens.
@@ -289,7 +289,7 @@ class Recorder:
         weights: Weights = None,
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
-        """Hand over what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
+        """Record what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
         self._submit_side(
             KernelSide(
                 origin=self._origin(attributes, links),
@@ -314,7 +314,7 @@ class Recorder:
             return False
 
     def drop(self, reason: str, why: object) -> None:
-        """Count a comparison that could not be handed over, for instrumentation; `why` is logged the first time."""
+        """Count a comparison that could not be recorded, for instrumentation; `why` is logged the first time."""
         engine = self._process.running()
         if engine is not None:
             engine.counters.dropped(reason, why)
@@ -328,7 +328,7 @@ class Recorder:
     def quarantined(self, found: Quarantine) -> None:
         """Count what `quarantine` kept and what it kept out, and how far each has drifted. Never raises.
 
-        Drift metrics stay those of everything that was sampled, so hand over the whole batch to `compare`.
+        Drift metrics stay those of everything that was sampled, so give the whole batch to `compare`.
         """
         engine = self._process.running()
         if engine is not None:
@@ -346,12 +346,12 @@ class Recorder:
         self._process.rollout(train, inference)
 
     def force_flush(self, timeout: float = _TIMEOUT) -> bool:
-        """Measure and export what was handed over; whether that was done within `timeout` seconds."""
+        """Measure and export what was recorded; whether that was done within `timeout` seconds."""
         engine = self._process.engine
         return engine is None or engine.force_flush(timeout)
 
     def shutdown(self, timeout: float = _TIMEOUT) -> bool:
-        """Measure and export what was handed over, and stop for good; whether it was done within `timeout` seconds.
+        """Measure and export what was recorded, and stop for good; whether it was done within `timeout` seconds.
 
         Calling it again does nothing. It is called at the exit of the interpreter.
         """

@@ -79,7 +79,7 @@ class BoundedWorker(PerProcess, Generic[T]):
         handle: Called with the oldest items, one as a rule and at most `batch`, or with none when `wake` asks for it.
         drop: Called with a reason, why, and how many items; from any thread.
         name: Of the thread.
-        max_bytes: Most bytes, as `put` was told of them.
+        max_bytes: Most bytes, by the sizes given to `put`.
         max_items: Most items. Those of 0 bytes, messages about others, are never refused for want of room.
         batch: Most items that are handled at once.
         wake: Seconds after which the handler is called although nothing came, asked before each wait; None for never.

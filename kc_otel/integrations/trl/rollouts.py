@@ -42,7 +42,7 @@ class RolloutBatch:
     rewarded: bool = False
 
     def columns_of(self, inputs: Mapping[str, Any]) -> list[Mapping[str, Scalar] | None]:
-        """Columns of each sequence of a batch as TRL hands it to `compute_loss`; None where they cannot be told."""
+        """Columns of each sequence of a batch as TRL hands it to `compute_loss`; None where they are not known."""
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         arrays = zip(*(inputs[name].cpu().numpy() for name in names), strict=True)
         return [

@@ -12,11 +12,8 @@ KL(Q||P) = A - sum(q d), KL(P||Q) = sum(p d) - A, JS = (sum(p d) - sum((p + q) l
 Tokens whose logit is -inf on both sides are outside of both distributions. On one side only, the half range and one of
 the divergences are infinite; they are returned, and recorded, as `SATURATION`, as is whatever else exceeds it.
 
-The quantities of full logits without shortcuts: for tensors on a device, and for what the fast path cannot take.
-
-Formulas as in `logits`, with every product and logarithm guarded, so that -inf and differences of any size come out as
-they should: a token outside of both distributions counts for nothing, one outside of a single one makes the half range
-and one of the divergences infinite.
+Tensors on a device, and rows that the fast path cannot take, go through `_guarded`: the same formulas with every
+product and logarithm guarded, so that -inf and differences of any size come out as they should.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, on_gpu
 from kc_otel.record.measure.sampled import LOWEST
 
-__all__ = ["LOGITS", "SATURATION", "LogitDrift", "logit_drift", "straight"]
-
+__all__ = ["LOGITS", "SATURATION", "LogitDrift", "logit_drift"]
 
 LOGITS: Final = (
     "logit_half_range",
@@ -170,7 +166,7 @@ def _block(
         # Few rows, or few tokens that are not -inf on both sides.
         present = (z_train[row] > -np.inf) | (z_inference[row] > -np.inf)
         pair = (z[row, present][None].astype(np.float64) for z in (z_train, z_inference))
-        values[row] = straight(np, *pair)[0]
+        values[row] = _guarded(np, *pair)[0]
     values[~valid] = np.nan
     logprobs = np.zeros((2, valid.size))
     if targets is not None:
@@ -196,7 +192,7 @@ def _on_device(
         for first in range(0, rows, step):
             part = tuple(axis[first : first + step] for axis in index)
             pair = [z[part] if z.dtype == torch.float64 else z[part].float() for z in (train, inference)]
-            values.append(straight(torch, *pair))
+            values.append(_guarded(torch, *pair))
             if targets is not None:
                 token = torch.as_tensor(targets[first : first + step], device=train.device)[:, None]
                 both = [(z.gather(1, token)[:, 0] - z.logsumexp(1)).double() for z in pair]
@@ -219,8 +215,8 @@ def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -
     )
 
 
-def straight(xp: Any, z_train: Any, z_inference: Any) -> Any:
-    """Quantities of `logits.LOGITS` for logits [rows, vocab]: float64 [rows, 7], NaN in rows that are not valid.
+def _guarded(xp: Any, z_train: Any, z_inference: Any) -> Any:
+    """Quantities of `LOGITS` for logits [rows, vocab]: float64 [rows, 7], NaN in rows that are not valid.
 
     Args:
         xp: `numpy` or `torch`, whichever the logits are of; both name everything here alike.

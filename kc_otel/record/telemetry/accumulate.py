@@ -1,6 +1,6 @@
 """From tensors to cumulative exponential histograms: the part of recording that has to keep up with the kernels.
 
-A batch is checked, measured and counted in one pass (`_reduce`, or `_reduce_device` where a GPU holds the tensors),
+A batch is checked, measured and counted in one pass (`reduce_host`, or `reduce_device` where a GPU holds the tensors),
 then added to what has accumulated. Histograms are made from counts when somebody asks for a snapshot.
 """
 

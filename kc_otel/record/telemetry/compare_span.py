@@ -1,7 +1,4 @@
-"""What recording one batch tells its caller: enough for a span.
-
-The span `kc.compare`: one per measured batch, so that a number on a dashboard leads to the token behind it.
-"""
+"""The span `kc.compare`, one per measured batch: a number on a dashboard leads to the token behind it."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 __all__ = ["Batch", "WorstToken", "compare_span"]
+
+_NAME: Final = "kc.compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,6 @@ class Batch:
     invalid: Mapping[str, int] = field(default_factory=dict)
 
 
-_NAME: Final = "kc.compare"
-
-
 def compare_span(
     tracer: trace.Tracer,
     attributes: dict[str, AttributeValue | None],
@@ -80,7 +76,7 @@ def compare_span(
         attributes: The registry's span attributes; None for what is not known.
         parent: Context that the caller was in: the request's or training step's span.
         links: Further spans that the batch belongs to, such as the requests that sampled it.
-        start: When the batch was handed over, unix nanoseconds.
+        start: When the batch was recorded, unix nanoseconds.
         end: When it was measured, unix nanoseconds.
     """
     span = tracer.start_span(

@@ -28,7 +28,7 @@ from kc_otel.recordings.importers.imported import Imported, ImportFileError, Ref
 __all__ = ["ImportTotals", "Importer"]
 
 _UNFLUSHED: Final = 2_000_000
-"""Tokens handed over before the recorder is waited for: 64 MB of its queue."""
+"""Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Importer:
         columns: Role to column name, for generic files.
         attributes: Attributes that every sequence gets besides its own; these win.
         trust: Whether to unpickle whatever a file holds.
-        chunk_tokens: Most tokens that are handed over at a time.
+        chunk_tokens: Most tokens of one call of the recorder.
         patience: Seconds to wait for an endpoint that does not take the export.
         stopped: Whether to give up early.
 
@@ -156,7 +156,7 @@ class Importer:
         )
 
     def _exported(self) -> bool:
-        """Whether everything handed over was measured and every endpoint accepted it, in time."""
+        """Whether everything recorded was measured and every endpoint accepted it, in time."""
         end = time.monotonic() + self._patience
         while True:
             failures = self._recorder.stats().export_failures

@@ -1,4 +1,4 @@
-"""The serving side of the spool: hand over and return, whatever the disk does.
+"""The serving side of the spool: queue and return, whatever the disk does.
 
 A request is acknowledged when it is committed, which `SpoolStats.written` counts. Before that it waits in a bounded
 queue in memory; whatever finds no room, there or in the file, is counted by reason and logged once.
@@ -26,7 +26,7 @@ _RETRY_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolStats:
-    """What became of the requests that this process handed over.
+    """What became of the requests of this process.
 
     Attributes:
         written: Acknowledged: committed to the file.
@@ -42,7 +42,7 @@ class SpoolStats:
 class Spool(PerProcess):
     """Keeps served requests in a bounded file until `kc-otel rescore` has scored them.
 
-    `put` may be called from any thread and never waits for the disk. A forked child that goes on handing over gets a
+    `put` may be called from any thread and never waits for the disk. A forked child that goes on gets a
     queue and a connection of its own.
 
     Args:
@@ -70,11 +70,11 @@ class Spool(PerProcess):
         super().__init__()
 
     def put(self, request: SampledRequest) -> None:
-        """Hand over a request; never raises and never waits."""
+        """Queue a request; never raises and never waits."""
         self._worker.put(lambda: request, size_of(request))
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what was handed over is written or dropped; whether that was done within `timeout` seconds."""
+        """Wait until what is queued is written or dropped; whether that was done within `timeout` seconds."""
         return self._worker.flush(timeout)
 
     def close(self, timeout: float = 5.0) -> bool:

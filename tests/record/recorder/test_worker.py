@@ -250,14 +250,15 @@ def test_an_item_that_is_being_made_while_it_closes_is_still_handled(workers):
     thread = threading.Thread(target=lambda: worker.put(slow, 1))
     thread.start()
     assert making.wait(5)
-    closing = threading.Thread(target=lambda: worker.close(5))
+    found = []
+    closing = threading.Thread(target=lambda: found.append((worker.close(5), list(seen))))
     closing.start()
     while worker.open:
         time.sleep(0.001)
     go.set()
     thread.join()
     closing.join()
-    assert (seen, counts.values()) == (["slow"], {})
+    assert (found, counts.values()) == ([(True, ["slow"])], {})
 
 
 def test_the_handler_is_woken_where_it_asks_for_it(workers):
