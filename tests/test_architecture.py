@@ -50,6 +50,7 @@ def test_every_room_is_in_the_design() -> None:
     assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", "_extras"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ORDER)
 def test_a_room_imports_only_rooms_above_it(room: str) -> None:
     """Data flows one way, and so do imports."""

@@ -109,6 +109,7 @@ def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch
     assert said == "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["uvicorn", "fastapi"])
 def test_serve_without_its_extra_says_what_to_install(library, without, monkeypatch, capsys):
     """`kc-otel serve` needs a web framework, which the other commands do without."""
@@ -119,6 +120,7 @@ def test_serve_without_its_extra_says_what_to_install(library, without, monkeypa
     assert said == f"kc-otel: the evaluator needs {library}: pip install 'kc-otel[serve]'\n"
 
 
+@pytest.mark.slow
 def test_dashboards_without_the_sdk_say_what_to_install(without, monkeypatch, capsys, tmp_path):
     """`kc-otel generate grafana` needs Grafana's SDK; nothing is written without it."""
     for name in [name for name in sys.modules if name.startswith("kc_otel.generate.grafana")]:

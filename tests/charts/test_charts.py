@@ -149,6 +149,7 @@ optional = st.none() | number
 point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.integers(0), st.integers(0, 3))
 
 
+@pytest.mark.slow
 @given(
     st.lists(point, min_size=1),
     st.lists(st.text(), max_size=2),

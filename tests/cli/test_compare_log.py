@@ -204,6 +204,7 @@ def test_a_contract_gives_slices_clip_range_and_verdicts(run, log, contract):
     assert reason.endswith("samples")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_tables_fit_the_terminal(run, log, contract, width):
     """No line is wider than the terminal, no name or number is cut, and verdicts come with their reasons."""
@@ -277,6 +278,7 @@ def test_identical_kernels_have_no_number_that_is_not_one(run, tmp_path):
     assert run(tmp_path / "a.npz")[0] == 0
 
 
+@pytest.mark.slow
 def test_many_tokens_keep_exact_means_and_valid_intervals(run, tmp_path):
     """Beyond 32,768 distinct values the mean stays exact, and its interval contains the one of all values, barely."""
     rng = np.random.default_rng(5)

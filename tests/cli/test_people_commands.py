@@ -79,6 +79,7 @@ def test_an_alert_is_listed_and_acknowledged(kc):
     assert "acknowledged already, by ada" in shown
 
 
+@pytest.mark.slow
 def test_a_silence_is_made_and_ended(kc):
     """By duration and by id."""
     code, shown = kc("silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
@@ -103,6 +104,7 @@ def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
     assert kc.core.people.silences == ()
 
 
+@pytest.mark.slow
 def test_a_slice_is_pinned_and_unpinned(kc):
     """For a time or until a person ends it."""
     assert "all is pinned to train-kernel until it is unpinned" in kc("pin", "policy", "train-kernel", "--why", "x")[1]

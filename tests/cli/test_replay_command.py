@@ -95,6 +95,7 @@ def test_one_contract_says_what_it_does(recording: Path, contract: Any) -> None:
     assert "webhook pager: 1 firing" in done.output
 
 
+@pytest.mark.slow
 def test_the_same_contract_exits_with_0_and_another_with_1(recording: Path, contract: Any) -> None:
     """As `diff` does; what moved is said with both times."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
@@ -111,6 +112,7 @@ def test_the_same_contract_exits_with_0_and_another_with_1(recording: Path, cont
     assert "only with the new contract:\n+ 2027-01-15" in back.output
 
 
+@pytest.mark.slow
 def test_a_program_gets_json(recording: Path, contract: Any) -> None:
     """Both timelines, and the differences with seconds."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
@@ -124,6 +126,7 @@ def test_a_program_gets_json(recording: Path, contract: Any) -> None:
     assert (alone["old"], alone["changed"], alone["new"]) == (None, None, found["new"])
 
 
+@pytest.mark.slow
 def test_the_interval_of_evaluations_can_be_said(recording: Path, contract: Any) -> None:
     """Where it is not a duration it is refused."""
     done = run(recording, "--contract", contract("policy.yaml"), "--tick", "5s", "--json")
@@ -146,6 +149,7 @@ def test_damage_is_named_beside_the_answer(recording: Path, contract: Any) -> No
     assert said[-1] == "and 3 more messages that could not be read"
 
 
+@pytest.mark.slow
 def test_bad_input_exits_with_2_and_says_what_to_do(recording: Path, contract: Any, tmp_path: Path) -> None:
     """No recording, no contract, another contract's name."""
     good = contract("policy.yaml")

@@ -71,6 +71,7 @@ def test_a_record_with_a_hole_is_refused_in_a_sentence(record: Path, tmp_path: P
         assert "Traceback" not in done.output
 
 
+@pytest.mark.slow
 def test_mistakes_are_answered_with_what_to_do(tmp_path: Path, record: Path) -> None:
     """A wrong ending, a missing file, no evidence, no period, nobody there: exit code 2 and a sentence."""
     other = tmp_path / "other.json"

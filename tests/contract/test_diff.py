@@ -213,6 +213,7 @@ def test_going_back_undoes_the_judgement(one, other):
     assert judged(diff(one, other), {}) == judged(diff(other, one), opposite)
 
 
+@pytest.mark.slow
 @given(contracts(), contracts())
 def test_the_ladder_is_judged_the_same_way_back(one, other):
     """As many steps and actions are dropped one way as are added the other way."""
@@ -238,6 +239,7 @@ def test_tightening_a_limit_never_loosens(one, data):
     assert [change.kind for change in changes if change.field.startswith("statistical")] == ["tightens"]
 
 
+@pytest.mark.slow
 @given(contracts(), contracts())
 def test_equal_hashes_mean_no_difference(one, other):
     """Diffing and the content hash agree on what is the same."""

@@ -199,6 +199,7 @@ def _judged(data):
         return bool(error.problems) and all(map(str, error.problems))
 
 
+@pytest.mark.slow
 @given(_NESTED)
 def test_any_nested_data_gives_a_contract_or_a_contract_error(data):
     """Whatever is written where a contract should be, no other exception comes out."""
@@ -218,6 +219,7 @@ def test_any_section_may_be_anything(section, data):
     assert _judged({**sound, section: data})
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["statistical", "escalation", "slices"]), st.dictionaries(_WORDS, _NESTED, max_size=4))
 def test_any_item_may_be_anything(section, item):
     """The same for one clause, step or slice."""

@@ -190,6 +190,7 @@ def rows_of(markdown):
     return found
 
 
+@pytest.mark.slow
 def test_readme_has_the_results_of_a_run(quick):
     """What the quick run finds is what the README says, row by row; summaries over every horizon need the whole run."""
     readme = program.README.read_text(encoding="utf-8")

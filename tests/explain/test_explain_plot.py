@@ -55,6 +55,7 @@ def test_the_svg_names_every_curve_and_marks_horizon_and_budget(tmp_path):
     assert drawn.count("worst case: logit-worst") == 2
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_picture_is_refused(tmp_path):
     """With the endings that are."""
     contract = load(_CONTRACT)
@@ -69,6 +70,7 @@ def test_nothing_to_draw_is_said(contract, tmp_path):
         draw(made, explain(made), tmp_path / "a.png")
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
     """And how to install it."""
     real = builtins.__import__

@@ -27,6 +27,7 @@ def text(explanation):
     return "\n".join(line.text for line in lines(explanation)) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_every_example_contract_explains(path):
     """As text within the width, and as JSON, with a guarantee or the reason why there is none, and a budget."""
@@ -39,6 +40,7 @@ def test_every_example_contract_explains(path):
     assert explanation.forwards[0].best
 
 
+@pytest.mark.slow
 def test_the_text_is_golden(monkeypatch):
     """One contract with every kind of clause, word by word; how wide an interval is does not come into it."""
 
@@ -51,6 +53,7 @@ def test_the_text_is_golden(monkeypatch):
     assert text(explanation) == (_GOLDEN / "explained.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_json_schema_is_stable():
     """Names and types of every field: programs read them."""
 
@@ -149,6 +152,7 @@ def test_a_limit_on_the_support_deficit_replaces_the_assumption(contract):
     assert "A clause of this contract limits it" not in text(said)  # nothing takes P << Q any more
 
 
+@pytest.mark.slow
 def test_backwards_agrees_with_forwards(contract):
     """Each limit of the table, written as a clause, guarantees the budget, and 1 % more does not."""
     said = explain(contract(_ASSUMED, "statistical: [{id: r, metric: reward_drift_bound, limit: 0.02}]"))

@@ -17,6 +17,7 @@ def generated(repository: Path):
     return (*grafana_files(contracts), *prometheus_files(contracts))
 
 
+@pytest.mark.slow
 def test_the_checked_in_files_are_current(repository: Path, generated) -> None:
     """Byte for byte; `make generate` brings them up to date."""
     assert [str(file.path) for file in stale(generated, repository / "dashboards")] == []

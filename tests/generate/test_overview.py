@@ -102,6 +102,7 @@ def test_a_promise_can_be_read_without_knowing_the_contract(board: dict) -> None
     assert "group_left (kc_clause_promise)" in worst["targets"][5]["expr"]
 
 
+@pytest.mark.slow
 def test_the_same_contracts_give_the_same_bytes(policy: Contract) -> None:
     """Twice the same, whatever the order; generating leaves no trace in the SDK."""
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})

@@ -223,6 +223,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
     """Each query on series made by hand, at minute 30, against what a person would answer."""

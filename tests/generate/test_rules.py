@@ -1,5 +1,6 @@
 """Alerting rules for Prometheus, as data."""
 
+import pytest
 import yaml
 
 from kc_otel.contract import Contract
@@ -53,6 +54,7 @@ def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
     assert "{{ `$` }}{HOME}" in description
 
 
+@pytest.mark.slow
 def test_the_same_contract_gives_the_same_bytes(policy: Contract) -> None:
     """Twice the same, whatever the order in which the contracts come."""
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})

@@ -90,6 +90,7 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
     assert below < 0 or binom.cdf(below - 1e-9 * n, n, rank) <= alpha * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_resources_hold_the_same_groups(policy: Contract) -> None:
     """A PrometheusRule is the rule file in an envelope, with a name that Kubernetes takes."""
     underscored = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a_b"})})

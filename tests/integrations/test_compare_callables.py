@@ -60,6 +60,7 @@ def test_modules_are_callables():
     assert set(equal.batches) == {2, 6}
 
 
+@pytest.mark.slow
 def test_custom_operators_of_torch_library_are_callables():
     """As torch.ops has them: one that scales too much is off by what it scales."""
     case = Case("ones", lambda: [torch.ones(3, 4), 1.25], batched=(0,))

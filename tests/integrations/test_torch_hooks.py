@@ -162,6 +162,7 @@ def test_gradients_are_the_same(recorders, ids):
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_no_graph_is_kept(recorders, held, ids):
     """While a watched forward waits to be measured, its graph can be let go."""
 

@@ -194,6 +194,7 @@ def test_slices_and_masks_apply(models, recorders, memory):
     assert counts == {"all": 7, "code": 5}
 
 
+@pytest.mark.slow
 def test_only_the_sample_is_run_twice(models, recorders):
     """Calls that are not sampled cost no second forward, in either mode."""
     train, inference = models

@@ -118,6 +118,7 @@ def test_a_slice_without_traffic_is_no_data_alone(contract: Any, sender: Any, no
     assert statuses(evaluator, now) == {cell(): Status.PASS, cell("code"): Status.NO_DATA}
 
 
+@pytest.mark.slow
 def test_a_new_kernel_version_takes_the_place_of_the_old_one(contract: Any, sender: Any, now: float) -> None:
     """While both report, both are judged; when the old one stops it is replaced, not NO_DATA."""
     evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)

@@ -136,6 +136,7 @@ def test_attributes_that_name_nothing_are_refused(sender: Any, now: float, where
     assert read(request) == ([], {"malformed": 1})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     values=st.lists(
@@ -166,6 +167,7 @@ def test_staleness_markers_are_ignored(sender: Any, now: float) -> None:
     assert read(request) == ([], {"ignored": 1})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     scale=st.integers(-12, 22),

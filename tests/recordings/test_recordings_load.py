@@ -66,6 +66,7 @@ def test_what_is_saved_is_loaded(tmp_path, ending, of):
     assert loaded.masked == ()
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-80, 0), unique=True), st.data())
 @settings(deadline=None, max_examples=30)
 def test_every_float_survives_every_format(tmp_path_factory, inference, data):

@@ -36,6 +36,7 @@ def client(core: Core) -> TestClient:
     return TestClient(make_api(core, lambda: read(core, counts, attempts), Changes(), "0"))
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_openapi(client: TestClient) -> None:
     """Clients can be generated from it."""
     document = client.get("/openapi.json").json()

@@ -67,6 +67,7 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
     assert [alert["labels"]["slice"] for alert in bodies(failing)[1]["alerts"]] == ["all"]
 
 
+@pytest.mark.slow
 def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Core) -> None:
     """No webhook and no log record; the route and the halt are there, and the event says what muted it."""
     said: list[str] = []
@@ -151,6 +152,7 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

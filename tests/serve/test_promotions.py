@@ -261,6 +261,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert "ada rolls v2 back from shadow: wrong weights" in messages
 
 
+@pytest.mark.slow
 def test_api_hands_the_evidence_out(client: TestClient) -> None:
     """As it is verified; and what is not evidence of the offline stage is not taken in."""
     path = "/api/v1/promotions/policy/v2"
@@ -275,6 +276,7 @@ def test_api_hands_the_evidence_out(client: TestClient) -> None:
     assert (other.status_code, other.json()["detail"]) == (409, "v2 is not in offline-ci but in canary at 1%")
 
 
+@pytest.mark.slow
 def test_api_plans_from_the_traffic_that_it_sees(driven: Driven, client: TestClient) -> None:
     """3,000 tokens a minute: a small share of them needs the long window, or never decides."""
     driven.tick(1e9, v1="PASS")

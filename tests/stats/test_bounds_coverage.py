@@ -53,6 +53,7 @@ def misses(samples, mean, alpha, build):
     return low, high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("n", "runs"), [(2, 1500), (5, 1500), (200, 1500)])
 def test_mean_interval_covers(three_sigma, law, n, runs):
@@ -73,6 +74,7 @@ def test_mean_interval_covers_at_the_size_of_a_window(three_sigma, histogram_of,
         assert max(misses(samples, mean, 0.05, build)) <= three_sigma(0.05, runs) * runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "n", "ratio"),
     [(rare_ones, 20_000, 0.12), (rare_and_small, 20_000, 0.13), (skewed, 20_000, 0.33), (coins, 20_000, 1.25)],
@@ -105,6 +107,7 @@ def test_quantile_intervals_cover_exactly(rank, n):
         assert max(exact_misses(quantile_interval, n, rank, alpha)) <= alpha * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_quantile_interval_covers_discrete_and_binned_data(three_sigma, histogram_of):
     """Ties and buckets make the interval wider, never wrong."""
     rng, runs, alpha = np.random.default_rng(11), 1500, 0.1

@@ -87,6 +87,7 @@ def test_a_quantile_in_an_open_bin_is_its_finite_edge():
     assert (got.estimate, got.lower, got.upper) == (1.0, 1.0, math.inf)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.integers(1, 500), st.data())
 def test_clopper_pearson_sides_have_exactly_their_level(n, data):

@@ -178,6 +178,7 @@ def test_looking_again_and_again_breaks_an_interval_of_fixed_size():
     assert not plausible(ever, runs, alpha)
 
 
+@pytest.mark.slow
 def test_bounds_are_for_the_average_of_changing_means():
     """Where the mean jumps half way, the betting interval covers the average, at a miss rate of at most alpha."""
     rng, runs, n, alpha = np.random.default_rng(12), 1000, 400, 0.1
@@ -187,6 +188,7 @@ def test_bounds_are_for_the_average_of_changing_means():
     assert all(plausible(count, runs, alpha) for count in missed(got, means.mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "n", "hoeffding", "bernstein"),
     [

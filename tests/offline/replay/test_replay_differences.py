@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ spans = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(spans, spans, st.integers(0, 50).map(float))
 def test_each_alert_is_told_of_once_and_pairs_belong_together(

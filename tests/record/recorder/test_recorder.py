@@ -195,6 +195,7 @@ def test_an_error_in_measuring_is_logged_once(recorders, monkeypatch, caplog, lo
     assert ["planted" in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.slow
 def test_four_threads_lose_nothing(recorders, memory, logprobs):
     """Concurrent callers are all measured, exactly."""
     recorder = recorders()

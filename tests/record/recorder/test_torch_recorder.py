@@ -33,6 +33,7 @@ class Negative(torch.autograd.Function):
         return -grad, None
 
 
+@pytest.mark.slow
 def test_no_graph_is_kept_and_gradients_still_flow(recorders, memory, held):
     """A tensor with a graph may wait in the queue without its graph, and its gradients are what they were."""
 

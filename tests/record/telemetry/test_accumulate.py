@@ -100,6 +100,7 @@ def test_a_forgotten_mask_is_noticed_where_the_tensors_are(as_device, filler) ->
     assert Accumulator(SLICES).add_sampled(**arrays, _tensors=as_device).invalid == {"padding_counted": 2}
 
 
+@pytest.mark.slow
 @PATHS
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
 @settings(max_examples=15, deadline=None)
@@ -114,6 +115,7 @@ def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequ
         assert_same(accumulator.snapshot(), observed(**given_batch, advantages=advantages))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_torch_counts_what_numpy_counts(seed, faults) -> None:
@@ -261,6 +263,7 @@ def test_nothing_valid_records_nothing(as_device) -> None:
     assert accumulator.snapshot() == {}
 
 
+@pytest.mark.slow
 def test_advantages_may_be_per_token() -> None:
     """Advantages [sequences, tokens] say the same as [sequences] where they are constant; a bad one is invalid."""
     arrays, advantages = batch(), np.linspace(-1, 1, 9)

@@ -64,6 +64,7 @@ def recorded(accumulator):
     return {key: histogram for key, histogram in accumulator.snapshot().items() if key[0] in keys}
 
 
+@pytest.mark.slow
 @PATHS
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
 @settings(max_examples=20, deadline=None)

@@ -96,6 +96,7 @@ def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
     assert of.locate(values).tolist() == [of.size - 1, 0, of.size - 1, 0]
 
 
+@pytest.mark.slow
 @SCALES
 def test_one_partition_serves_all_token_quantities(scale) -> None:
     """A cell of the log ratio's line tells the SDK's bucket of each quantity that is computed from it."""

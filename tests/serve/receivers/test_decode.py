@@ -112,6 +112,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(JSON)
 def test_no_json_breaks_the_decoder(tree: Any) -> None:
@@ -123,6 +124,7 @@ def test_no_json_breaks_the_decoder(tree: Any) -> None:
     assert to_json(request)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(SIGNALS))
 def test_no_bytes_break_the_decoders(body: bytes, signal: Any) -> None:

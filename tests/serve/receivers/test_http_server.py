@@ -189,6 +189,7 @@ def test_it_can_be_mounted(sink: Any) -> None:
     assert call(app, "POST", "/otlp/v1/metrics", content_type=PROTOBUF).status_code == 200
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.binary(max_size=400),

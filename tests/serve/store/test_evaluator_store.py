@@ -67,6 +67,7 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_restart_at_any_point_equals_no_restart(
     contract: Any, sender: Any, merged: Any, now: float, connection: sqlite3.Connection, every: int
@@ -127,6 +128,7 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
     assert connection.total_changes - before <= 5
 
 
+@pytest.mark.slow
 def test_the_file_does_not_grow_with_time(
     contract: Any, sender: Any, now: float, connection: sqlite3.Connection
 ) -> None:
@@ -229,6 +231,7 @@ counts = st.lists(st.integers(0, 2**53), max_size=5).map(lambda values: np.array
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
 def test_histograms_survive_encoding(

@@ -84,6 +84,7 @@ def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
         verify(SECRET, headers, b"{}", now=float(headers["webhook-timestamp"]))
 
 
+@pytest.mark.slow
 def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
     """While one endpoint does not answer, another gets everything."""
     outbox.enqueue("hang", "policy-7b", b"{}", time.time())
