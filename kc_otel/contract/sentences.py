@@ -6,36 +6,10 @@ from collections.abc import Sequence
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import with_unit
 
-__all__ = ["limitation", "literal", "meaning", "number", "promise", "statistic"]
-
-
-def literal(text: str) -> str:
-    """Text that comes out of a template of Prometheus or Grafana as it is, whatever it contains."""
-    return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")
-
-
-def number(value: float, unit: str) -> str:
-    """A value with its unit, four digits: `0.004`, `0.15 nat`, `0.8 s`."""
-    return with_unit(f"{value:.4g}", unit)
-
-
-def statistic(clause: Clause) -> str:
-    """What is limited, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
-    parsed = clause.parsed_statistic
-    return {
-        "mean": "Mean of",
-        "max": "Largest",
-        "quantile": f"{parsed.argument * 100:.6g}th percentile of",
-        "fraction": f"Share above {parsed.argument:g} of",
-    }[parsed.kind]
-
-
-def meaning(clause: Clause) -> str:
-    """What the clause's metric is, from the registry."""
-    known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
-    return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."
+__all__ = ["limitation", "promise"]
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
@@ -45,10 +19,10 @@ def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
         clause: The clause.
         slices: Slices of the contract, in their order; those with a limit of their own are named.
     """
-    limit = number(clause.limit_for("all"), clause.limit_unit)
-    own = [f"{number(clause.limit_for(name), clause.limit_unit)} on {name}" for name in slices if name in clause.slices]
+    limit = _limit(clause, ALL)
+    own = [f"{_limit(clause, name)} on {name}" for name in slices if name in clause.slices]
     except_on = f" ({', '.join(own)})" if own else ""
-    return f"{statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}"
+    return f"{_statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}"
 
 
 def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
@@ -60,8 +34,30 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
     """
     sentences = [
         f"{limitation(clause, slices)}.",
-        meaning(clause),
+        _meaning(clause),
         "Each sequence counts once, with the mean over its tokens." if clause.by_sequence else "",
         clause.description.strip(),
     ]
     return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
+
+
+def _limit(clause: Clause, slice: str) -> str:
+    """Four digits and the unit: `0.004`, `0.15 nat`, `0.8 s`."""
+    return with_unit(f"{clause.limit_for(slice):.4g}", clause.limit_unit)
+
+
+def _statistic(clause: Clause) -> str:
+    """What is limited, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
+    parsed = clause.parsed_statistic
+    return {
+        "mean": "Mean of",
+        "max": "Largest",
+        "quantile": f"{parsed.argument * 100:.6g}th percentile of",
+        "fraction": f"Share above {parsed.argument:g} of",
+    }[parsed.kind]
+
+
+def _meaning(clause: Clause) -> str:
+    """What the clause's metric is, from the registry."""
+    known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
+    return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."

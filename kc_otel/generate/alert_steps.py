@@ -22,7 +22,16 @@ from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
 
-__all__ = ["CELL_LABELS", "HELD_BY", "AlertStep", "alert_steps", "repeat_interval", "static_labels", "unique_names"]
+__all__ = [
+    "CELL_LABELS",
+    "HELD_BY",
+    "AlertStep",
+    "alert_steps",
+    "literal",
+    "repeat_interval",
+    "static_labels",
+    "unique_names",
+]
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
 """Labels that tell the cells of one clause apart."""
@@ -152,3 +161,8 @@ def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:
         if first.name == second.name:
             raise ValueError(f"two contracts are named {first.name!r}; give one of them another metadata.name")
     return ordered
+
+
+def literal(text: str) -> str:
+    """Text that comes out of a template of Prometheus or Grafana as it is, whatever it contains."""
+    return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")

@@ -26,10 +26,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, static_labels
+from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import (
     FOLDER,

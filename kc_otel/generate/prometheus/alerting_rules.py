@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.contract.sentences import literal
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, static_labels
+from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import overview_link
 from kc_otel.judge.verdict import Status
