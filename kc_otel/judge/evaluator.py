@@ -18,7 +18,7 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
-from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation
 from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 
@@ -126,14 +126,14 @@ class Evaluator:
                 self.facts[name][1].offer(example, now)
         return ExportResult()
 
-    def evaluate(self, now: float) -> tuple[Verdict, ...]:
-        """Verdicts of every cell of every contract at `now`, Unix seconds."""
-        verdicts: list[Verdict] = []
-        for state in self.states.values():
+    def evaluate(self, now: float) -> dict[str, Evaluation]:
+        """Verdicts of every cell at `now`, Unix seconds, by the contract's name."""
+        found = {}
+        for name, state in self.states.items():
             state.evict(now)
             cells = list(evidence(state, now, self._listen(now)))
-            verdicts.extend(decide(state.contract, cells, now, self._memos[state.contract.name]))
-        return tuple(verdicts)
+            found[name] = Evaluation(now, decide(state.contract, cells, now, self._memos[name]))
+        return found
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
         """Sequences that failed an input check within the last `window` seconds, by reason."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Cell", "Status", "Verdict"]
+__all__ = ["Cell", "Evaluation", "Status", "Verdict"]
 
 
 class Status(StrEnum):
@@ -79,3 +79,24 @@ class Verdict:
     def margin(self) -> float:
         """Limit minus the bound that decides: the lower bound on FAIL, else the upper; negative is bad."""
         return self.limit - (self.lower if self.status is Status.FAIL else self.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was judged of one contract at one time.
+
+    Attributes:
+        at: Unix time, seconds.
+        verdicts: Of every cell, of any kernel versions.
+    """
+
+    at: float
+    verdicts: tuple[Verdict, ...] = ()
+
+    def of_kernel(self, version: str) -> Evaluation:
+        """What is about one version of the inference kernel."""
+        return Evaluation(self.at, tuple(one for one in self.verdicts if one.cell.kernel_inference == version))
+
+    def fails(self, version: str) -> bool:
+        """Whether anything FAILs for one version of the inference kernel."""
+        return any(one.status is Status.FAIL for one in self.of_kernel(version).verdicts)

@@ -14,30 +14,31 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
-from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
-from kc_otel.judge.escalation.escalate import Escalation, escalate
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.escalate import Escalation, EscalationState, escalate
 from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.plain import action_to_plain
-from kc_otel.judge.escalation.webhook_body import alert_body, encode, summary
+from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import Evaluation, Status
+from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
-from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
+from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.state_file import StateError, transaction
 from kc_otel.serve.store.traffic_file import RecordingFile
+from kc_otel.serve.store.unit_of_work import unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 
 __all__ = ["Core"]
@@ -81,7 +82,7 @@ class Core:
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
         self._connection = connection
-        with transaction(connection):
+        with unit_of_work(connection):
             self.evaluator = Evaluator(contracts)
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
@@ -92,7 +93,7 @@ class Core:
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
             self.gate_history = GateHistory()
-            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, transaction)
+            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
 
     @property
@@ -133,34 +134,20 @@ class Core:
             StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
         """
         started = time.perf_counter()
-        verdicts = self.evaluator.evaluate(now)
-        try:
-            with transaction(self._connection):
-                changes = self.history.write(verdicts)
-                said = [self._changed(change, now) for change in changes if not _first_silence(change)]
-                escalated = escalate(
-                    tuple(self.contracts.values()), self.escalation, verdicts, self._invalid(now), self.dry_run, now
-                )
-                decisions, moved = self.promotions.write(escalated.state.decisions, verdicts, now)
-                escalated = replace(escalated, state=replace(escalated.state, decisions=decisions))
-                said += self._write(escalated, now) + moved
-                self._evaluator_store.save(self.evaluator)
-        except (sqlite3.DatabaseError, StoreError) as error:
-            self._evaluator_store.rolled_back()
-            msg = f"the state cannot be written, so nothing is decided: {error}"
-            raise StateError(msg) from error
-        self._evaluator_store.committed(self.evaluator)
-        self.escalation = escalated.state
-        self.promotions.adopt()
-        self.history.adopt(verdicts)
-        for name in self.contracts:
-            self.gate_history.add(name, now, [verdict for verdict in verdicts if verdict.cell.contract == name])
-        self.evaluated_at, self.tick_seconds = now, time.perf_counter() - started
-        if self.recording is not None:
-            self.recording.evaluated(now)
-        for severity, message, attributes in said:
-            _log.info("%s", message)
-            self.announce(severity, message, attributes)
+        evaluations = self.evaluator.evaluate(now)
+        with unit_of_work(self._connection) as unit:
+            changes = self.history.write(evaluations, unit)
+            announcements = [self._changed(change, now) for change in changes if not _first_silence(change)]
+            escalation = escalate(
+                tuple(self.contracts.values()), self.escalation, evaluations, self._invalid(now), self.dry_run, now
+            )
+            decisions, moved = self.promotions.write(escalation.state.decisions, evaluations, now, unit)
+            escalation = replace(escalation, state=replace(escalation.state, decisions=decisions))
+            announcements += self._write(escalation, now) + moved
+            self._evaluator_store.save(self.evaluator, unit)
+            unit.on_commit(lambda: self._adopt(escalation.state, evaluations, now))
+        self.tick_seconds = time.perf_counter() - started
+        self.announce_all(announcements)
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
         """A person lifts routes; returns how many.
@@ -202,17 +189,11 @@ class Core:
         after = replace(
             self.escalation, decisions=decisions or self.escalation.decisions, people=people or self.escalation.people
         )
-        try:
-            with transaction(self._connection):
-                self._store.save(self.escalation, after)
-                self.events.record_event(contract, kind, said, now)
-        except sqlite3.DatabaseError as error:
-            msg = f"the state cannot be written, so nothing is decided: {error}"
-            raise StateError(msg) from error
-        self.escalation = after
-        message = f"{contract}: {said['message']}"
-        _log.info("%s", message)
-        self.announce("info", message, {"kc.contract": contract})
+        with unit_of_work(self._connection) as unit:
+            self._store.save(self.escalation, after)
+            self.events.record_event(contract, kind, said, now)
+            unit.on_commit(lambda: setattr(self, "escalation", after))
+        self.announce_all([Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})])
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
         """Alerts that fire, by (contract, clause, slice, severity)."""
@@ -232,75 +213,73 @@ class Core:
             for action in alert.actions
         )
 
+    def announce_all(self, announcements: Iterable[Announcement]) -> None:
+        """Say what has been written."""
+        for one in announcements:
+            _log.info("%s", one.message)
+            self.announce(*one)
+
+    def _adopt(self, state: EscalationState, evaluations: Mapping[str, Evaluation], now: float) -> None:
+        self.escalation, self.evaluated_at = state, now
+        for name, evaluation in evaluations.items():
+            self.gate_history.add(name, evaluation)
+        if self.recording is not None:
+            self.recording.evaluated(now)
+
     def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
         return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
 
-    def _write(self, escalated: Escalation, now: float) -> list[tuple[str, str, Mapping[str, str]]]:
+    def _write(self, escalation: Escalation, now: float) -> list[Announcement]:
         """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
-        self._store.save(self.escalation, escalated.state)
-        self.events.record(escalated.transitions, dry_run=self.dry_run, people=escalated.state.people)
-        for silence in escalated.ended_silences:
+        self._store.save(self.escalation, escalation.state)
+        people = escalation.state.people
+        self.events.record(escalation.transitions, dry_run=self.dry_run, people=people)
+        for silence in escalation.ended_silences:
             message = f"the silence of {silence.where} by {silence.by} has come to its end"
             self.events.record_event(silence.contract, "unsilenced", {"id": silence.id, "message": message}, now)
-        for pin in escalated.ended_pins:
+        for pin in escalation.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
-        for name, contract in self.contracts.items():
-            self._enqueue(contract, [one for one in escalated.notices if one.transition.contract == name], now)
-        people = escalated.state.people
-        said = [self._escalated(one) for one in escalated.transitions if not people.silencing(one.cell, now)]
-        return said + [
-            self._notified_again(one, now) for one in escalated.notices if one.reason in _REPEATED and _notifies(one)
+        for name, notices in escalation.notices.items():
+            self._enqueue(self.contracts[name], notices, now)
+        announcements = [
+            of_transition(one, self.contracts[one.contract], dry_run=one.contract in self.dry_run)
+            for one in escalation.transitions
+            if not people.silencing(one.cell, now)
         ]
+        again = (one for notices in escalation.notices.values() for one in notices if one.reason in _REPEATED)
+        return announcements + [self._repeat(one, now) for one in again if _notifies(one)]
 
     def _enqueue(self, contract: Contract, notices: Sequence[Notice], now: float) -> None:
         for target, reason, alerts in webhooks(notices):
             body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
             self.outbox.enqueue(target, contract.name, encode(body), now)
 
-    def _notified_again(self, notice: Notice, now: float) -> tuple[str, str, Mapping[str, str]]:
+    def _repeat(self, notice: Notice, now: float) -> Announcement:
+        """Write that an alert is said again."""
         transition = notice.transition
-        cell = transition.cell
-        why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
-        message = f"{summary(transition)} still: {why}"
-        said = {
-            "clause": cell.clause, "slice": cell.slice, "kernel_train": cell.kernel_train,
-            "kernel_inference": cell.kernel_inference, "fingerprint": transition.fingerprint,
+        announcement = of_notice(notice, self.contracts[transition.contract])
+        data = {
+            **cell_fields(transition.cell),
+            "fingerprint": transition.fingerprint,
             "actions": [action_to_plain(action) for action in transition.actions if action.kind in _NOTIFYING],
-            "message": message,
-        }  # fmt: skip
-        self.events.record_event(cell.contract, notice.reason.value, said, now)
-        return transition.severity, message, _attributes(self.contracts[cell.contract], transition.verdict)
+            "message": announcement.message,
+        }
+        self.events.record_event(transition.contract, notice.reason.value, data, now)
+        return announcement
 
-    def _escalated(self, transition: Transition) -> tuple[str, str, Mapping[str, str]]:
-        severity = transition.severity if transition.what is What.FIRING else "info"
-        attributes = _attributes(self.contracts[transition.contract], transition.verdict)
-        message = summary(transition)
-        if transition.contract in self.dry_run:
-            severity, message = "info", f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
-        return severity, message, attributes | {"kc.severity": transition.severity}
-
-    def _changed(self, change: StatusChange, now: float) -> tuple[str, str, Mapping[str, str]]:
-        verdict = change.verdict
-        cell, contract = verdict.cell, self.contracts[verdict.cell.contract]
-        before = change.before.value if change.before else "new"
-        message = f"{cell.clause} on {cell.slice}: {before} -> {verdict.status.value}: {verdict.reason}"
-        self.events.record_event(
-            contract.name,
-            "verdict",
-            {
-                "clause": cell.clause,
-                "slice": cell.slice,
-                "kernel_train": cell.kernel_train,
-                "kernel_inference": cell.kernel_inference,
-                "status": verdict.status.value,
-                "before": change.before.value if change.before else None,
-                "message": message,
-            },
-            now,
-        )
-        severity = "warning" if verdict.status is Status.FAIL else "info"
-        return severity, message, _attributes(contract, verdict)
+    def _changed(self, change: StatusChange, now: float) -> Announcement:
+        """Write that a cell has another status."""
+        contract = self.contracts[change.verdict.cell.contract]
+        announcement = of_change(change, contract)
+        data = {
+            **cell_fields(change.verdict.cell),
+            "status": change.verdict.status.value,
+            "before": change.before and change.before.value,
+            "message": announcement.message,
+        }
+        self.events.record_event(contract.name, "verdict", data, now)
+        return announcement
 
 
 def _first_silence(change: StatusChange) -> bool:
@@ -310,17 +289,3 @@ def _first_silence(change: StatusChange) -> bool:
 
 def _notifies(notice: Notice) -> bool:
     return any(action.kind in _NOTIFYING for action in notice.transition.actions)
-
-
-def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:
-    cell = verdict.cell
-    return {
-        "kc.contract": cell.contract,
-        "kc.contract.version": str(contract.metadata.version),
-        "kc.contract.hash": contract.hash,
-        "kc.clause": cell.clause,
-        "kc.slice": cell.slice,
-        "kc.kernel.train": cell.kernel_train,
-        "kc.kernel.inference": cell.kernel_inference,
-        "kc.verdict.status": verdict.status.value,
-    }

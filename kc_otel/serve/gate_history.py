@@ -6,11 +6,9 @@ A gate that has lost its past waits for a new one, which is the safe side.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
-from kc_otel.judge.promotion.stages import Round
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status
 
 __all__ = ["GateHistory"]
 
@@ -22,21 +20,19 @@ class GateHistory:
     """Per contract, an evaluation every few seconds, and each one whose statuses differ from the one before."""
 
     def __init__(self) -> None:
-        self._evaluations: dict[str, deque[Round]] = {}
+        self._evaluations: dict[str, deque[Evaluation]] = {}
 
-    def add(self, contract: str, now: float, verdicts: Sequence[Verdict]) -> None:
+    def add(self, contract: str, evaluation: Evaluation) -> None:
         """Take in an evaluation."""
-        evaluations = self._evaluations.setdefault(contract, deque(maxlen=_KEPT))
-        if evaluations:
-            last = evaluations[-1]
-            if now - last.at < _EVERY and _statuses(last.verdicts) == _statuses(verdicts):
-                return
-        evaluations.append(Round(now, tuple(verdicts)))
+        kept = self._evaluations.setdefault(contract, deque(maxlen=_KEPT))
+        recent = kept and evaluation.at - kept[-1].at < _EVERY
+        if not (recent and _statuses(kept[-1]) == _statuses(evaluation)):
+            kept.append(evaluation)
 
-    def since(self, contract: str, at: float) -> tuple[Round, ...]:
+    def since(self, contract: str, at: float) -> tuple[Evaluation, ...]:
         """Evaluations at or after a unix time, oldest first."""
         return tuple(one for one in self._evaluations.get(contract, ()) if one.at >= at)
 
 
-def _statuses(verdicts: Sequence[Verdict]) -> set[tuple[object, object]]:
-    return {(verdict.cell, verdict.status) for verdict in verdicts}
+def _statuses(evaluation: Evaluation) -> set[tuple[Cell, Status]]:
+    return {(verdict.cell, verdict.status) for verdict in evaluation.verdicts}

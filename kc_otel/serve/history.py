@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.serve.store.thinned_history import KEPT, HistoryPoint, ThinnedHistory, moment_of
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
+from kc_otel.serve.store.thinned_history import KEPT, HistoryPoint, ThinnedHistory, point_of
+from kc_otel.serve.store.unit_of_work import UnitOfWork
 
 __all__ = ["GLANCES", "CellHistory", "Glance", "StatusChange"]
 
@@ -47,7 +48,7 @@ class CellHistory:
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
-        self._ring = ThinnedHistory(connection, windows)
+        self._thinned = ThinnedHistory(connection, windows)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_status (contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, "
             "kernel_inference TEXT, status TEXT NOT NULL, since REAL NOT NULL, "
@@ -57,61 +58,67 @@ class CellHistory:
             "SELECT contract, clause, slice, kernel_train, kernel_inference, status, since FROM cell_status"
         )
         remembered = {Cell(*row[:5]): (Status(row[5]), float(row[6])) for row in rows}
-        self._standing: dict[Cell, tuple[Status, float]] = remembered
-        self._lines: dict[Cell, _Line] = {}
+        self._known: dict[Cell, tuple[Status, float]] = remembered
+        self._lines: dict[str, dict[Cell, _Line]] = {}
 
-    def write(self, verdicts: Sequence[Verdict]) -> list[StatusChange]:
-        """Write an evaluation of every cell, and say what it changes; `adopt` follows when it is committed."""
-        changes, gone = [], self._standing.keys() - {verdict.cell for verdict in verdicts}
+    def write(self, evaluations: Mapping[str, Evaluation], unit: UnitOfWork) -> list[StatusChange]:
+        """Write an evaluation of every cell, by the contract's name, and say what it changes."""
+        verdicts = [verdict for evaluation in evaluations.values() for verdict in evaluation.verdicts]
+        changes, gone = [], self._known.keys() - {verdict.cell for verdict in verdicts}
         for verdict in verdicts:
-            before, _ = self._standing.get(verdict.cell, (None, 0.0))
+            before, _ = self._known.get(verdict.cell, (None, 0.0))
             if before is not verdict.status:
                 changes.append(StatusChange(verdict, before))
                 self._save(verdict.cell, verdict.status, verdict.at)
         for cell in gone:
             self._forget(cell)
-        self._ring.write(verdicts)
+        points = {name: {one.cell: point_of(one) for one in found.verdicts} for name, found in evaluations.items()}
+        self._thinned.write(points, max((found.at for found in evaluations.values()), default=0.0), unit)
+        unit.on_commit(lambda: self._adopt(evaluations, points))
         return changes
 
-    def adopt(self, verdicts: Sequence[Verdict]) -> None:
-        """What was written has been committed; cells that are gone are forgotten."""
-        lines = {}
-        moments: dict[Cell, HistoryPoint] = {}
-        for verdict in verdicts:
-            status, since = self._standing.get(verdict.cell, (None, verdict.at))
-            line = self._lines.get(verdict.cell)
-            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
-            moment = moments[verdict.cell] = moment_of(verdict)
-            recent.append(moment)
-            lines[verdict.cell] = _Line(verdict, since if status is verdict.status else verdict.at, recent)
-        self._lines = lines
-        self._standing = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
-        self._ring.adopt(moments)
+    def _adopt(self, evaluations: Mapping[str, Evaluation], points: Mapping[str, Mapping[Cell, HistoryPoint]]) -> None:
+        """Remember an evaluation; cells that are gone are forgotten."""
+        known: dict[Cell, tuple[Status, float]] = {}
+        lines: dict[str, dict[Cell, _Line]] = {}
+        for name, evaluation in evaluations.items():
+            before, lines[name] = self._lines.get(name, {}), {}
+            for verdict in evaluation.verdicts:
+                status, since = self._known.get(verdict.cell, (None, verdict.at))
+                since = since if status is verdict.status else verdict.at
+                line = before.get(verdict.cell)
+                recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
+                recent.append(points[name][verdict.cell])
+                lines[name][verdict.cell] = _Line(verdict, since, recent)
+                known[verdict.cell] = (verdict.status, since)
+        self._lines, self._known = lines, known
 
-    def cells(self, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
-        """(verdict, since, at most so many glances) of every cell, in the cells' order."""
+    def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
+        """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""
+        names = sorted(self._lines) if contract is None else [contract]
         return [
             (line.verdict, line.since, [_glance(one) for one in list(line.recent)[-glances:]] if glances else [])
-            for _, line in sorted(self._lines.items())
+            for name in names
+            for _, line in sorted(self._lines.get(name, {}).items())
         ]
 
     def step(self, contract: str) -> float:
         """Seconds between two evaluations of the thinned past."""
-        return self._ring.step(contract)
+        return self._thinned.step(contract)
 
     def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[HistoryPoint]]:
         """Evaluations of a clause on a slice by pair of kernels, oldest first.
 
         The last two minutes or so are whole, what is older is thinned.
         """
-        kept = self._ring.of(contract, clause, slice)
-        for cell, line in self._lines.items():
-            if (cell.contract, cell.clause, cell.slice) == (contract, clause, slice):
+        kept = self._thinned.of(contract, clause, slice)
+        for cell, line in self._lines.get(contract, {}).items():
+            if (cell.clause, cell.slice) == (clause, slice):
                 first = line.recent[0].at
                 kept[cell] = [one for one in kept.get(cell, []) if one.at < first] + list(line.recent)
-        start = max(start, end - KEPT * self._ring.step(contract))
-        within = {cell: [one for one in moments if start <= one.at <= end] for cell, moments in kept.items()}
-        return {cell: moments for cell, moments in sorted(within.items()) if moments}
+        start = max(start, end - KEPT * self._thinned.step(contract))
+        within = {cell: [one for one in points if start <= one.at <= end] for cell, points in kept.items()}
+        return {cell: points for cell, points in sorted(within.items()) if points}
 
     def _save(self, cell: Cell, status: Status, since: float) -> None:
         self._connection.execute(
@@ -126,8 +133,8 @@ class CellHistory:
         )
 
 
-def _glance(moment: HistoryPoint) -> Glance:
-    return moment.at, moment.estimate, moment.lower, moment.upper, moment.status
+def _glance(point: HistoryPoint) -> Glance:
+    return point.at, point.estimate, point.lower, point.upper, point.status
 
 
 def _key(cell: Cell) -> tuple[str, str, str, str, str]:

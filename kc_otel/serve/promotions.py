@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,19 +19,18 @@ from kc_otel.judge.promotion import machine, orders
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.admission import admit
 from kc_otel.offline.gate.evidence import step_evidence
+from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
+from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 
-__all__ = ["Promotions", "Said"]
+__all__ = ["Promotions"]
 
 Key = tuple[str, str]
 """(contract, version)"""
-Said = tuple[str, str, Mapping[str, str]]
-"""(severity, message, attributes) of something that is to be announced."""
-
 _ENDED: Final = 20
 """Versions of a contract that were rolled back or replaced and are remembered: each limits requests in the decision
 table, and a router looks at all of them."""
@@ -49,7 +47,6 @@ class Promotions:
         dry_run: Names of those that run dry: nothing of them is promoted, and nothing rolled back.
         connection: The state file.
         events: The log of events in it.
-        transaction: Everything inside is written, or nothing is.
     """
 
     def __init__(
@@ -58,14 +55,12 @@ class Promotions:
         dry_run: Collection[str],
         connection: sqlite3.Connection,
         events: PolicyStore,
-        transaction: Callable[[sqlite3.Connection], AbstractContextManager[None]],
     ) -> None:
         self._contracts, self._dry_run = contracts, dry_run
-        self._connection, self._events, self._transaction = connection, events, transaction
+        self._connection, self._events = connection, events
         self._store = PromotionStore(connection)
         self._known: dict[Key, Promotion] = {(one.contract, one.version): one for one in self._store.load()}
-        self._written: dict[Key, Promotion] | None = None
-        self._verdicts: tuple[Verdict, ...] = ()
+        self._latest: Mapping[str, Evaluation] = {}
 
     def all(self, contract: str | None = None) -> list[Promotion]:
         """The promotions of one contract or of every contract that is served, by contract, the newest first."""
@@ -89,46 +84,44 @@ class Promotions:
         """What was kept of a version's steps, oldest first."""
         return self._store.evidence(contract, version)
 
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts of the last evaluation."""
-        return self._verdicts
+    def latest(self, contract: str) -> Evaluation:
+        """The last evaluation of a contract; one without verdicts before the first."""
+        return self._latest.get(contract, Evaluation(0.0))
 
     def write(
-        self, decisions: DecisionTable, verdicts: Sequence[Verdict], now: float
-    ) -> tuple[DecisionTable, list[Said]]:
-        """Step every promotion with an evaluation, inside its transaction; `adopt` follows when it is committed.
+        self, decisions: DecisionTable, evaluations: Mapping[str, Evaluation], now: float, unit: UnitOfWork
+    ) -> tuple[DecisionTable, list[Announcement]]:
+        """Step every promotion with an evaluation.
 
         Args:
             decisions: The decision table after the evaluation.
-            verdicts: The evaluation.
-            now: Unix time, seconds.
+            evaluations: The evaluation, by the contract's name.
+            now: Its unix time, seconds.
+            unit: The transaction.
 
         Returns:
             The decision table with every version's share, and what is to be announced.
         """
-        known, said = dict(self._known), list[Said]()
+        known, said = dict(self._known), list[Announcement]()
         for key, before in sorted(self._known.items()):
             if not self._acts(before.contract) or before.status is not PromotionStatus.RUNNING:
                 continue
             contract = self._contracts[before.contract]
-            own = [verdict for verdict in verdicts if verdict.cell.contract == contract.name]
-            after, moves = machine.advance(before, contract, own, _holds(decisions, contract.name), now)
+            own = evaluations[contract.name]
+            after, moves = machine.advance(before, contract, own, _holds(decisions, contract.name))
             known[key] = after
             if after != before:
                 self._store.save(after)
             said += self._moved(contract, before, moves, own, now)
             if any(move.after.stage is Stage.FULL for move in moves):
                 said += self._replace_others(known, contract, after, now)
-        self._written, self._verdicts = known, tuple(verdicts)
+        unit.on_commit(lambda: self._adopt(known, evaluations))
         return self._shares(decisions, known, now), said
 
-    def adopt(self) -> None:
-        """What was written has been committed."""
-        if self._written is not None:
-            self._known, self._written = self._written, None
+    def _adopt(self, known: dict[Key, Promotion], evaluations: Mapping[str, Evaluation]) -> None:
+        self._known, self._latest = known, evaluations
 
-    def start(self, contract: str, version: str, by: str, now: float) -> list[Said]:
+    def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
         """A person starts a version on its way, for the first time or again.
 
         Raises:
@@ -143,11 +136,10 @@ class Promotions:
             if other.version != version and on_its_way:
                 raise OrderError(f"{other.version} is on its way, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
-        own = [one for one in self._verdicts if one.cell.contract == contract]
-        failing = any(one.cell.kernel_inference == version and one.status == "FAIL" for one in own)
+        failing = self.latest(contract).fails(version)
         return self._put(found, previous, machine.begin(found, version, by, now, previous=previous, failing=failing))
 
-    def admit(self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float) -> list[Said]:
+    def admit(self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float) -> list[Announcement]:
         """Take the evidence of the offline stage in.
 
         Raises:
@@ -164,7 +156,7 @@ class Promotions:
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
         position: str = "",
-    ) -> list[Said]:  # fmt: skip
+    ) -> list[Announcement]:  # fmt: skip
         """A person, or their program, decides something about a version.
 
         Args:
@@ -182,7 +174,6 @@ class Promotions:
             OrderError: If that cannot be done.
         """
         before, found = self.of(contract, version), self._contract(contract)
-        own = [one for one in self._verdicts if one.cell.contract == contract]
         reason = f": {why}" if why.strip() else ""
         if order in {"approve", "force"} and stage is None:
             raise OrderError(f"name the stage to {order}")
@@ -200,7 +191,7 @@ class Promotions:
                 after, said = orders.confirm(before, position), f"confirms the step of {version} to {position}"
             case "force":
                 assert stage is not None
-                return self._put(found, before, orders.force(before, found, stage, by, why, own, now))
+                return self._put(found, before, orders.force(before, found, stage, by, why, self.latest(contract), now))
             case "rollback":
                 return self._put(found, before, orders.roll_back(before, by, why, now))
             case _:
@@ -210,33 +201,33 @@ class Promotions:
     def _tell(
         self, before: Promotion, after: Promotion, order: str, message: str, now: float, *, by: str, why: str = "",
         record: Mapping[str, Any] | None = None,
-    ) -> list[Said]:  # fmt: skip
+    ) -> list[Announcement]:  # fmt: skip
         """Keep what changes nothing about where a version is."""
         if after == before:
             return []
         data: dict[str, Any] = {"kernel_inference": after.version, "order": order, "by": by, "why": why}
-        with self._transaction(self._connection):
+        with unit_of_work(self._connection) as unit:
             self._store.save(after)
             if record is not None:
                 data["evidence"] = self._store.keep(after.contract, after.version, "offline gate", record, now)
             data["message"] = message
             self._events.record_event(after.contract, "promotion", data, now)
-        self._known[after.contract, after.version] = after
+            known = {**self._known, (after.contract, after.version): after}
+            unit.on_commit(lambda: self._adopt(known, self._latest))
         return [_announced(after, "info", message)]
 
-    def _put(self, contract: Contract, before: Promotion | None, moved: Moved) -> list[Said]:
+    def _put(self, contract: Contract, before: Promotion | None, moved: Moved) -> list[Announcement]:
         after, moves = moved
-        own = [one for one in self._verdicts if one.cell.contract == contract.name]
         known = {**self._known, (contract.name, after.version): after}
-        with self._transaction(self._connection):
+        with unit_of_work(self._connection) as unit:
+            unit.on_commit(lambda: self._adopt(known, self._latest))
             self._store.save(after)
             for gone in self._too_old(known, contract.name):
                 self._store.forget(gone)
                 del known[gone.contract, gone.version]
-            said = self._moved(contract, before or after, moves, own, moves[0].at)
+            said = self._moved(contract, before or after, moves, self.latest(contract.name), moves[0].at)
             if after.position.stage is Stage.FULL and after.status is PromotionStatus.RUNNING:
                 said += self._replace_others(known, contract, after, moves[0].at)
-        self._known = known
         return said
 
     def _moved(
@@ -244,15 +235,15 @@ class Promotions:
         contract: Contract,
         before: Promotion,
         moves: Sequence[PromotionMove],
-        verdicts: Sequence[Verdict],
+        evaluation: Evaluation,
         now: float,
-    ) -> list[Said]:
+    ) -> list[Announcement]:
         """Write the events and the evidence of moves."""
         said = []
         for move in moves:
             kept = None
             if move.kind in _EVIDENT and not (move.kind is MoveKind.ADVANCE and move.before.stage is Stage.OFFLINE_CI):
-                record = step_evidence(contract, before, move, verdicts, now)
+                record = step_evidence(contract, before, move, evaluation.verdicts, now)
                 label = f"{move.kind} from {move.before} to {move.after}"
                 kept = self._store.keep(contract.name, before.version, label, record, now)
             data = {
@@ -265,14 +256,16 @@ class Promotions:
             said.append(_announced(before, severity, move.message))
         return said
 
-    def _replace_others(self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float) -> list[Said]:
+    def _replace_others(
+        self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float
+    ) -> list[Announcement]:
         said = []
         for key, other in sorted(known.items()):
             running = other.status is PromotionStatus.RUNNING and other.contract == contract.name
             if running and other.version != by.version and other.position.stage is Stage.FULL:
                 known[key], moves = machine.replaced(other, by.version, now)
                 self._store.save(known[key])
-                said += self._moved(contract, other, moves, (), now)
+                said += self._moved(contract, other, moves, Evaluation(now), now)
         return said
 
     def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
@@ -311,6 +304,6 @@ def _holds(decisions: DecisionTable, contract: str) -> list[str]:
     return [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in found.items()]
 
 
-def _announced(promotion: Promotion, severity: str, message: str) -> Said:
+def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:
     attributes = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
-    return severity, f"{promotion.contract}: {message}", attributes
+    return Announcement(severity, f"{promotion.contract}: {message}", attributes)

@@ -21,6 +21,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.unit_of_work import unit_of_work
+from tests.tools.verdicts import verdicts_of
 
 METRICS = {
     "abs_log_ratio": ("mean", 0.05),
@@ -96,7 +98,8 @@ class Fleet:
 def run(scale: int, rounds: int, slices: int) -> None:
     judged = contract(slices)
     fleet = Fleet(["all", *judged.slices], [("a" * 12, "b" * 12), ("a" * 12, "c" * 12)], scale)
-    evaluator, store = Evaluator([judged]), EvaluatorStore(sqlite3.connect(":memory:", isolation_level=None))
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    evaluator, store = Evaluator([judged]), EvaluatorStore(connection)
     spent: dict[str, list[float]] = {"new pane": [], "same pane": [], "idle": [], "ingest": [], "save": []}
     now, cells = START, 0
 
@@ -110,10 +113,10 @@ def run(scale: int, rounds: int, slices: int) -> None:
         for kind, shift in (("new pane", 0.0), ("same pane", 10.0)):
             wire, at = fleet.request(now + shift).SerializeToString(), now + shift
             timed("ingest", lambda: evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(wire), at))  # noqa: B023
-            cells = len(timed(kind, lambda: evaluator.evaluate(at)))  # noqa: B023
-            timed("save", lambda: store.save(evaluator))
-            store.committed(evaluator)
-        timed("idle", lambda: evaluator.evaluate(now + 11.0))  # noqa: B023
+            cells = len(timed(kind, lambda: verdicts_of(evaluator, at)))  # noqa: B023
+            with unit_of_work(connection) as unit:
+                timed("save", lambda: store.save(evaluator, unit))
+        timed("idle", lambda: verdicts_of(evaluator, now + 11.0))  # noqa: B023
         now += 30.0
     middle = {name: statistics.median(values) for name, values in spent.items()}
     print(f"{cells} cells, {int(fleet.total.sum()) / 1e6:,.0f}M observations")

@@ -15,7 +15,7 @@ from kc_otel.cli import people_commands as people
 from kc_otel.cli import status_command
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
@@ -42,7 +42,7 @@ def kc(monkeypatch):
     """Runs a command against a core whose one slice is broken; returns its exit code and output."""
     connection = open_state(None)
     core = Core([load_text(CONTRACT)], connection, external_url="", now=time.time())
-    core.evaluator.evaluate = lambda _now: (VERDICT,)
+    core.evaluator.evaluate = lambda now: {"policy": Evaluation(now, (VERDICT,))}
     core.tick(time.time())
     api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
 

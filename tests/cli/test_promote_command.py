@@ -17,7 +17,7 @@ from kc_otel.cli import api_client as _client
 from kc_otel.cli import gate_command, promote_command, promote_watch
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
@@ -46,12 +46,14 @@ class Driven:
         self.connection = open_state(None)
         self.core = Core([contract], self.connection, external_url="", now=0.0)
         self.status, self.now, self.fails_after = "PASS", 1e10, None
-        self.core.evaluator.evaluate = lambda now: [
-            Verdict(
-                Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
-                *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash,
-            )
-        ]  # fmt: skip
+        self.core.evaluator.evaluate = lambda now: {
+            "policy": Evaluation(now, (
+                Verdict(
+                    Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
+                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash,
+                ),
+            ))
+        }  # fmt: skip
         counts = RequestCounts()
         self.client = TestClient(make_api(self.core, lambda: read(self.core, counts, Counter()), Changes(), "0"))
 

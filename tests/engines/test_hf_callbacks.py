@@ -16,6 +16,7 @@ from kc_otel import Contract, Recorder
 from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.scoring import hf_scorer
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ class Judge(MetricExporter):
         pass
 
     def verdicts(self):
-        return {(v.cell.clause, v.cell.slice): v for v in self.evaluator.evaluate(time.time())}
+        return {(v.cell.clause, v.cell.slice): v for v in verdicts_of(self.evaluator, time.time())}
 
 
 @pytest.fixture

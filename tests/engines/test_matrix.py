@@ -32,6 +32,7 @@ from tests.engines._matrix import (
     statistic,
 )
 from tests.engines._w8a8 import quantised
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
@@ -97,11 +98,11 @@ class Matrix:
 def judged(contract, train, record):
     """Verdicts on what a function gives to a recorder."""
     evaluator = Evaluator([contract])
-    evaluator.evaluate(time.time())
+    verdicts_of(evaluator, time.time())
     with Recorder(contract, train=train, metric_exporter=ToEvaluator(evaluator), sampling=1.0) as recorder:
         record(recorder)
         assert recorder.force_flush()
-    verdicts = evaluator.evaluate(time.time())
+    verdicts = verdicts_of(evaluator, time.time())
     return {(v.cell.clause, v.cell.slice): v for v in verdicts if v.samples}
 
 

@@ -19,6 +19,7 @@ from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder
 from kc_otel.integrations.trl import instrument
 from kc_otel.judge.evaluator import Evaluator
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ class Judge(MetricExporter):
         return found
 
     def verdicts(self):
-        return {(v.cell.clause, v.cell.slice): v for v in self.evaluator.evaluate(time.time())}
+        return {(v.cell.clause, v.cell.slice): v for v in verdicts_of(self.evaluator, time.time())}
 
 
 def contract(**changes):

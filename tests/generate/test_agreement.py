@@ -32,6 +32,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram import Buckets
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ def test_rules_and_evaluator_agree(
             assert evaluator.ingest_metrics(request, float(BASE + step_seconds * step)).rejected == 0
         if step not in times:
             continue
-        verdicts, at = evaluator.evaluate(float(BASE + step_seconds * step)), step_seconds * step
+        verdicts, at = verdicts_of(evaluator, float(BASE + step_seconds * step)), step_seconds * step
         for verdict in verdicts:
             (stream,) = (stream for stream in played if stream.slice == verdict.cell.slice)
             contrary = streams.forbidden(contract, stream, verdict, at)

@@ -26,6 +26,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.generate.prometheus.victoria import victoria_file, victoria_groups
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +144,7 @@ def test_rules_and_evaluator_agree(
                 "/opentelemetry/v1/metrics", content=request.SerializeToString(), headers=sent
             ).raise_for_status()
         if step in times:
-            verdicts[step] = evaluator.evaluate(float(now))
+            verdicts[step] = verdicts_of(evaluator, float(now))
     store.get("/internal/force_flush").raise_for_status()
     replay(program, store, contract, tmp_path, base, base + streams.STEP * (streams.STEPS + 4))
     values, windows, decided = recorded(store), 0, 0

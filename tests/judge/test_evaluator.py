@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES, Heard
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.judge.verdict import Cell, Status
+from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 RNG = np.random.default_rng(3)
@@ -31,7 +32,7 @@ def cell(slice: str = "all", inference: str = INFERENCE) -> Cell:
 
 
 def statuses(evaluator: Evaluator, now: float) -> dict[Cell, Status]:
-    return {verdict.cell: verdict.status for verdict in evaluator.evaluate(now)}
+    return {verdict.cell: verdict.status for verdict in verdicts_of(evaluator, now)}
 
 
 def exact(binned: Any, values: Any) -> bool:
@@ -65,7 +66,7 @@ def test_delta_and_cumulative_of_the_same_data_agree(contract: Any, sender: Any,
         verdicts = []
         for evaluator, source in pair:
             evaluator.ingest_metrics(source.request(time, values), time)
-            verdicts.append(evaluator.evaluate(time + 1))
+            verdicts.append(verdicts_of(evaluator, time + 1))
         for a, b in zip(*verdicts, strict=True):
             assert (a.cell, a.status, a.samples) == (b.cell, b.status, b.samples)
             # A delta says its own extremes, a cumulative value only bounds them: the intervals differ by a hair.
@@ -103,7 +104,7 @@ def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any
 
 def test_before_anything_arrives_there_is_one_silent_cell_per_slice(contract: Any, now: float) -> None:
     """A contract nobody has reported for has cells without kernels, NO_DATA, with a reason that says where to look."""
-    verdicts = Evaluator([contract()]).evaluate(now)
+    verdicts = verdicts_of(Evaluator([contract()]), now)
     assert [(v.cell.slice, v.cell.kernel_train, v.status) for v in verdicts] == [
         ("all", "", Status.NO_DATA),
         ("code", "", Status.NO_DATA),
@@ -154,7 +155,7 @@ def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now:
         evaluator.ingest_metrics(source.request(now + 30 * step, small(5000)), now + 30 * step)
     last = now + 150
     assert statuses(evaluator, last + 89) == {cell(): Status.PASS}
-    (verdict,) = evaluator.evaluate(last + 91)
+    (verdict,) = verdicts_of(evaluator, last + 91)
     assert (verdict.cell, verdict.status) == (cell(), Status.NO_DATA)
     assert "no report for 1m31s (heartbeat 1m)" in verdict.reason
     assert statuses(evaluator, last + 90_000) == {cell(): Status.NO_DATA}
@@ -263,13 +264,13 @@ def test_gen_ai_histograms_are_judged_where_a_clause_names_them(contract: Any, s
         "gen_ai.server.time_to_first_token", edges=edges, attributes={"gen_ai.request.model": "big"}, start=now - 10
     )
     evaluator.ingest_metrics(source.request(now, [0.15] * 950 + [0.5] * 50), now)
-    verdicts = evaluator.evaluate(now)
+    verdicts = verdicts_of(evaluator, now)
     assert [(v.cell.slice, v.status) for v in verdicts] == [
         ("all", Status.PASS), ("big", Status.PASS), ("tiny", Status.NO_DATA),
     ]  # fmt: skip
     assert verdicts[0].upper == pytest.approx(0.2)
     evaluator.ingest_metrics(source.request(now + 1, [1.5] * 9000), now + 1)
-    assert [v.status for v in evaluator.evaluate(now + 1)][:2] == [Status.FAIL, Status.FAIL]
+    assert [v.status for v in verdicts_of(evaluator, now + 1)][:2] == [Status.FAIL, Status.FAIL]
 
 
 def test_change_of_bucket_edges_starts_afresh(contract: Any, sender: Any, now: float) -> None:
@@ -359,4 +360,4 @@ def test_a_clock_that_jumps_breaks_nothing(contract: Any, sender: Any, now: floa
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, small(50_000)), now)
     for shift in (0, -1000, 5, -1e9, 1e9, 6):
-        assert len(evaluator.evaluate(now + shift)) == 2
+        assert len(verdicts_of(evaluator, now + shift)) == 2

@@ -10,6 +10,8 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.unit_of_work import UnitOfWork
+from tests.tools.verdicts import verdicts_of
 
 METRIC = "kc.drift.operator_ulp"
 CLAUSES = [
@@ -43,7 +45,7 @@ def judged(contract):
 def statuses(evaluator, now):
     return {
         (verdict.cell.clause, verdict.cell.slice): verdict
-        for verdict in evaluator.evaluate(now)
+        for verdict in verdicts_of(evaluator, now)
         if verdict.status is not Status.NO_DATA
     }
 
@@ -97,11 +99,11 @@ def test_the_attribute_means_nothing_on_other_metrics(contract, of, now):
 
 def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
     """The usual mistake is another spelling in the program than in the contract."""
-    (verdict, *_) = judged.evaluate(now)
+    (verdict, *_) = verdicts_of(judged, now)
     assert "nothing received for kc.drift.operator_ulp[attention] yet" in verdict.reason
     for name in ("atention", *(f"layers.{i}.mlp" for i in range(1, 7))):
         judged.ingest_metrics(of(name).request(now + 1, [1.0]), now + 1)
-    (verdict, *_) = judged.evaluate(now + 2)
+    (verdict, *_) = verdicts_of(judged, now + 2)
     assert verdict.status is Status.NO_DATA
     assert verdict.reason == (
         "nothing received for kc.drift.operator_ulp[attention], only for atention, layers.1.mlp, layers.2.mlp, "
@@ -115,7 +117,7 @@ def test_state_of_operators_survives_a_restart(contract, judged, of, now):
         judged.ingest_metrics(of(operator).request(now + 1, [value] * 500), now + 1)
     before = statuses(judged, now + 2)
     connection = sqlite3.connect(":memory:")
-    EvaluatorStore(connection).save(judged)
+    EvaluatorStore(connection).save(judged, UnitOfWork())
     again = Evaluator([contract(numerical=CLAUSES, statistical=[])])
     EvaluatorStore(connection).restore(again)
     connection.close()

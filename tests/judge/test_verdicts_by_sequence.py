@@ -14,6 +14,7 @@ from kc_otel.judge.verdict import Cell, Status
 from kc_otel.judge.verdicts import Evidence, decide
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
+from tests.tools.verdicts import verdicts_of
 
 NOW = 1_800_000_000.0
 BY_TOKEN = {"id": "by-token", "metric": "tv_token", "limit": 0.02}
@@ -74,17 +75,17 @@ def test_the_two_units_are_judged_on_streams_of_their_own(contract: Any, sender:
     evaluator = Evaluator([contract(slices={}, statistical=[BY_TOKEN, BY_SEQ], observability={"min_sequences": 10})])
     evaluator.ingest_metrics(sender().request(now, [0.001] * 20_000), now)
     evaluator.ingest_metrics(sender("kc.drift.tv_token_by_sequence").request(now, [0.5] * 100), now)
-    found = {verdict.cell.clause: (verdict.status, verdict.samples) for verdict in evaluator.evaluate(now)}
+    found = {verdict.cell.clause: (verdict.status, verdict.samples) for verdict in verdicts_of(evaluator, now)}
     assert found == {"by-token": (Status.PASS, 20_000), "by-sequence": (Status.FAIL, 100)}
 
 
 def test_a_recorder_with_an_older_contract_is_named_as_the_cause(contract: Any, sender: Any, now: float) -> None:
     """Tokens arrive, means by sequence do not: the reason says what to update, and not to look at the endpoint."""
     evaluator = Evaluator([contract(slices={}, statistical=[BY_SEQ])])
-    (verdict,) = evaluator.evaluate(now)
+    (verdict,) = verdicts_of(evaluator, now)
     assert "does the recorder's OTLP endpoint point here?" in verdict.reason
     evaluator.ingest_metrics(sender().request(now, [0.001] * 100), now)
-    (verdict,) = evaluator.evaluate(now)
+    (verdict,) = verdicts_of(evaluator, now)
     assert verdict.status is Status.NO_DATA
     assert verdict.reason == (
         "tokens arrive, but nothing for kc.drift.tv_token_by_sequence; give the recorder this version of the contract"

@@ -13,6 +13,7 @@ import pytest
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import StateError, open_state
+from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
 def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Core], drift: Callable) -> None:
@@ -47,6 +48,39 @@ def test_a_tick_that_fails_half_way_leaves_no_trace(
     assert core.outbox.due(time.time()) == ()
     assert core.events.newest() == ()
     assert said == []
+
+
+@pytest.mark.parametrize("trouble", [refuse_commits, fill_disk])
+def test_memory_and_disk_agree_where_a_commit_is_refused(
+    make_core: Callable[..., Core],
+    open_file: Callable[..., sqlite3.Connection],
+    drift: Callable,
+    tmp_path: Path,
+    trouble: Callable[[sqlite3.Connection], None],
+) -> None:
+    """Alerts, table, promotions, history and gates are as they were; the next tick that can be written catches up."""
+    connection = open_file(tmp_path / "state.sqlite")
+    core, now = make_core(connection), time.time()
+    core.tick(now)
+    core.promotions.start("policy", "inferB", "ada", now)
+
+    def memory() -> object:
+        cells = [(verdict.cell, verdict.status, since) for verdict, since, _ in core.history.cells()]
+        gates = core.gate_history.since("policy", 0.0)
+        latest = core.promotions.latest("policy")
+        return core.escalation, core.promotions.all(), cells, gates, latest, core.evaluated_at
+
+    before, disk = memory(), list(connection.iterdump())
+    core.metrics(drift(0.3))
+    trouble(connection)
+    with pytest.raises(StateError, match="nothing is decided"):
+        core.tick(now + 1)
+    assert (memory(), list(connection.iterdump())) == (before, disk)
+    relieve(connection)
+    core.tick(now + 2)
+    assert {route.slice for route in core.decisions.routes} == {"all", "code"}
+    again = make_core(connection, now + 2)
+    assert (again.escalation, again.promotions.all()) == (core.escalation, core.promotions.all())
 
 
 def test_a_tick_that_failed_is_made_up_for_by_the_next(

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kc_otel.client.router import Router
 from kc_otel.contract import load_text
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
@@ -78,7 +78,7 @@ class Evaluations(RuleBasedStateMachine):
         self.connection = open_state(path)
         self.connection.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing by it, and it is quick
         self.core = Core([self.contract], self.connection, external_url="", now=self.now)
-        self.core.evaluator.evaluate = lambda _now: tuple(self.verdicts)
+        self.core.evaluator.evaluate = lambda now: {"policy": Evaluation(now, tuple(self.verdicts))}
 
     def _files(self):
         """A copy of the state file and its log as they are at this instant, in the middle of whatever."""

@@ -16,7 +16,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
@@ -63,15 +63,16 @@ class Driven:
     def events(self) -> list[dict[str, Any]]:
         return [one.data for one in self.core.events.events("policy", 0, 1000) if one.kind == "promotion"]
 
-    def _evaluate(self, now: float) -> list[Verdict]:
-        return [
+    def _evaluate(self, now: float) -> dict[str, Evaluation]:
+        verdicts = tuple(
             Verdict(
                 Cell("policy", "token-tv", slice, "trainA", version), Status(said), now, 0.02, *NUMBERS[said], 3000,
                 "short", "betting", "numbers", 1, self._contract.hash,
             )
             for version, status in self._statuses.items()
             for slice, said in (("all", "PASS"), ("code", status))
-        ]  # fmt: skip
+        )  # fmt: skip
+        return {"policy": Evaluation(now, verdicts)}
 
 
 @pytest.fixture

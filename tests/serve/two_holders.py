@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from kc_otel.serve.standby import active
-from kc_otel.serve.store.state_file import transaction
+from kc_otel.serve.store.unit_of_work import unit_of_work
 
 
 async def main(state: Path, times: int) -> None:
@@ -20,7 +20,7 @@ async def main(state: Path, times: int) -> None:
     for _ in range(times):
         connection = await active(state, asyncio.Event(), standby=True)
         assert connection is not None
-        with transaction(connection):
+        with unit_of_work(connection):
             connection.execute("CREATE TABLE IF NOT EXISTS acts (n INTEGER PRIMARY KEY, holders INTEGER)")
             connection.execute("INSERT INTO acts SELECT count(*) + 1, 0 FROM acts")
         (count,) = connection.execute("SELECT max(n) FROM acts").fetchone()

@@ -15,7 +15,7 @@ from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Evaluation
 
 __all__ = ["Escalation", "EscalationState", "escalate"]
 
@@ -46,14 +46,14 @@ class Escalation:
     Attributes:
         state: What holds from now on.
         transitions: What fired and resolved, of contracts that run dry too.
-        notices: What has to be said.
+        notices: What has to be said, by the contract's name.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
     """
 
     state: EscalationState
     transitions: tuple[Transition, ...]
-    notices: tuple[Notice, ...]
+    notices: Mapping[str, tuple[Notice, ...]]
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
 
@@ -61,7 +61,7 @@ class Escalation:
 def escalate(
     contracts: Sequence[Contract],
     before: EscalationState,
-    verdicts: Sequence[Verdict],
+    evaluations: Mapping[str, Evaluation],
     invalid: Callable[[Contract], Mapping[str, int]],
     dry_run: Collection[str],
     now: float,
@@ -71,7 +71,7 @@ def escalate(
     Args:
         contracts: The contracts in force.
         before: What held until now.
-        verdicts: The verdict of every cell of every contract.
+        evaluations: The verdicts of every contract, by its name.
         invalid: Sequences of a contract that failed an input check within its window, by reason.
         dry_run: Names of the contracts that run dry.
         now: Unix time, seconds.
@@ -80,13 +80,12 @@ def escalate(
     edges: dict[str, tuple[Transition, ...]] = {}
     for contract in contracts:
         name = contract.name
-        own = [verdict for verdict in verdicts if verdict.cell.contract == name]
         state = before.policies.get(name, PolicyState(name))
-        policies[name], edges[name] = advance(contract, state, own, invalid(contract), now)
+        policies[name], edges[name] = advance(contract, state, evaluations[name].verdicts, invalid(contract), now)
     fires = {alert.fingerprint for state in policies.values() for alert in state.firing}
     people, ended = current(before.people, fires, now)
     notifications: dict[str, NotificationLog] = {}
-    decisions, dry_run_decisions, found = before.decisions, before.dry_run_decisions, list[Notice]()
+    decisions, dry_run_decisions, found = before.decisions, before.dry_run_decisions, dict[str, tuple[Notice, ...]]()
     for contract in contracts:
         name, transitions = contract.name, edges[contract.name]
         log = before.notifications.get(name, NotificationLog(name))
@@ -96,12 +95,11 @@ def escalate(
             notifications[name] = log
             continue
         decisions = apply(decisions, transitions, contract, now)
-        notifications[name], new = notices(contract, log, policies[name].firing, transitions, people, now)
-        found += new
+        notifications[name], found[name] = notices(contract, log, policies[name].firing, transitions, people, now)
     return Escalation(
         state=EscalationState(policies, notifications, decisions, dry_run_decisions, people),
         transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
-        notices=tuple(found),
+        notices=found,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
     )

@@ -24,11 +24,11 @@ from kc_otel.judge.promotion.promotion_state import (
     PromotionStatus,
     path_of,
 )
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Round, Stage, counted, decided
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, counted, decided
 from kc_otel.judge.promotion.tally import Tally
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import Evaluation
 
-__all__ = ["Moved", "advance", "begin", "gate_of", "refused", "replaced", "rolled_back", "share_of", "stepped"]
+__all__ = ["Moved", "advance", "begin", "gate_of", "replaced", "rolled_back", "share_of", "stepped"]
 
 Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
@@ -66,17 +66,14 @@ def begin(
     return promotion, (PromotionMove(MoveKind.START, _REFUSED, first, now, nothing, by, message=message),)
 
 
-def advance(
-    promotion: Promotion, contract: Contract, verdicts: Sequence[Verdict], holds: Iterable[str], now: float
-) -> Moved:
+def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
     """The promotion after an evaluation.
 
     Args:
         promotion: What is remembered.
         contract: The contract in force.
-        verdicts: The evaluation's verdicts, of any kernel versions.
+        evaluation: The contract's verdicts, of any kernel versions.
         holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
-        now: Unix time of the evaluation, seconds.
 
     Returns:
         One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
@@ -84,6 +81,7 @@ def advance(
     """
     if promotion.status is not PromotionStatus.RUNNING:
         return promotion, ()
+    now = evaluation.at
     if promotion.contract_hash != contract.hash:
         # What was shown under other limits shows nothing under these.
         promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
@@ -91,9 +89,9 @@ def advance(
     if promotion.position.stage is Stage.OFFLINE_CI:
         tally, decision = promotion.tally, _offline(promotion, asked)
     else:
-        gate, round = gate_of(contract, promotion.position), Round(now, tuple(verdicts))
-        tally = counted(gate, promotion.version, promotion.tally, round)
-        decision = decided(gate, promotion.version, tally, round, None, asked, now)
+        gate = gate_of(contract, promotion.position)
+        tally = counted(gate, promotion.version, promotion.tally, evaluation)
+        decision = decided(gate, promotion.version, tally, evaluation, None, asked, now)
     promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         return rolled_back(promotion, decision, now)
@@ -184,11 +182,6 @@ def share_of(promotion: Promotion) -> float | None:
 def gate_of(contract: Contract, position: Position) -> GateSpec:
     """The gate that a version has to pass to leave a position."""
     return GateSpec.of(contract, position.stage, contract.promotion.windows, contract.promotion.failure_limit)
-
-
-def refused(promotion: Promotion, verdicts: Iterable[Verdict]) -> bool:
-    """Whether the version FAILs at the moment, somewhere."""
-    return any(one.status is Status.FAIL and one.cell.kernel_inference == promotion.version for one in verdicts)
 
 
 def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:

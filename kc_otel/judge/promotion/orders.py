@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.machine import Moved, refused, rolled_back, stepped
+from kc_otel.judge.promotion.machine import Moved, rolled_back, stepped
 from kc_otel.judge.promotion.promotion_state import Hold, MoveKind, OrderError, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Evaluation
 
 __all__ = ["approve", "confirm", "force", "hold", "hook", "resume", "roll_back", "whereabouts"]
 
@@ -89,7 +88,7 @@ def force(
     stage: Stage,
     by: str,
     why: str,
-    verdicts: Sequence[Verdict],
+    latest: Evaluation,
     now: float,
 ) -> Moved:
     """Take a version on to a stage although its gate is not open.
@@ -106,7 +105,7 @@ def force(
     decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     forced = replace(promotion, offline="")
     return stepped(
-        forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=refused(promotion, verdicts)
+        forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=latest.fails(promotion.version)
     )  # fmt: skip
 
 

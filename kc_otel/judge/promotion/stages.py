@@ -20,9 +20,9 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.promotion.tally import Tally
 from kc_otel.judge.statistics import samples_needed
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
-__all__ = ["Decision", "GateOutcome", "GateSpec", "Round", "Stage", "counted", "decide", "decided"]
+__all__ = ["Decision", "GateOutcome", "GateSpec", "Stage", "counted", "decide", "decided"]
 
 
 class Stage(StrEnum):
@@ -56,8 +56,8 @@ class GateSpec:
     Attributes:
         stage: The stage it is in.
         windows: Consecutive windows without shared data in which every cell is PASS.
-        window: Length of the short window, seconds; 0 for offline stages, where every round is a window of its own.
-        long_window: Length of the long window, seconds, for rounds with a verdict that the long window decided.
+        window: Length of the short window, seconds; 0 for offline stages, where each evaluation is a window.
+        long_window: Length of the long window, seconds, for evaluations with a verdict that the long window decided.
         cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
         failure_limit: Windows without shared data in which something FAILs, until the version is rolled back.
         needed: Observations below which a clause cannot pass, by its id, for the explanation of what is missing.
@@ -94,19 +94,6 @@ class GateSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The verdicts of one evaluation.
-
-    Attributes:
-        at: Unix time, seconds.
-        verdicts: Of any kernel versions; a gate looks at its own.
-    """
-
-    at: float
-    verdicts: tuple[Verdict, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """What a gate says, and why.
 
@@ -132,13 +119,13 @@ class Decision:
         }
 
 
-def decide(gate: GateSpec, version: str, history: Sequence[Round], holds: Iterable[str], now: float) -> Decision:
+def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:
     """Whether a kernel version leaves its stage.
 
     Args:
         gate: What it has to show.
         version: Short fingerprint of the inference kernel version.
-        history: Evaluations since the version entered the stage, oldest first.
+        history: Evaluations of the contract since the version entered the stage, oldest first.
         holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
         now: Unix time, seconds.
 
@@ -153,9 +140,9 @@ def decide(gate: GateSpec, version: str, history: Sequence[Round], holds: Iterab
     return decided(gate, version, tally, history[-1] if history else None, failed, holds, now)
 
 
-def counted(gate: GateSpec, version: str, tally: Tally, one: Round) -> Tally:
+def counted(gate: GateSpec, version: str, tally: Tally, one: Evaluation) -> Tally:
     """The tally after one more evaluation."""
-    own = _of(version, one)
+    own = one.of_kernel(version)
     failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
     if failing:
         return tally.after_fail(own.at, max(_span(gate, verdict) for verdict in failing))
@@ -169,7 +156,7 @@ def decided(
     gate: GateSpec,
     version: str,
     tally: Tally,
-    latest: Round | None,
+    latest: Evaluation | None,
     failed: Mapping[tuple[str, str, str], str] | None,
     holds: Iterable[str],
     now: float,
@@ -185,7 +172,7 @@ def decided(
         holds: Reasons to wait whatever the verdicts say.
         now: Unix time, seconds.
     """
-    own = None if latest is None else _of(version, latest)
+    own = None if latest is None else latest.of_kernel(version)
     if failed is None:
         failed = {} if own is None else _failures(version, own)
     if tally.failed >= gate.failure_limit:
@@ -205,11 +192,7 @@ def decided(
     return Decision(GateOutcome.ADVANCE, following, windows)
 
 
-def _of(version: str, one: Round) -> Round:
-    return Round(one.at, tuple(verdict for verdict in one.verdicts if verdict.cell.kernel_inference == version))
-
-
-def _failures(version: str, one: Round) -> dict[tuple[str, str, str], str]:
+def _failures(version: str, one: Evaluation) -> dict[tuple[str, str, str], str]:
     return {
         (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
         for verdict in one.verdicts
@@ -221,7 +204,7 @@ def _span(gate: GateSpec, verdict: Verdict) -> float:
     return gate.long_window if verdict.window == "long" else gate.window
 
 
-def _missing(gate: GateSpec, one: Round) -> list[str]:
+def _missing(gate: GateSpec, one: Evaluation) -> list[str]:
     found: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in one.verdicts:
         found.setdefault((verdict.cell.clause, verdict.cell.slice), []).append(verdict)

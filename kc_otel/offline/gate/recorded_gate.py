@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.stages import Decision, GateSpec, Round, Stage, decide
+from kc_otel.judge.promotion.stages import Decision, GateSpec, Stage, decide
 from kc_otel.judge.statistics import samples_needed
+from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.slice_table import SliceTable
@@ -216,7 +217,7 @@ def gate_decision(
     holds = [f"logits of {each.unreadable:,} tokens are no numbers" for each in judged if each.unreadable]
     if not (terms.require or terms.allow_unjudged):
         holds += [f"{each}; --allow-unjudged leaves it out" for each in not_judged(judged)]
-    return decide(gate, version, [Round(now, each.verdicts) for each in judged], holds, now)
+    return decide(gate, version, [Evaluation(now, each.verdicts) for each in judged], holds, now)
 
 
 def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:

@@ -91,7 +91,7 @@ class _Run:
     def judge(self, now: float) -> None:
         """Every cell is evaluated."""
         contract = self._contract
-        verdicts = self._evaluator.evaluate(now)
+        verdicts = self._evaluator.evaluate(now)[contract.name].verdicts
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
         self._policy, transitions = advance(contract, self._policy, verdicts, invalid, now)
         self._book, told = notices(contract, self._book, self._policy.firing, transitions, People(), now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,22 +55,21 @@ def _add_states(router: APIRouter, core: Core) -> None:
     @router.post("/{contract}/{kernel}")
     async def order(contract: str, kernel: str, request: OrderRequest) -> PromotionView:
         """A person or their program starts, holds, resumes, forces, approves, confirms or rolls back a version."""
-        now, told = time.time(), core.promotions
+        now, promotions = time.time(), core.promotions
         with _answered():
             if request.order == "start":
-                said = told.start(contract, kernel, request.by, now)
+                said = promotions.start(contract, kernel, request.by, now)
             elif request.order == "evidence":
                 if request.evidence is None:
                     raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-                said = told.admit(contract, kernel, request.evidence, request.by, now)
+                said = promotions.admit(contract, kernel, request.evidence, request.by, now)
             else:
-                said = told.tell(
+                said = promotions.tell(
                     contract, kernel, request.order, request.by, request.why, now,
                     stage=request.stage, position=request.position,
                 )  # fmt: skip
-            for severity, message, attributes in said:
-                core.announce(severity, message, attributes)
-            return _view(core, told.of(contract, kernel))
+            core.announce_all(said)
+            return _view(core, promotions.of(contract, kernel))
 
 
 def _add_evidence(router: APIRouter, core: Core) -> None:
@@ -106,8 +104,7 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         found = core.contracts.get(contract)
         if found is None:
             raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
-        own = [verdict for verdict in core.promotions.verdicts if verdict.cell.contract == contract]
-        seen = observed_traffic(found, own)
+        seen = observed_traffic(found, core.promotions.latest(contract).verdicts)
         try:
             shares = {**seen.shares, **shares_of(found, share or [])}
         except ValueError as error:
@@ -139,8 +136,6 @@ def _answered() -> Iterator[None]:
         raise HTTPException(404, str(error.args[0])) from None
     except OrderError as error:
         raise HTTPException(409, str(error)) from None
-    except sqlite3.DatabaseError as error:
-        raise HTTPException(503, f"the state cannot be written, so nothing is decided: {error}") from None
 
 
 def _view(core: Core, one: Promotion) -> PromotionView:

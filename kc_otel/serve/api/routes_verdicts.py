@@ -42,11 +42,7 @@ def verdict_routes(core: Core) -> APIRouter:
     @router.get("/verdicts", tags=["verdicts"])
     async def verdicts(contract: ContractName = None, status: Status | None = None) -> VerdictList:
         """The newest verdict of every cell."""
-        found = [
-            view_of(verdict)
-            for verdict, _, _ in core.history.cells()
-            if contract in {None, verdict.cell.contract} and status in {None, verdict.status}
-        ]
+        found = [view_of(verdict) for verdict, _, _ in core.history.cells(contract) if status in {None, verdict.status}]
         return VerdictList(at=core.evaluated_at, verdicts=found)
 
     @router.get("/cells", tags=["verdicts"])
@@ -94,13 +90,9 @@ def _cells(core: Core, contract: str | None, clause: str | None, slice: str | No
     for *key, severity in core.firing():
         firing.setdefault((key[0], key[1], key[2]), []).append(severity)
     found = []
-    for verdict, since, glances in core.history.cells(most):
+    for verdict, since, glances in core.history.cells(contract, most):
         cell = verdict.cell
-        if (contract, clause, slice) != (
-            contract and cell.contract,
-            clause and cell.clause,
-            slice and cell.slice,
-        ):
+        if (clause, slice) != (clause and cell.clause, slice and cell.slice):
             continue
         fires = firing.get((cell.contract, cell.clause, cell.slice), [])
         found.append(CellView(verdict=view_of(verdict), since=since, firing=sorted(fires), history=glances))
@@ -108,7 +100,7 @@ def _cells(core: Core, contract: str | None, clause: str | None, slice: str | No
 
 
 def _contract(core: Core, contract: Contract) -> ContractView:
-    own = [verdict for verdict, _, _ in core.history.cells() if verdict.cell.contract == contract.name]
+    own = [verdict for verdict, _, _ in core.history.cells(contract.name)]
     return ContractView(
         name=contract.name,
         version=contract.metadata.version,

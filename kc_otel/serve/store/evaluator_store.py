@@ -25,6 +25,7 @@ from kc_otel.serve.store.stream_codec import (
     encode_histogram,
     encode_stream,
 )
+from kc_otel.serve.store.unit_of_work import UnitOfWork
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore", "StoreError"]
 
@@ -78,27 +79,27 @@ class EvaluatorStore:
             )
             raise StoreError(msg)
 
-    def save(self, evaluator: Evaluator) -> None:
-        """Write what changed since the last save that lasted; `committed` or `rolled_back` follows.
+    def save(self, evaluator: Evaluator, unit: UnitOfWork) -> None:
+        """Write what changed since the last save that lasted.
 
         Raises:
-            StoreError: If the database refuses.
+            sqlite3.DatabaseError: If the database refuses.
         """
-        with _explained():
-            for name, state in evaluator.states.items():
-                self._save_streams(name, state)
-                self._save_panes(name, state)
-                self._forget_panes(name, state)
-                self._save_facts(name, evaluator)
+        unit.on_commit(lambda: self._committed(evaluator))
+        unit.on_rollback(self._rolled_back)
+        for name, state in evaluator.states.items():
+            self._save_streams(name, state)
+            self._save_panes(name, state)
+            self._forget_panes(name, state)
+            self._save_facts(name, evaluator)
 
-    def committed(self, evaluator: Evaluator) -> None:
-        """What was saved has lasted, and need not be written again."""
+    def _committed(self, evaluator: Evaluator) -> None:
         for state in evaluator.states.values():
             state.changed_streams.clear()
             state.changed_panes.clear()
 
-    def rolled_back(self) -> None:
-        """What was saved has not lasted: the next save writes it again, together with what changes until then."""
+    def _rolled_back(self) -> None:
+        """The next save writes the same again, together with what changes until then."""
         rows = self._connection.execute(
             "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
         )

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["StateError", "StateHeldError", "StatePlace", "open_state", "transaction"]
+__all__ = ["StateError", "StateHeldError", "StatePlace", "open_state"]
 
 _PATIENCE: Final = 2.0
 
@@ -111,15 +109,3 @@ def _unusable(target: str, error: Exception) -> StateError:
             f"{target}: cannot open the state file ({error}); give --state a file in a folder that can be written"
         )
     return StateError(f"{target}: not a usable state file ({error}); move it away, or give --state another file")
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside is written, or nothing is."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

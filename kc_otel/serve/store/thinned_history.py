@@ -1,21 +1,23 @@
-"""The past of every cell, thinned: a ring of steps in SQLite, so that its size is bounded and a restart keeps it.
+"""The past of every cell, thinned: steps in SQLite, of which the newest are kept, so that its size is bounded.
 
 A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long window of an hour. A step is
-remembered by its worst evaluation, the last among equals, so that thinning hides no breach.
+remembered by its worst evaluation, the last among equals, so that thinning hides no breach. A restart keeps all of it
+but the running step.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from typing import Final
 
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.serve.api.views import finite
+from kc_otel.serve.store.unit_of_work import UnitOfWork
 
-__all__ = ["KEPT", "HistoryPoint", "ThinnedHistory", "moment_of"]
+__all__ = ["KEPT", "HistoryPoint", "ThinnedHistory", "point_of"]
 
 KEPT: Final = 480
 _STEPS_PER_WINDOW: Final = 20
@@ -45,7 +47,7 @@ class HistoryPoint:
     status: int
 
 
-def moment_of(verdict: Verdict) -> HistoryPoint:
+def point_of(verdict: Verdict) -> HistoryPoint:
     """A verdict's numbers."""
     return HistoryPoint(
         verdict.at,
@@ -59,7 +61,7 @@ def moment_of(verdict: Verdict) -> HistoryPoint:
 
 
 class ThinnedHistory:
-    """Steps of every cell. The caller owns the transactions: `write` inside of one, `adopt` once it is committed.
+    """Steps of every cell.
 
     Args:
         connection: The state file.
@@ -69,7 +71,7 @@ class ThinnedHistory:
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
         self._steps = {name: max(window / _STEPS_PER_WINDOW, _SHORTEST) for name, window in windows.items()}
-        self._open: dict[Cell, HistoryPoint] = {}
+        self._open: dict[str, dict[Cell, HistoryPoint]] = {}
         self._slot: dict[str, int] = {}
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
@@ -83,23 +85,26 @@ class ThinnedHistory:
         """Seconds between two kept evaluations."""
         return self._steps.get(contract, _SHORTEST)
 
-    def write(self, verdicts: Sequence[Verdict]) -> None:
-        """Write the steps that an evaluation completes."""
-        for contract, now in {verdict.cell.contract: verdict.at for verdict in verdicts}.items():
-            if self._is_over(contract, now):
-                self._flush(contract, now)
+    def write(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, unit: UnitOfWork) -> None:
+        """Write the steps that an evaluation completes; it becomes part of the running step.
 
-    def adopt(self, moments: Mapping[Cell, HistoryPoint]) -> None:
-        """What was written has been committed; the evaluation becomes part of the running step."""
-        times = {cell.contract: moment.at for cell, moment in moments.items()}
-        over = {contract for contract, now in times.items() if self._is_over(contract, now)}
-        if over:
-            self._open = {cell: moment for cell, moment in self._open.items() if cell.contract not in over}
-        self._slot |= {contract: self._index(contract, now) for contract, now in times.items()}
-        for cell, moment in moments.items():
-            worst = self._open.get(cell)
-            if worst is None or moment.status >= worst.status:
-                self._open[cell] = moment
+        Args:
+            points: The evaluation, by the contract's name.
+            now: Its unix time, seconds.
+            unit: The transaction.
+        """
+        over = {contract for contract in points if self._is_over(contract, now)}
+        for contract in over:
+            self._flush(contract, now)
+        unit.on_commit(lambda: self._adopt(points, now, over))
+
+    def _adopt(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, over: Collection[str]) -> None:
+        for contract, found in points.items():
+            self._slot[contract] = self._index(contract, now)
+            worst = {} if contract in over else self._open.get(contract, {})
+            self._open[contract] = worst | {
+                cell: point for cell, point in found.items() if cell not in worst or point.status >= worst[cell].status
+            }
 
     def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[HistoryPoint]]:
         """What is kept of a clause on a slice, for every pair of kernels, oldest first."""
@@ -110,10 +115,10 @@ class ThinnedHistory:
             "JOIN cell_point ON line = id WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
             (len(prefix), prefix),
         )
-        for cell, *moment in rows:
-            found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*moment))
-        for cell, worst in self._open.items():
-            if (cell.contract, cell.clause, cell.slice) == (contract, clause, slice):
+        for cell, *numbers in rows:
+            found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*numbers))
+        for cell, worst in self._open.get(contract, {}).items():
+            if (cell.clause, cell.slice) == (clause, slice):
                 found.setdefault(cell, []).append(worst)
         return found
 
@@ -124,15 +129,15 @@ class ThinnedHistory:
         return int(at // self.step(contract))
 
     def _flush(self, contract: str, now: float) -> None:
-        own = [(json.dumps(astuple(cell)), moment) for cell, moment in self._open.items() if cell.contract == contract]
+        own = [(json.dumps(astuple(cell)), point) for cell, point in self._open.get(contract, {}).items()]
         self._connection.executemany(
             "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
             "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",
-            [(name, moment.at) for name, moment in own],
+            [(name, point.at) for name, point in own],
         )
         self._connection.executemany(
             "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
-            [(self._index(contract, moment.at) % KEPT, *astuple(moment), name) for name, moment in own],
+            [(self._index(contract, point.at) % KEPT, *astuple(point), name) for name, point in own],
         )
         longest = KEPT * max(self._steps.values(), default=_SHORTEST)
         gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()

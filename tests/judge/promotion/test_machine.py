@@ -13,6 +13,7 @@ from kc_otel.judge.promotion import orders
 from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Position, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import step_evidence, verify_evidence
 
 V = "inferB"
@@ -34,10 +35,11 @@ def round_of(make_verdict):
     """Verdicts of both slices in one evaluation, the second one's status as given."""
 
     def make(contract, now, status="PASS", **changes):
-        return [
+        verdicts = (
             make_verdict(one, slice=slice, at=now, contract_hash=contract.hash, **changes)
             for slice, one in (("all", "PASS"), ("code", status))
-        ]
+        )
+        return Evaluation(now, tuple(verdicts))
 
     return make
 
@@ -46,7 +48,7 @@ def run(promotion, contract, round_of, script, holds=()):
     """The promotion after [(time, status)], and the moves on the way."""
     moves = []
     for now, status in script:
-        promotion, moved = advance(promotion, contract, round_of(contract, now, status), holds, now)
+        promotion, moved = advance(promotion, contract, round_of(contract, now, status), holds)
         moves += moved
     return promotion, moves
 
@@ -120,7 +122,7 @@ def test_another_version_is_no_proof(terms, round_of):
 def test_offline_stage_waits_for_evidence(contract):
     """Without it nothing moves, and the sentence says which command makes it."""
     promotion, _ = begin(contract, V, "ada", 0.0)
-    promotion, moves = advance(promotion, contract, (), (), 1.0)
+    promotion, moves = advance(promotion, contract, Evaluation(1.0), ())
     assert (moves, share_of(promotion)) == ((), 0.0)
     assert "kc-otel gate run" in promotion.missing[0]
 
@@ -178,27 +180,27 @@ def test_force_needs_a_person_a_reason_and_a_place_ahead(terms):
     promotion, _ = begin(terms, V, "ada", 0.0)
     for by, why in (("", "x"), ("ada", " ")):
         with pytest.raises(OrderError, match="say who and why"):
-            orders.force(promotion, terms, Stage.CANARY, by, why, (), 5.0)
-    forced, moves = orders.force(promotion, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
+            orders.force(promotion, terms, Stage.CANARY, by, why, Evaluation(5.0), 5.0)
+    forced, moves = orders.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
     assert (str(forced.position), moves[0].kind, moves[0].by, moves[0].why) == (
         "canary at 1%",
         "force",
         "ada",
         "the launch",
     )
-    further, _ = orders.force(forced, terms, Stage.CANARY, "ada", "more", (), 6.0)
+    further, _ = orders.force(forced, terms, Stage.CANARY, "ada", "more", Evaluation(6.0), 6.0)
     assert str(further.position) == "canary at 10%"
     with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
-        orders.force(further, terms, Stage.SHADOW, "ada", "back", (), 7.0)
+        orders.force(further, terms, Stage.SHADOW, "ada", "back", Evaluation(7.0), 7.0)
     with pytest.raises(OrderError, match="cannot be forced into canary"):
-        orders.force(further, terms, Stage.CANARY, "ada", "more", (), 7.0)
+        orders.force(further, terms, Stage.CANARY, "ada", "more", Evaluation(7.0), 7.0)
 
 
 def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms, round_of):
     """A FAIL from before is forgiven for as long as its data are in the window; new data that fail are not."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     failing = round_of(terms, 100.0, "FAIL")
-    promotion, _ = advance(promotion, terms, failing, (), 100.0)
+    promotion, _ = advance(promotion, terms, failing, ())
     forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
     assert (moves, forced.status) == ([], PromotionStatus.RUNNING)
@@ -283,14 +285,14 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
             promotion = orders.resume(promotion)
         if turn in crashes:
             promotion = Promotion.from_json(json.loads(json.dumps(promotion.to_json(), allow_nan=False)))
-        before, verdicts = promotion, round_of(terms, now, status)
-        promotion, moves = advance(promotion, terms, verdicts, (), now)
+        before, evaluation = promotion, round_of(terms, now, status)
+        promotion, moves = advance(promotion, terms, evaluation, ())
         statuses.append(status)
         assert len(moves) <= 1
         if before.status is PromotionStatus.ROLLED_BACK:
             assert promotion == before
         for move in moves:
-            verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, verdicts, abs(now)))))
+            verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, evaluation.verdicts, abs(now)))))
             if move.kind is MoveKind.ADVANCE:
                 path = path_of(terms.promotion)
                 assert path.index(move.after) == path.index(move.before) + 1, "no place is left out"

@@ -12,6 +12,7 @@ from kc_otel.judge.promotion import orders
 from kc_otel.judge.promotion.machine import advance, begin
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.admission import admit
 from kc_otel.offline.gate.evidence import _checksum, offline_evidence
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
@@ -66,9 +67,9 @@ def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
     record = evidence(0.01)
     admitted = admit(promotion, contract, record)
     assert admitted.offline == record["checksum"]
-    after, (move,) = advance(admitted, contract, (), (), 1.0)
+    after, (move,) = advance(admitted, contract, Evaluation(1.0), ())
     assert (after.position.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
-    held, moves = advance(admitted, contract, (), ["prose is silent"], 1.0)
+    held, moves = advance(admitted, contract, Evaluation(1.0), ["prose is silent"])
     assert (moves, held.missing) == ((), ("held: prose is silent",))
 
 
@@ -94,7 +95,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
         admit(promotion, contract, sealed(plain))
-    forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", (), 1.0)
+    forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
         admit(forced, contract, record)
 
@@ -102,6 +103,6 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
     """What was admitted under other limits is not carried over."""
     admitted = admit(promotion, contract, evidence(0.01))
-    after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), (), (), 1.0)
+    after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (moves, after.offline) == ((), "")
     assert "no evidence of the offline stage" in after.missing[0]

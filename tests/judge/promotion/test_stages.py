@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Round, Stage, decide
+from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, decide
+from kc_otel.judge.verdict import Evaluation
 
 GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), needed={"token-tv": 2000})
 
@@ -20,7 +21,7 @@ def rounds(make_verdict):
         made = []
         for at, status, *changes in items:
             code = make_verdict(status, at=at, **(changes[0] if changes else {}))
-            made.append(Round(at, (make_verdict(slice="all", at=at), code)))
+            made.append(Evaluation(at, (make_verdict(slice="all", at=at), code)))
         return made
 
     return build
@@ -122,7 +123,7 @@ def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contr
     content["statistical"] = [*content["statistical"], {"id": "seq", "metric": "tv_seq", "limit": 0.004}]
     gate = GateSpec.of(Contract.model_validate(content), Stage.CANARY, 1)
     verdicts = [make_verdict("INCONCLUSIVE", slice="all", clause=clause, samples=60) for clause in ("token-tv", "seq")]
-    missing = decide(gate, "inferB", [Round(0, tuple(verdicts))], (), 0).missing
+    missing = decide(gate, "inferB", [Evaluation(0, tuple(verdicts))], (), 0).missing
     assert any(said.startswith("token-tv on all") and "1,940 more samples are needed" in said for said in missing)
     assert any(said.startswith("seq on all") and ", 40 more samples are needed" in said for said in missing)
 

@@ -17,6 +17,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.offline.replay.traffic_entries import entry_of, evaluated_frame, received_frame
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
+from tests.tools.verdicts import verdicts_of
 
 START = 1_800_000_000.0
 
@@ -93,7 +94,7 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(
     for entry in read_recordings([path], []):
         replayed.ingest_metrics(entry.request, entry.at)
     assert replayed.counters == plain.counters
-    assert replayed.evaluate(START + 120) == plain.evaluate(START + 120)
+    assert verdicts_of(replayed, START + 120) == verdicts_of(plain, START + 120)
 
 
 def test_metrics_of_others_are_not_recorded(traffic: Callable) -> None:

@@ -16,6 +16,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore, StoreError
+from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.stream_codec import (
     CodecError,
     decode_histogram,
@@ -23,7 +24,10 @@ from kc_otel.serve.store.stream_codec import (
     encode_histogram,
     encode_stream,
 )
+from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
+from tests.tools.full_disk import refuse_commits, relieve
+from tests.tools.verdicts import verdicts_of
 
 RNG = np.random.default_rng(5)
 
@@ -54,6 +58,12 @@ def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
     return requests
 
 
+def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Connection) -> None:
+    """Save an evaluator, and commit."""
+    with unit_of_work(connection) as unit:
+        store.save(evaluator, unit)
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether verdicts are equal; sums may have been added up in another order."""
     numbers = ("limit", "estimate", "lower", "upper", "samples")
@@ -80,13 +90,12 @@ def test_restart_at_any_point_equals_no_restart(
     for step, (time, request) in enumerate(script(sender, merged, now)):
         for evaluator in (steady, restarted):
             evaluator.ingest_metrics(request, time)
-        assert same(restarted.evaluate(time), steady.evaluate(time))
-        store.save(restarted)
-        store.committed(restarted)
+        assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
+        written(store, restarted, connection)
         if step % every == 0:
             restarted, store = Evaluator([made]), EvaluatorStore(connection)
             store.restore(restarted)
-            assert same(restarted.evaluate(time), steady.evaluate(time))
+            assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
     assert restarted.series() == steady.series()
 
 
@@ -101,7 +110,7 @@ def test_what_a_crash_loses_a_cumulative_sender_says_again(
     for step, part in enumerate(values[:4]):
         evaluator.ingest_metrics(source.request(now + step, part), now + step)
         if step == 1:
-            store.save(evaluator)
+            store.save(evaluator, UnitOfWork())
     after = Evaluator([made])
     EvaluatorStore(connection).restore(after)
     after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
@@ -116,15 +125,12 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
     senders = [sender(instance=str(i)) for i in range(50)]
     for source in senders:
         evaluator.ingest_metrics(source.request(now, [0.5]), now)
-    store.save(evaluator)
-    store.committed(evaluator)
+    written(store, evaluator, connection)
     before = connection.total_changes
-    store.save(evaluator)
-    store.committed(evaluator)
+    written(store, evaluator, connection)
     assert connection.total_changes == before
     evaluator.ingest_metrics(senders[0].request(now + 1, [0.5]), now + 1)
-    store.save(evaluator)
-    store.committed(evaluator)
+    written(store, evaluator, connection)
     assert connection.total_changes - before <= 5
 
 
@@ -138,8 +144,7 @@ def test_the_file_does_not_grow_with_time(
         time = now + 60.0 * step
         evaluator.ingest_metrics(sender(inference=f"{step // 20:012d}", start=time - 1).request(time, [0.5]), time)
         evaluator.evaluate(time)
-        store.save(evaluator)
-        store.committed(evaluator)
+        written(store, evaluator, connection)
     panes, series, streams = (
         connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0]
         for name in ("panes", "series", "streams")
@@ -156,7 +161,7 @@ def test_contracts_and_slices_that_are_gone_are_left_out(
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for slice in ("all", "code"):
         evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
-    store.save(evaluator)
+    store.save(evaluator, UnitOfWork())
     smaller = Evaluator([contract(slices={})])
     EvaluatorStore(connection).restore(smaller)
     assert [series.slice for series in smaller.series()] == ["all"]
@@ -172,7 +177,7 @@ def test_windows_of_another_length_keep_their_content(
     evaluator, store, source = Evaluator([contract()]), EvaluatorStore(connection), sender()
     for step in range(10):
         evaluator.ingest_metrics(source.request(now + 30 * step, [0.5, 0.25]), now + 30 * step)
-    store.save(evaluator)
+    store.save(evaluator, UnitOfWork())
     changed = Evaluator([contract(observability={"window": "10m", "long_window": "2h"})])
     again = EvaluatorStore(connection)
     again.restore(changed)
@@ -209,7 +214,7 @@ def test_damaged_rows_are_refused(
     """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
-    store.save(evaluator)
+    store.save(evaluator, UnitOfWork())
     connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
     with pytest.raises(StoreError, match="damaged"):
         EvaluatorStore(connection).restore(Evaluator([contract()]))
@@ -221,7 +226,7 @@ def test_the_store_never_commits(contract: Any, sender: Any, now: float, connect
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
     connection.execute("BEGIN IMMEDIATE")
-    store.save(evaluator)
+    store.save(evaluator, UnitOfWork())
     assert connection.in_transaction
     connection.execute("ROLLBACK")
     assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
@@ -273,12 +278,11 @@ def test_what_was_rolled_back_is_written_again(
     """A full disk in the middle of a save costs nothing once there is room."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
-    connection.execute("BEGIN")
-    store.save(evaluator)
-    connection.execute("ROLLBACK")
-    store.rolled_back()
-    store.save(evaluator)
-    store.committed(evaluator)
+    refuse_commits(connection)
+    with pytest.raises(StateError):
+        written(store, evaluator, connection)
+    relieve(connection)
+    written(store, evaluator, connection)
     again = Evaluator([contract()])
     EvaluatorStore(connection).restore(again)
     assert again.series() == evaluator.series()

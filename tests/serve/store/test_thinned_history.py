@@ -7,10 +7,14 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from kc_otel.judge.verdict import Cell, Status, Verdict
+import pytest
+
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.history import CellHistory
-from kc_otel.serve.store.state_file import transaction
+from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.thinned_history import KEPT
+from kc_otel.serve.store.unit_of_work import unit_of_work
+from tests.tools.full_disk import refuse_commits, relieve
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
 STEP = 10.0
@@ -22,9 +26,8 @@ def verdict(at: float, status: Status = Status.PASS, cell: Cell = CELL, estimate
 
 
 def tick(history: CellHistory, connection: sqlite3.Connection, *verdicts: Verdict) -> None:
-    with transaction(connection):
-        history.write(verdicts)
-    history.adopt(verdicts)
+    with unit_of_work(connection) as unit:
+        history.write({"policy": Evaluation(verdicts[0].at, verdicts)}, unit)
 
 
 def past(history: CellHistory, end: float) -> list[tuple[float, int]]:
@@ -87,9 +90,10 @@ def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Ca
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     tick(history, connection, verdict(1000.0, Status.FAIL))
-    connection.execute("BEGIN")
-    history.write([verdict(1010.0)])
-    connection.execute("ROLLBACK")
+    refuse_commits(connection)
+    with pytest.raises(StateError):
+        tick(history, connection, verdict(1010.0))
+    relieve(connection)
     tick(history, connection, verdict(1011.0))
     assert connection.execute("SELECT at, status FROM cell_point").fetchall() == [(1000.0, 3)]
 

@@ -1,0 +1,79 @@
+"""What people read of a change: its sentence, how grave it is, and the attributes of its log record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.serve.history import StatusChange
+
+__all__ = ["Announcement", "cell_fields", "of_change", "of_notice", "of_transition"]
+
+
+class Announcement(NamedTuple):
+    """Something to say to whoever reads the log.
+
+    Attributes:
+        severity: info, warning or critical.
+        message: One sentence.
+        attributes: Of the log record.
+    """
+
+    severity: str
+    message: str
+    attributes: Mapping[str, str]
+
+
+def of_change(change: StatusChange, contract: Contract) -> Announcement:
+    """A cell has another status."""
+    verdict = change.verdict
+    before = change.before.value if change.before else "new"
+    message = f"{verdict.cell.clause} on {verdict.cell.slice}: {before} -> {verdict.status.value}: {verdict.reason}"
+    return Announcement("warning" if verdict.status is Status.FAIL else "info", message, _attributes(contract, verdict))
+
+
+def of_transition(transition: Transition, contract: Contract, *, dry_run: bool) -> Announcement:
+    """An alert fires, or has resolved."""
+    attributes = _attributes(contract, transition.verdict) | {"kc.severity": transition.severity}
+    message = summary(transition)
+    if dry_run:
+        message = f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
+        return Announcement("info", message, attributes)
+    return Announcement(transition.severity if transition.what is What.FIRING else "info", message, attributes)
+
+
+def of_notice(notice: Notice, contract: Contract) -> Announcement:
+    """An alert that fires still is said again."""
+    transition = notice.transition
+    why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
+    message = f"{summary(transition)} still: {why}"
+    return Announcement(transition.severity, message, _attributes(contract, transition.verdict))
+
+
+def cell_fields(cell: Cell) -> dict[str, Any]:
+    """A cell in an event, whose contract stands beside it."""
+    return {
+        "clause": cell.clause,
+        "slice": cell.slice,
+        "kernel_train": cell.kernel_train,
+        "kernel_inference": cell.kernel_inference,
+    }
+
+
+def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:
+    cell = verdict.cell
+    return {
+        "kc.contract": cell.contract,
+        "kc.contract.version": str(contract.metadata.version),
+        "kc.contract.hash": contract.hash,
+        "kc.clause": cell.clause,
+        "kc.slice": cell.slice,
+        "kc.kernel.train": cell.kernel_train,
+        "kc.kernel.inference": cell.kernel_inference,
+        "kc.verdict.status": verdict.status.value,
+    }
