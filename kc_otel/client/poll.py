@@ -76,7 +76,7 @@ class Poller(threading.Thread):
             began = time.monotonic()
             try:
                 self._ask()
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 self._drop()
                 if self._stopping.is_set():
                     break
@@ -114,7 +114,7 @@ class Poller(threading.Thread):
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
         if answer.status == http.client.OK:
-            table = DecisionTable.from_json(json.loads(raw))
+            table = DecisionTable.from_plain(json.loads(raw))
             if table != self._table:
                 self._on_table(table)
             self._table = table

@@ -2,9 +2,8 @@
 
 A daemon thread keeps the table fresh and swaps one reference to an immutable snapshot; readers take that reference and
 never wait. When the evaluator is gone the last table stays in force: a route is lifted by a person, never by an outage.
-Once it has been gone for longer than `stale_after`, `on_stale` decides for everything that no pin or route covers.
-
-The last decision table in a file, for a serving process that starts while the evaluator is gone.
+Once it has been gone for longer than `stale_after`, `on_stale` decides for everything that no pin or route covers. With
+`keep` the last table is in a file too, for a serving process that starts while the evaluator is gone.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from kc_otel.client.snapshot import NEVER, STALE, Choice, Kernel, Snapshot, comp
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
+from kc_otel.judge.plain_json import to_json
 
 __all__ = ["Choice", "Kernel", "Router", "TableFile"]
 
-
+_log: Final = logging.getLogger(__name__)
 _MAPPINGS: Final = (dict, Mapping)
 """dict first: the abstract class is slow to ask."""
 
@@ -248,9 +248,6 @@ class Router:
         self._snapshot = compiled(table, self._contracts)
 
 
-_log: Final = logging.getLogger(__name__)
-
-
 class TableFile:
     """A file with one table. Processes may share it: each write replaces it in one step.
 
@@ -270,17 +267,17 @@ class TableFile:
             OSError: If it cannot be read.
         """
         try:
-            return DecisionTable.from_json(json.loads(self._path.read_bytes()))
+            return DecisionTable.from_plain(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{self._path}: not a decision table ({error!r}); remove it, or keep another") from None
 
     def save(self, table: DecisionTable) -> None:
         """Replace the file; what goes wrong is logged once, because requests are routed all the same."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            beside.write_text(json.dumps(table.to_json(), separators=(",", ":")))
+            beside.write_text(to_json(table))
             beside.replace(self._path)
         except OSError as error:
             if not self._failed:

@@ -60,6 +60,11 @@ class Action(Strict):
             raise ValueError(msg)
         return self
 
+    @property
+    def written(self) -> str | dict[str, str]:
+        """As the contract's YAML has it: `notify`, or `{webhook: pager}`."""
+        return self.kind if self.target is None else {self.kind: self.target}
+
     def __str__(self) -> str:
         return self.kind if self.target is None else f"{self.kind}:{self.target}"
 

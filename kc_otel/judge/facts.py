@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ def _value(value: Any) -> Scalar | list[Scalar] | None:
         return str(value.string_value)[:_LONGEST]
     if field in {"int_value", "double_value", "bool_value"}:
         scalar: Scalar = getattr(value, field)
-        return scalar
+        return str(scalar) if isinstance(scalar, float) and not math.isfinite(scalar) else scalar  # JSON has no number
     if field == "array_value":
         items = [_value(item) for item in value.array_value.values[:_MOST_FIELDS]]
         return [item for item in items if item is not None and not isinstance(item, list)]

@@ -25,7 +25,6 @@ from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.escalate import Escalation, EscalationState, escalate
 from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.escalation.plain import action_to_plain
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.sink import ExportResult
@@ -262,7 +261,7 @@ class Core:
         data = {
             **cell_fields(transition.cell),
             "fingerprint": transition.fingerprint,
-            "actions": [action_to_plain(action) for action in transition.actions if action.kind in _NOTIFYING],
+            "actions": [action.written for action in transition.actions if action.kind in _NOTIFYING],
             "message": announcement.message,
         }
         self.events.record_event(transition.contract, notice.reason.value, data, now)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.table import DecisionTable, Route, apply
+from kc_otel.judge.plain_json import to_json
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
 
@@ -38,7 +38,7 @@ class Evaluator:
                 owner.asked.append((urlsplit(self.path).path, after))
                 with owner.changed:
                     owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
-                    body = owner.raw or json.dumps(owner.table.to_json()).encode()
+                    body = owner.raw or to_json(owner.table).encode()
                     unchanged = owner.raw is None and owner.table.version == after
                 self.send_response(304 if unchanged else 200)
                 self.send_header("content-length", "0" if unchanged else str(len(body)))

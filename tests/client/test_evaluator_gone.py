@@ -120,4 +120,4 @@ def test_a_process_that_starts_while_the_evaluator_is_gone_has_its_last_table(ev
         evaluator(table_of(8))
         eventually(lambda: not router.stale)
         assert router.choose("policy", {"task": "code"}, "inferB") == "inference-kernel"
-    assert replace(DecisionTable.from_json(json.loads(kept.read_text())), at=1.0) == table_of(8)
+    assert replace(DecisionTable.from_plain(json.loads(kept.read_text())), at=1.0) == table_of(8)

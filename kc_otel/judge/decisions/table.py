@@ -10,22 +10,21 @@ canary gives a version of the inference kernel a share of the requests that neit
 
 The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
 counts from the start, so a client compares `tag` too, which is made of the content.
-
-Canary weights in the decision table: what a promotion sets and takes away.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import Canary, Directive, DirectiveKind, Pin, Resumption, Route
 from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.plain_json import read_plain, to_json
 
 __all__ = [
     "INFERENCE_KERNEL",
@@ -55,6 +54,17 @@ _KEPT_RESUMPTIONS: Final = 50
 _DIRECTIVES: Final = frozenset(kind.value for kind in DirectiveKind)
 
 
+_SENT: Final = frozenset({"version", "at", "routes", "directives", "resumptions"})
+"""Fields without which an object is no table."""
+
+
+def _known(directives: Any) -> Any:
+    """A later version may ask for what nobody here can do."""
+    if not isinstance(directives, list):
+        return directives
+    return [one for one in directives if not isinstance(one, Mapping) or one.get("kind") in _DIRECTIVES]
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionTable:
     """What the evaluator publishes.
@@ -72,46 +82,29 @@ class DecisionTable:
     version: int = 0
     at: float = 0.0
     routes: tuple[Route, ...] = ()
-    directives: tuple[Directive, ...] = ()
+    directives: Annotated[tuple[Directive, ...], BeforeValidator(_known)] = ()
     resumptions: tuple[Resumption, ...] = ()
     pins: tuple[Pin, ...] = ()
     canaries: tuple[Canary, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The table as a JSON object, the body of the API's answer."""
-        return dataclasses.asdict(self)
-
     @property
     def tag(self) -> str:
         """16 hexadecimal digits that tell this table from another one of the same version."""
-        content = json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
-        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(to_json(self).encode(), digest_size=8).hexdigest()
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> DecisionTable:
-        """The table that `to_json` wrote; fields that a later version added are ignored.
+    def from_plain(cls, plain: Any) -> DecisionTable:
+        """The table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
 
         Raises:
-            KeyError: If a field is missing.
-            TypeError: If it is not such an object.
-            ValueError: If a value is not one of its kind.
+            ValueError: If it is not such an object.
         """
-        return cls(
-            version=int(plain["version"]),
-            at=float(plain["at"]),
-            routes=tuple(Route(**_known(Route, route)) for route in plain["routes"]),
-            directives=tuple(
-                Directive(**{**_known(Directive, one), "kind": DirectiveKind(one["kind"])})
-                for one in plain["directives"]
-                if one["kind"] in _DIRECTIVES
-            ),
-            resumptions=tuple(
-                Resumption(**{**_known(Resumption, one), "versions": tuple(one["versions"])})
-                for one in plain["resumptions"]
-            ),
-            pins=tuple(Pin(**_known(Pin, one)) for one in plain.get("pins", ())),
-            canaries=tuple(Canary(**_known(Canary, one)) for one in plain.get("canaries", ())),
-        )
+        table = read_plain(cls, plain)
+        if missing := _SENT - plain.keys():
+            raise ValueError(
+                f"a decision table has {', '.join(sorted(_SENT))}; {', '.join(sorted(missing))} is missing"
+            )
+        return table
 
 
 Timed = TypeVar("Timed", Route, Pin)
@@ -263,11 +256,6 @@ def changed(
         else tuple(sorted(canaries, key=lambda one: (one.contract, one.slice, one.version))),
     )
     return table if after == table else replace(after, version=table.version + 1, at=now)
-
-
-def _known(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in plain.items() if name in names}
 
 
 def set_canary(table: DecisionTable, wanted: Canary) -> DecisionTable:

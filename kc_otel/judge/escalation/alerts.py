@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from kc_otel.contract.policy import Action
-from kc_otel.judge.escalation.plain import (
-    action_from_plain,
-    action_to_plain,
-    cell_from_plain,
-    cell_to_plain,
-    verdict_from_plain,
-    verdict_to_plain,
-)
 from kc_otel.judge.verdict import Cell, Verdict
 
 __all__ = ["Alert", "Phase", "PolicyState", "Transition", "What"]
@@ -124,41 +114,3 @@ class PolicyState:
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that fire."""
         return tuple(alert for alert in self.alerts if alert.phase is Phase.FIRING)
-
-    def to_json(self) -> dict[str, Any]:
-        """The state as a JSON object."""
-        return {"contract": self.contract, "alerts": [_alert_to_plain(alert) for alert in self.alerts]}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> PolicyState:
-        """The state that `to_json` wrote."""
-        return cls(plain["contract"], tuple(_alert_from_plain(alert) for alert in plain["alerts"]))
-
-
-def _alert_to_plain(alert: Alert) -> dict[str, Any]:
-    return {
-        "step": alert.step,
-        "on": alert.on,
-        "severity": alert.severity,
-        "actions": [action_to_plain(action) for action in alert.actions],
-        "cell": cell_to_plain(alert.cell),
-        "phase": alert.phase.value,
-        "since": alert.since,
-        "started_at": alert.started_at,
-        "seen": alert.seen,
-        "counting": alert.counting,
-        "held": alert.held,
-        "verdict": verdict_to_plain(alert.verdict),
-    }
-
-
-def _alert_from_plain(plain: Mapping[str, Any]) -> Alert:
-    return Alert(
-        **{
-            **plain,
-            "actions": tuple(action_from_plain(action) for action in plain["actions"]),
-            "cell": cell_from_plain(plain["cell"]),
-            "phase": Phase(plain["phase"]),
-            "verdict": verdict_from_plain(plain["verdict"]),
-        }
-    )

@@ -15,11 +15,10 @@ zero and never more than the contract's window, so that a clock that jumps sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alert_lifecycle import edge, step_keys
@@ -79,16 +78,6 @@ class NotificationLog:
 
     contract: str
     alerts: tuple[NotifiedAlert, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The log as a JSON object."""
-        alerts = [[one.fingerprint, one.times, one.waited, one.seen] for one in self.alerts]
-        return {"contract": self.contract, "alerts": alerts}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> NotificationLog:
-        """The log that `to_json` wrote."""
-        return cls(plain["contract"], tuple(NotifiedAlert(*one) for one in plain["alerts"]))
 
 
 def notices(

@@ -10,11 +10,9 @@ with the alert. Source: Prometheus documentation, "Alertmanager", silences; Page
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.verdict import Cell
@@ -99,18 +97,6 @@ class People:
     def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
         """Who is at work on an alert."""
         return next((one for one in self.acknowledgements if one.fingerprint == fingerprint), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> People:
-        """What `to_json` wrote."""
-        return cls(
-            tuple(Silence(**one) for one in plain["silences"]),
-            tuple(Acknowledgement(**one) for one in plain["acknowledgements"]),
-        )
 
 
 def silence(people: People, wanted: Silence) -> People:

@@ -18,7 +18,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.escalation.plain import action_to_plain, finite_or_none
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Verdict
 
 __all__ = ["ALERT_NAMES", "alert_body", "alert_labels", "encode", "rfc3339", "summary"]
@@ -171,7 +171,7 @@ def _cell(transition: Transition) -> dict[str, Any]:
         "reason": verdict.reason,
         "at": rfc3339(verdict.at),
         "step": {"on": transition.on, "severity": transition.severity},
-        "actions": [action_to_plain(action) for action in transition.actions],
+        "actions": [action.written for action in transition.actions],
     }
 
 

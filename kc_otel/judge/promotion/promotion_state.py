@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from kc_otel.contract.promotion import PromotionTerms, shown_share
 from kc_otel.judge.promotion.stages import Decision, Stage
@@ -55,11 +52,6 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.stage} at {shown_share(self.share)}" if self.stage is Stage.CANARY else self.stage.value
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Position:
-        """The position that `dataclasses.asdict` wrote."""
-        return cls(Stage(plain["stage"]), plain["share"])
 
 
 def path_of(terms: PromotionTerms) -> tuple[Position, ...]:
@@ -118,29 +110,6 @@ class Promotion:
     awaiting: str = ""
     missing: tuple[str, ...] = ()
     reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The promotion as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Promotion:
-        """The promotion that `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: If it is not such an object.
-        """
-        return cls(
-            **{
-                **plain,
-                "position": Position.from_json(plain["position"]),
-                "tally": Tally.from_json(plain["tally"]),
-                "status": PromotionStatus(plain["status"]),
-                "approved": tuple(plain["approved"]),
-                "missing": tuple(plain["missing"]),
-                "hold": plain["hold"] and Hold(**plain["hold"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

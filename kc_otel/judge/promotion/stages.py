@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
@@ -108,15 +107,6 @@ class Decision:
     stage: Stage
     windows: int
     missing: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The decision as a JSON object."""
-        return {
-            "outcome": self.outcome.value,
-            "stage": self.stage.value,
-            "windows": self.windows,
-            "missing": list(self.missing),
-        }
 
 
 def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:

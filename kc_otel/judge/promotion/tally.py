@@ -6,10 +6,7 @@ they share no data, or one good minute would open a gate of three.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 __all__ = ["Tally"]
 
@@ -62,12 +59,3 @@ class Tally:
         if at < self.seen:
             return replace(self, passed=0, pass_from=at)
         return replace(self, passed=0) if 0 < most_silence < at - self.seen else self
-
-    def to_json(self) -> dict[str, Any]:
-        """The tally as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Tally:
-        """The tally that `to_json` wrote."""
-        return cls(**plain)

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.escalation.plain import finite_or_none
 from kc_otel.judge.escalation.webhook_body import rfc3339
+from kc_otel.judge.plain_json import finite_or_none, to_plain
 from kc_otel.judge.promotion.promotion_state import Promotion, PromotionMove
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Status, Verdict
@@ -216,7 +216,7 @@ def _sealed(
         "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
         "kernel": version,
         "stage": stage.value,
-        "decision": decision.to_json(),
+        "decision": to_plain(decision),
         "verdicts": list(rows),
         **(more or {}),
     }

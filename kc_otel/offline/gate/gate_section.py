@@ -15,6 +15,7 @@ from typing import Any, Final
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.offline.gate.recorded_gate import (
@@ -103,7 +104,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]
-    decided = gate_decision(contract, parts, record["kernel"], _terms(offline), at).to_json()
+    decided = to_plain(gate_decision(contract, parts, record["kernel"], _terms(offline), at))
     if decided != record["decision"]:
         problems.append(
             f"the verdicts lead to {decided['outcome']!r}, and the decision is another or says other things"

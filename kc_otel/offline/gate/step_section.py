@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.judge.plain_json import read_plain, to_plain
 from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
 
@@ -25,8 +26,8 @@ def step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMov
     return {
         "kind": move.kind.value,
         "attempt": promotion.attempt,
-        "from": _position(move.before),
-        "to": _position(move.after),
+        "from": to_plain(move.before),
+        "to": to_plain(move.after),
         "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
         "failed_windows": move.failed,
         "by": move.by or None,
@@ -43,7 +44,7 @@ def step_problems(record: Mapping[str, Any]) -> list[str]:
     step = record["step"]
     if set(step) != _FIELDS:
         raise ValueError(f"step has the fields {', '.join(sorted(step))}")
-    kind, before, after = MoveKind(step["kind"]), Position.from_json(step["from"]), Position.from_json(step["to"])
+    kind, before, after = MoveKind(step["kind"]), read_plain(Position, step["from"]), read_plain(Position, step["to"])
     outcome = GateOutcome(record["decision"]["outcome"])
     problems = []
     if before.stage != record["stage"]:
@@ -77,7 +78,3 @@ def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Positio
     if decision["windows"] < step["terms"]["windows"]:
         problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
     return problems
-
-
-def _position(position: Position) -> dict[str, Any]:
-    return {"stage": position.stage.value, "share": position.share}

@@ -11,6 +11,7 @@ from typing import Any, Final
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incidents import Incident, incidents
+from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve.api.views import ActionView, BrokenCellView, IncidentView, InForceView, Overview, view_of
 from kc_otel.serve.core import Core
@@ -54,7 +55,7 @@ class Overviews:
             # A cell that nobody has ever reported to is not broken: there is nothing yet.
             if verdict.status is Status.FAIL or (verdict.status is Status.NO_DATA and reported):
                 broken.append({"verdict": view_of(verdict).model_dump(mode="json"), "since": since})
-        decisions = core.decisions.to_json()
+        decisions = to_plain(core.decisions)
         open_now: list[Incident] = []
         if broken:
             events = _events(core)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.decisions.table import DirectiveKind
+from kc_otel.judge.plain_json import to_json, to_plain
 from kc_otel.judge.promotion.stages import GateSpec, Stage, decide
 from kc_otel.offline.gate.evidence import make_evidence
 from kc_otel.serve.api.changes import Changes
@@ -33,7 +34,11 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204)
         table = core.decisions
-        return JSONResponse(table.to_json(), headers={"ETag": f'"{table.tag}"', "Cache-Control": "no-cache"})
+        return Response(
+            to_json(table),
+            media_type="application/json",
+            headers={"ETag": f'"{table.tag}"', "Cache-Control": "no-cache"},
+        )
 
     @router.post("/decisions/resume", tags=["decisions"])
     async def resume(request: ResumeRequest) -> Resumed:
@@ -69,6 +74,6 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         decision = decide(GateSpec.of(found, stage, windows), kernel, history, holds, now)
         latest = [v for v in (history[-1].verdicts if history else ()) if v.cell.kernel_inference == kernel]
         evidence = make_evidence(found, stage, kernel, decision, latest, now) if latest else None
-        return JSONResponse({"decision": decision.to_json(), "evidence": evidence})
+        return JSONResponse({"decision": to_plain(decision), "evidence": evidence})
 
     return router

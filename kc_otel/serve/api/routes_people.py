@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query
 
 from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.people_views import (
@@ -106,7 +107,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.get("/dry-run", tags=["decisions"])
     async def dry_run() -> DryRun:
         """Contracts that run dry, and the decision table that they would have published."""
-        return DryRun(contracts=sorted(core.dry_run), decisions=core.escalation.dry_run_decisions.to_json())
+        return DryRun(contracts=sorted(core.dry_run), decisions=to_plain(core.escalation.dry_run_decisions))
 
     return router
 

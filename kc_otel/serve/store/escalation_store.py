@@ -60,34 +60,28 @@ class EscalationStore:
                 self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
         for name, log in after.notifications.items():
             if log != before.notifications.get(name):
-                self._values.save(_notifications(name), log.to_json())
+                self._values.save(_notifications(name), log)
         if after.decisions != before.decisions:
-            self._values.save(_DECISIONS, after.decisions.to_json())
+            self._values.save(_DECISIONS, after.decisions)
         if after.dry_run_decisions != before.dry_run_decisions:
-            self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions.to_json())
+            self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions)
         if after.people != before.people:
-            self._values.save(_PEOPLE, after.people.to_json())
+            self._values.save(_PEOPLE, after.people)
 
     def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
-        logs = {name: self._values.load(_notifications(name)) for name in contracts}
-        people = self._values.load(_PEOPLE)
+        values = self._values
         return EscalationState(
             policies={name: self._events.load(name) for name in contracts},
             notifications={
-                name: NotificationLog(name) if log is None else NotificationLog.from_json(log)
-                for name, log in logs.items()
+                name: values.load(_notifications(name), NotificationLog) or NotificationLog(name) for name in contracts
             },
-            decisions=self._table(_DECISIONS),
-            dry_run_decisions=self._table(_DRY_RUN_DECISIONS),
-            people=People() if people is None else People.from_json(people),
+            decisions=values.load(_DECISIONS, DecisionTable) or DecisionTable(),
+            dry_run_decisions=values.load(_DRY_RUN_DECISIONS, DecisionTable) or DecisionTable(),
+            people=values.load(_PEOPLE, People) or People(),
         )
 
-    def _table(self, name: str) -> DecisionTable:
-        plain = self._values.load(name)
-        return DecisionTable() if plain is None else DecisionTable.from_json(plain)
-
     def _ran_dry(self) -> frozenset[str]:
-        return frozenset(self._values.load(_DRY_RUN) or ())
+        return self._values.load(_DRY_RUN, frozenset[str]) or frozenset()
 
     def _without_the_gone(
         self, state: EscalationState, contracts: Mapping[str, Contract], now: float

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from typing import Any
+from typing import Any, TypeVar
+
+from kc_otel.judge.plain_json import read_json, to_json
 
 __all__ = ["KeyValueStore"]
+
+Value = TypeVar("Value")
 
 
 class KeyValueStore:
@@ -22,18 +25,18 @@ class KeyValueStore:
             "CREATE TABLE IF NOT EXISTS key_values (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT"
         )
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, kind: type[Value]) -> Value | None:
         """The value that was saved last; None when there is none."""
         row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        return None if row is None else read_json(kind, row[0])
 
     def save(self, name: str, value: Any) -> None:
-        """Keep a JSON value in place of the last one; None keeps nothing."""
+        """Keep a value in place of the last one; None keeps nothing."""
         if value is None:
             self._connection.execute("DELETE FROM key_values WHERE name = ?", (name,))
             return
         self._connection.execute(
             "INSERT INTO key_values (name, content) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET content = excluded.content",
-            (name, json.dumps(value, separators=(",", ":"), allow_nan=False)),
+            (name, to_json(value)),
         )

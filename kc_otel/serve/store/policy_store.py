@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.escalation.plain import action_to_plain, verdict_to_plain
 from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.plain_json import read_json, to_json
 
 __all__ = ["Event", "PolicyStore"]
 
@@ -82,7 +82,7 @@ class PolicyStore:
     def load(self, contract: str) -> PolicyState:
         """The contract's last saved state; an empty one for a contract that has none."""
         row = self._connection.execute("SELECT state FROM policy_state WHERE contract = ?", (contract,)).fetchone()
-        return PolicyState(contract) if row is None else PolicyState.from_json(json.loads(row[0]))
+        return PolicyState(contract) if row is None else read_json(PolicyState, row[0])
 
     def contracts(self) -> tuple[str, ...]:
         """Names of contracts with a saved state; one that is no longer served should be retired and forgotten."""
@@ -95,7 +95,7 @@ class PolicyStore:
         self._connection.execute(
             "INSERT INTO policy_state (contract, at, state) VALUES (?, ?, ?)"
             " ON CONFLICT (contract) DO UPDATE SET at = excluded.at, state = excluded.state",
-            (state.contract, now, json.dumps(state.to_json(), separators=(",", ":"), allow_nan=False)),
+            (state.contract, now, to_json(state)),
         )
 
     def forget(self, contract: str) -> None:
@@ -129,7 +129,7 @@ class PolicyStore:
         """Log anything else that belongs to a contract's history; returns the id of the event."""
         cursor = self._connection.execute(
             "INSERT INTO events (at, contract, kind, data) VALUES (?, ?, ?, ?)",
-            (at, contract, kind, json.dumps(dict(data), separators=(",", ":"), allow_nan=False)),
+            (at, contract, kind, to_json(data)),
         )
         event_id = cursor.lastrowid
         assert event_id is not None  # an INSERT has just run on this cursor
@@ -166,7 +166,7 @@ def _details(transition: Transition) -> dict[str, Any]:
         "on": transition.on,
         "severity": transition.severity,
         "started_at": transition.started_at,
-        "actions": [action_to_plain(action) for action in transition.actions],
+        "actions": [action.written for action in transition.actions],
         "fingerprint": transition.fingerprint,
-        "verdict": verdict_to_plain(transition.verdict),
+        "verdict": transition.verdict,
     }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.promotion_state import Promotion
 
 __all__ = ["EvidenceRecord", "PromotionStore"]
@@ -66,11 +67,11 @@ class PromotionStore:
     def load(self) -> list[Promotion]:
         """Every promotion that was saved."""
         rows = self._connection.execute("SELECT state FROM promotions ORDER BY contract, version")
-        return [Promotion.from_json(json.loads(state)) for (state,) in rows]
+        return [read_json(Promotion, state) for (state,) in rows]
 
     def save(self, promotion: Promotion) -> None:
         """Keep a promotion in place of what it was."""
-        state = json.dumps(promotion.to_json(), separators=(",", ":"), allow_nan=False)
+        state = to_json(promotion)
         self._connection.execute(
             "INSERT OR REPLACE INTO promotions (contract, version, started, state) VALUES (?, ?, ?, ?)",
             (promotion.contract, promotion.version, promotion.started, state),

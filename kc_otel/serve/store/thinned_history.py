@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from typing import Final
 
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.serve.api.views import finite
 from kc_otel.serve.store.unit_of_work import UnitOfWork
 
 __all__ = ["KEPT", "HistoryPoint", "ThinnedHistory", "point_of"]
@@ -51,9 +51,9 @@ def point_of(verdict: Verdict) -> HistoryPoint:
     """A verdict's numbers."""
     return HistoryPoint(
         verdict.at,
-        finite(verdict.estimate),
-        finite(verdict.lower),
-        finite(verdict.upper),
+        finite_or_none(verdict.estimate),
+        finite_or_none(verdict.lower),
+        finite_or_none(verdict.upper),
         verdict.limit,
         verdict.samples,
         verdict.status.code,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.decisions.table import DecisionTable, DirectiveKind, apply, forget, resume
+from kc_otel.judge.plain_json import read_json, to_json, to_plain
 
 EVERYTHING = (
     "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",
@@ -71,7 +71,7 @@ def test_version_counts_changes_of_content_and_json_keeps_everything(contract, m
         same = (after.routes, after.directives) == (table.routes, table.directives)
         assert after.version == table.version + (not same)
         assert not same or after is table
-        assert DecisionTable.from_json(json.loads(json.dumps(after.to_json()))) == after
+        assert read_json(DecisionTable, to_json(after)) == after
         table = after
 
 
@@ -144,8 +144,8 @@ def test_transition_of_another_contract_is_refused(contract, make_transition):
 
 def test_fields_of_a_later_version_are_ignored(contract, make_transition):
     """An old client reads a newer evaluator's table."""
-    plain = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100).to_json()
-    expected = DecisionTable.from_json(plain)
+    plain = to_plain(apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100))
+    expected = DecisionTable.from_plain(plain)
     plain["routes"] = [{**plain["routes"][0], "weight": 0.5}]
     plain["directives"] = [*plain["directives"], {**plain["directives"][0], "kind": "dance"}]
-    assert DecisionTable.from_json(plain) == expected
+    assert DecisionTable.from_plain(plain) == expected

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.plain_json import read_json, to_json
 
 STATUSES = st.sampled_from(["PASS", "FAIL", "FAIL", "INCONCLUSIVE", "NO_DATA", None])
 TICK = st.tuples(st.integers(0, 90), st.fixed_dictionaries({"all": STATUSES, "code": STATUSES}))
@@ -34,7 +34,7 @@ def contract_of(world, ladder):
     )
 
 
-def replay(world, contract, ticks, *, state=None, now=1_000_000, restart=False):
+def replay(world, contract, ticks, *, state=None, now=1_000_000.0, restart=False):
     """All transitions, with the index of their tick; with `restart`, through JSON after every tick."""
     state = state or PolicyState(contract.name)
     edges = []
@@ -43,7 +43,7 @@ def replay(world, contract, ticks, *, state=None, now=1_000_000, restart=False):
         verdicts = [world.verdict_of(status, slice=name) for name, status in statuses.items() if status]
         state, transitions = advance(contract, state, verdicts, {}, now)
         if restart:
-            state = PolicyState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False)))
+            state = read_json(PolicyState, to_json(state))
         edges += [(index, transition) for transition in transitions]
     return state, edges
 
@@ -123,4 +123,4 @@ def test_restarting_after_every_tick_changes_nothing(world, ticks, ladder):
     state, edges = replay(world, contract, ticks)
     again, repeated = replay(world, contract, ticks, restart=True)
     assert repr(repeated) == repr(edges)
-    assert again.to_json() == state.to_json()
+    assert to_json(again) == to_json(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.notices import NoticeReason, NotificationLog, notices, webhooks
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
 from kc_otel.judge.escalation.webhook_body import alert_body
+from kc_otel.judge.plain_json import read_json, to_json
 
 
 class Pager:
@@ -28,7 +28,7 @@ class Pager:
         """(reason, what) of everything that is said after so many seconds."""
         self.now += seconds
         self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
-        self.log = NotificationLog.from_json(json.loads(json.dumps(self.log.to_json())))
+        self.log = read_json(NotificationLog, to_json(self.log))
         self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
         return [(str(one.reason), str(one.transition.what)) for one in said]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence, unsilence
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Cell
 
 
@@ -97,4 +96,4 @@ def test_nobody_acknowledges_nothing(firing):
 def test_people_survive_their_json_form(firing):
     """A restart forgets no silence and no acknowledgement."""
     people = acknowledge(silence(People(), silenced(clause="token-tv")), firing, "ada", "looking", 20.0)
-    assert People.from_json(json.loads(json.dumps(people.to_json()))) == people
+    assert read_json(People, to_json(people)) == people

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion import orders
 from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Position, Promotion, PromotionStatus, path_of
@@ -284,7 +285,7 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
         elif order == "resume" and promotion.hold:
             promotion = orders.resume(promotion)
         if turn in crashes:
-            promotion = Promotion.from_json(json.loads(json.dumps(promotion.to_json(), allow_nan=False)))
+            promotion = read_json(Promotion, to_json(promotion))
         before, evaluation = promotion, round_of(terms, now, status)
         promotion, moves = advance(promotion, terms, evaluation, ())
         statuses.append(status)

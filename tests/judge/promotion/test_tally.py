@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.tally import Tally
 
 
@@ -45,7 +46,7 @@ def test_failing_windows_count_once_and_end_the_streak():
 def test_it_survives_json():
     """As it is kept between two ticks."""
     tally = Tally(pass_from=0.0).after_pass(300, 300, 300).after_fail(310, 300)
-    assert Tally.from_json(tally.to_json()) == tally
+    assert read_json(Tally, to_json(tally)) == tally
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(30, 120)), max_size=14), st.integers(0, 200))

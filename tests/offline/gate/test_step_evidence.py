@@ -41,7 +41,7 @@ def records(terms, round_of, make_verdict):
     beside = [make_verdict("FAIL", at=300.0, version="other"), make_verdict("NO_DATA", slice="other", at=300.0)]
     onward, (step,) = advance(started, terms, Evaluation(300.0, (*round_of(300.0), *beside)), ())
     found = {"advance": step_evidence(terms, started, step, [*round_of(300.0), *beside], 300.0)}
-    _, (forced,) = orders.force(started, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
+    _, (forced,) = orders.force(started, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
     found["force"] = step_evidence(terms, started, forced, (), 5.0)
     _, (back,) = advance(onward, terms, Evaluation(301.0, tuple(round_of(301.0, "FAIL"))), ())
     found["rollback"] = step_evidence(terms, onward, back, round_of(301.0, "FAIL"), 301.0)

@@ -183,7 +183,7 @@ def test_windows_of_another_length_keep_their_content(
     again.restore(changed)
     (series,) = changed.series()
     assert changed.distribution(series, 600, now + 280).total == 20
-    again.save(changed)
+    again.save(changed, UnitOfWork())
     third = Evaluator([changed.states["policy"].contract])
     EvaluatorStore(connection).restore(third)
     assert third.distribution(series, 600, now + 280).total == 20

@@ -1,0 +1,65 @@
+"""How a dataclass becomes JSON and comes back: by its types alone, said once for all of them.
+
+Numbers that are not finite are the texts NaN, Infinity and -Infinity: JSON has no numbers for them, and what is stored
+must not lose them. What others read has null instead: `finite_or_none`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, TypeVar
+
+import pydantic_core
+from pydantic import TypeAdapter
+
+__all__ = ["finite_or_none", "read_json", "read_plain", "to_json", "to_plain"]
+
+Value = TypeVar("Value")
+_ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}
+"""Made when they are first asked for, and never again: they are slow to make."""
+
+
+def to_json(value: Any) -> str:
+    """A dataclass, or plain values that hold some, as compact JSON.
+
+    >>> to_json({"limit": float("inf"), "samples": 3})
+    '{"limit":"Infinity","samples":3}'
+    """
+    return pydantic_core.to_json(value, inf_nan_mode="strings").decode()
+
+
+def to_plain(value: Any) -> Any:
+    """The same as dictionaries, lists, texts and finite numbers."""
+    return json.loads(to_json(value))
+
+
+def read_json(kind: type[Value], text: str | bytes) -> Value:
+    """The value that `to_json` wrote; fields that are not known are ignored.
+
+    Raises:
+        ValueError: If it is not one of this kind.
+    """
+    value: Value = _adapter(kind).validate_json(text)
+    return value
+
+
+def read_plain(kind: type[Value], plain: Any) -> Value:
+    """The value that `to_plain` wrote; fields that are not known are ignored.
+
+    Raises:
+        ValueError: If it is not one of this kind.
+    """
+    value: Value = _adapter(kind).validate_python(plain)
+    return value
+
+
+def finite_or_none(value: float) -> float | None:
+    """The number, or None for nan and infinities, which JSON for other people cannot carry."""
+    return value if math.isfinite(value) else None
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]

@@ -1,0 +1,77 @@
+"""One serialiser for everything that is stored: what is written is read back, whatever its numbers are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.contract.policy import Action
+from kc_otel.judge.decisions.entries import Canary, Directive, Pin, Resumption, Route
+from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.escalation.alerts import Alert, PolicyState
+from kc_otel.judge.escalation.notices import NotificationLog, NotifiedAlert
+from kc_otel.judge.escalation.people import Acknowledgement, People, Silence
+from kc_otel.judge.facts import KernelInfo, WorstBatch
+from kc_otel.judge.plain_json import read_json, read_plain, to_json, to_plain
+from kc_otel.judge.promotion.promotion_state import Hold, Position, Promotion
+from kc_otel.judge.promotion.tally import Tally
+from kc_otel.judge.verdict import Cell, Verdict
+
+STORED = (
+    Acknowledgement, Alert, Canary, Cell, DecisionTable, Directive, Hold, KernelInfo, NotificationLog, NotifiedAlert,
+    People, Pin, PolicyState, Position, Promotion, Resumption, Route, Silence, Tally, Verdict, WorstBatch,
+)  # fmt: skip
+
+SCALARS = st.text() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+"""What attributes of a span are kept as."""
+
+st.register_type_strategy(float, st.floats())
+st.register_type_strategy(
+    WorstBatch,
+    st.builds(WorstBatch, attributes=st.dictionaries(st.text(), SCALARS | st.lists(SCALARS))),
+)
+st.register_type_strategy(
+    Action,
+    st.sampled_from(["notify", "halt", {"webhook": "pager"}, {"route": "train-kernel"}]).map(Action.model_validate),
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, where nan is nan; and of the same type."""
+    if dataclasses.is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+        )
+    if isinstance(one, tuple | list):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, float) and math.isnan(one):
+        return isinstance(other, float) and math.isnan(other)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("kind", STORED)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_is_stored_is_read_back(kind: type, data: st.DataObject) -> None:
+    """Of every persisted dataclass, every value: nan and infinities, empty texts, control characters, enumerations."""
+    value = data.draw(st.from_type(kind))
+    text = to_json(value)
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert same(read_json(kind, text), value)
+    assert same(read_plain(kind, to_plain(value)), value)
+
+
+def test_what_a_later_version_added_is_ignored() -> None:
+    """A field that is not known here costs nothing; one that is missing is an error that names it."""
+    plain = {"stage": "canary", "share": 0.05, "colour": "red"}
+    assert str(read_plain(Position, plain)) == "canary at 5%"
+    with pytest.raises(ValueError, match="stage"):
+        read_plain(Position, {"share": 0.05})
