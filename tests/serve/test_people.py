@@ -54,11 +54,12 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
     assert taken["fingerprints"] == [alerts["code"]["fingerprint"]]
     assert {one["phase"] for one in alerts.values()} == {"firing"}
     assert alerts["all"]["acknowledged"] is None
-    assert {**alerts["code"]["acknowledged"], "at": 0} == {**SIGNED, "at": 0}
+    acknowledged = alerts["code"]["acknowledged"]
+    assert {name: acknowledged[name] for name in SIGNED} == SIGNED
     (event,) = events(failing, "acknowledged")
     assert event.data["message"] == "ada acknowledged token-tv on code: known false alarm"
-    (standing,) = client.get("/api/v1/overview").json()["in_force"]
-    assert standing["text"] == "ada is at work on token-tv on code (known false alarm)"
+    (held,) = client.get("/api/v1/overview").json()["in_force"]
+    assert held["text"] == "ada is at work on token-tv on code (known false alarm)"
 
     for minutes in range(1, 251):  # the window is a minute, and the clock may count no more at once
         failing.tick(now + 60 * minutes)
@@ -130,8 +131,8 @@ def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
     assert client.post("/api/v1/decisions/pin", json=pin).json() == {"pins": 1, "version": version + 1}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "inference-kernel"
-    (standing,) = client.get("/api/v1/overview").json()["in_force"]
-    assert standing["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
+    (held,) = client.get("/api/v1/overview").json()["in_force"]
+    assert held["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
     unpin = {"contract": "policy", **SIGNED}
     assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"pins": 1, "version": version + 2}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "train-kernel"

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incidents import Incident, incidents
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.serve.api.views import ActionView, BrokenCellView, IncidentView, InForceView, Overview, view_of
+from kc_otel.serve.api.views import IncidentView, InForceView, Overview, view_of
 from kc_otel.serve.core import Core
 
 __all__ = ["Overviews"]
@@ -78,17 +78,7 @@ def _events(core: Core) -> list[dict[str, Any]]:
     found = {
         event.id: event for verdicts in (True, False) for event in core.events.newest(limit=_EVENTS, verdicts=verdicts)
     }
-    return [
-        {
-            "id": event.id,
-            "at": event.at,
-            "kind": event.kind,
-            "contract": event.contract,
-            "message": event.data.get("message", ""),
-            "data": event.data,
-        }
-        for _, event in sorted(found.items())
-    ]
+    return [dataclasses.asdict(event) for _, event in sorted(found.items())]
 
 
 def _incident(one: Incident) -> IncidentView:
@@ -104,9 +94,9 @@ def _incident(one: Incident) -> IncidentView:
         kernel_inference=one.kernel_inference,
         clauses=list(one.clauses),
         slices=list(one.slices),
-        cells=[BrokenCellView(**dataclasses.asdict(cell)) for cell in lasting[:_MOST_CELLS]],
+        cells=lasting[:_MOST_CELLS],
         more=max(len(lasting) - _MOST_CELLS, 0),
-        actions=[ActionView(**dataclasses.asdict(action)) for action in one.actions],
+        actions=list(one.actions),
     )
 
 

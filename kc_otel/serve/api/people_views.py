@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kc_otel.judge.escalation.people import Acknowledgement, Silence
+
 __all__ = [
     "AcknowledgeRequest",
     "Acknowledged",
-    "AcknowledgementView",
     "AlertList",
     "AlertView",
     "DryRun",
@@ -18,7 +19,6 @@ __all__ = [
     "Pinned",
     "SilenceList",
     "SilenceRequest",
-    "SilenceView",
     "UnpinRequest",
 ]
 
@@ -35,15 +35,6 @@ class _Signed(_View):
     """Who decides this; kept with the event."""
     why: str
     """Their reason; kept with the event."""
-
-
-class AcknowledgementView(_View):
-    """Who is at work on an alert."""
-
-    by: str
-    why: str
-    at: float
-    """Unix time, seconds."""
 
 
 class AlertView(_View):
@@ -68,7 +59,7 @@ class AlertView(_View):
     """The last verdict's sentence."""
     fingerprint: str
     """Identifies the alert here, in webhooks and in events."""
-    acknowledged: AcknowledgementView | None
+    acknowledged: Acknowledgement | None
     silenced: list[str]
     """Ids of the silences that mute it."""
     notified: int
@@ -113,25 +104,10 @@ class SilenceRequest(_Signed):
     """Unix time at which it ends, seconds."""
 
 
-class SilenceView(_View):
-    """A silence in force."""
-
-    id: str
-    contract: str
-    clause: str | None
-    slice: str | None
-    by: str
-    why: str
-    at: float
-    """Unix time of the decision, seconds."""
-    until: float
-    """Unix time at which it ends, seconds."""
-
-
 class SilenceList(_View):
     """SilenceList in force."""
 
-    silences: list[SilenceView]
+    silences: list[Silence]
 
 
 class EndRequest(_Signed):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from kc_otel.judge.promotion.promotion_state import PromotionStatus
+from kc_otel.judge.promotion.promotion_state import Hold, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
 
 __all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "PromotionList", "PromotionView", "StepView"]
@@ -14,14 +14,6 @@ __all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "Promotio
 
 class _View(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-
-class HoldView(_View):
-    """A person's hold."""
-
-    by: str
-    why: str
-    at: float
 
 
 class PromotionView(_View):
@@ -56,7 +48,7 @@ class PromotionView(_View):
     awaiting: str | None
     """Position whose step waits for a hook; null while other things are missing."""
     hooked: bool
-    hold: HoldView | None
+    hold: Hold | None
     approved: list[str]
     reason: str
     """Why it is where it is, in a sentence."""

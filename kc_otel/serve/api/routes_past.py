@@ -22,7 +22,6 @@ from kc_otel.serve.api.views import (
     HealthView,
     HistoryView,
     MarkView,
-    OutboxView,
     Overview,
     SeriesView,
 )
@@ -97,7 +96,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
                 name: dict(core.evaluator.invalid_input(name, now, contract.observability.window))
                 for name, contract in core.contracts.items()
             },
-            outbox=[OutboxView(**dataclasses.asdict(one)) for one in core.outbox.status()],
+            outbox=list(core.outbox.status()),
             recording=dict(core.recording.counts) if core.recording is not None else {},
         )
 

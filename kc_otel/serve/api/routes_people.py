@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query
 
 from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.people_views import (
     Acknowledged,
-    AcknowledgementView,
     AcknowledgeRequest,
     AlertList,
     AlertView,
@@ -26,7 +25,6 @@ from kc_otel.serve.api.people_views import (
     PinRequest,
     SilenceList,
     SilenceRequest,
-    SilenceView,
     UnpinRequest,
 )
 from kc_otel.serve.core import Core
@@ -64,26 +62,22 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def silences() -> SilenceList:
         """SilenceList in force, oldest first."""
         now = time.time()
-        return SilenceList(
-            silences=[SilenceView(**dataclasses.asdict(one)) for one in core.people.silences if now < one.until]
-        )
+        return SilenceList(silences=[one for one in core.people.silences if now < one.until])
 
     @router.post("/silences", tags=["people"])
-    async def silence(request: SilenceRequest) -> SilenceView:
+    async def silence(request: SilenceRequest) -> Silence:
         """Nobody is told of some alerts until a time: no webhook, no log record. Everything else goes on."""
         with _answered():
-            made = people.silence(
+            return people.silence(
                 core, request.contract, request.clause, request.slice, request.until, request.by, request.why,
                 time.time(),
             )  # fmt: skip
-        return SilenceView(**dataclasses.asdict(made))
 
     @router.post("/silences/{silence}/end", tags=["people"])
-    async def unsilence(silence: str, request: EndRequest) -> SilenceView:
+    async def unsilence(silence: str, request: EndRequest) -> Silence:
         """A person ends a silence before its time; what still fires is said with the next evaluation."""
         with _answered():
-            ended = people.unsilence(core, silence, request.by, request.why, time.time())
-        return SilenceView(**dataclasses.asdict(ended))
+            return people.unsilence(core, silence, request.by, request.why, time.time())
 
     @router.post("/decisions/pin", tags=["decisions"])
     async def pin(request: PinRequest) -> Pinned:
@@ -139,7 +133,7 @@ def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> Al
         actions=[str(action) for action in alert.actions],
         reason=alert.verdict.reason,
         fingerprint=alert.fingerprint,
-        acknowledged=None if taken is None else AcknowledgementView(by=taken.by, why=taken.why, at=taken.at),
+        acknowledged=taken,
         silenced=[one.id for one in core.people.silencing(cell, now)],
         notified=times.get(alert.fingerprint, 0),
         dry_run=cell.contract in core.dry_run,

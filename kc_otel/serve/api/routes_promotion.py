@@ -17,7 +17,6 @@ from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, Promo
 from kc_otel.serve.api.promotion_views import (
     EvidenceList,
     EvidenceView,
-    HoldView,
     OrderRequest,
     PlanView,
     PromotionList,
@@ -164,7 +163,7 @@ def _view(core: Core, one: Promotion) -> PromotionView:
         missing=list(one.missing),
         awaiting=one.awaiting or None,
         hooked=one.hooked,
-        hold=None if one.hold is None else HoldView(by=one.hold.by, why=one.hold.why, at=one.hold.at),
+        hold=one.hold,
         approved=list(one.approved),
         reason=one.reason,
     )

@@ -17,8 +17,6 @@ from kc_otel.serve.api.views import (
     ContractList,
     ContractView,
     EventList,
-    EventView,
-    KernelView,
     VerdictList,
     view_of,
 )
@@ -68,19 +66,7 @@ def verdict_routes(core: Core) -> APIRouter:
             found = core.events.newest(contract, newest, verdicts=verdicts)
         else:
             found = core.events.events(contract, after, limit)
-        return EventList(
-            events=[
-                EventView(
-                    id=event.id,
-                    at=event.at,
-                    kind=event.kind,
-                    contract=event.contract,
-                    message=event.data.get("message", ""),
-                    data=event.data,
-                )
-                for event in found
-            ]
-        )
+        return EventList(events=list(found))
 
     return router
 
@@ -124,10 +110,7 @@ def _contract(core: Core, contract: Contract) -> ContractView:
             for clause in getattr(contract, section)
         ],
         slices={name: spec.where for name, spec in contract.slices.items()},
-        kernels=[
-            KernelView(version=one.version, role=one.role, fields=dict(one.fields), last_seen=one.last_seen)
-            for one in core.evaluator.kernels(contract.name)
-        ],
+        kernels=list(core.evaluator.kernels(contract.name)),
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
         directives=_directives(core, contract.name),
         window=contract.observability.window,

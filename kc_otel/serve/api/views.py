@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import dataclasses
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.serve.store.policy_store import Event
+from kc_otel.serve.webhooks.outbox import EndpointStatus
 
 __all__ = [
-    "ActionView",
-    "BrokenCellView",
     "CellList",
     "CellView",
     "ClauseView",
@@ -19,14 +22,11 @@ __all__ = [
     "ContractView",
     "DistributionView",
     "EventList",
-    "EventView",
     "HealthView",
     "HistoryView",
     "InForceView",
     "IncidentView",
-    "KernelView",
     "MarkView",
-    "OutboxView",
     "Overview",
     "ProblemDetails",
     "ResumeRequest",
@@ -36,6 +36,10 @@ __all__ = [
     "VerdictView",
     "view_of",
 ]
+
+
+Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
+"""A number, or null where JSON could not say it."""
 
 
 class _View(BaseModel):
@@ -56,10 +60,10 @@ class VerdictView(_View):
     at: float
     """Unix time of the evaluation, seconds."""
     limit: float
-    estimate: float | None
-    lower: float | None
-    upper: float | None
-    margin: float | None
+    estimate: Finite
+    lower: Finite
+    upper: Finite
+    margin: Finite
     """Limit minus the bound that decided; negative is bad."""
     samples: int
     window: str
@@ -112,15 +116,6 @@ class ClauseView(_View):
     """What must not be above which limit, and what the metric is, in sentences."""
 
 
-class KernelView(_View):
-    """A kernel version that has reported."""
-
-    version: str
-    role: str
-    fields: dict[str, Any]
-    last_seen: float | None
-
-
 class ContractView(_View):
     """A contract that this evaluator judges."""
 
@@ -131,7 +126,7 @@ class ContractView(_View):
     description: str
     clauses: list[ClauseView]
     slices: dict[str, dict[str, Any]]
-    kernels: list[KernelView]
+    kernels: list[KernelInfo]
     status: Status
     """Worst status of its cells: FAIL, then NO_DATA, then INCONCLUSIVE, then PASS."""
     directives: dict[str, Any]
@@ -152,45 +147,10 @@ class ContractList(_View):
     contracts: list[ContractView]
 
 
-class EventView(_View):
-    """Something that changed."""
-
-    id: int
-    at: float
-    kind: str
-    contract: str
-    message: str
-    data: dict[str, Any]
-
-
 class EventList(_View):
     """EventList, oldest first."""
 
-    events: list[EventView]
-
-
-class BrokenCellView(_View):
-    """A cell of an incident."""
-
-    clause: str
-    slice: str
-    since: float
-    until: float | None
-    limit: float | None
-    estimate: float | None
-    lower: float | None
-    upper: float | None
-    reason: str
-
-
-class ActionView(_View):
-    """Something that the escalation policy or a person did."""
-
-    at: float
-    kind: str
-    text: str
-    in_force: bool | None
-    """Whether it still holds; null for what is over once it is done."""
+    events: list[Event]
 
 
 class IncidentView(_View):
@@ -207,11 +167,11 @@ class IncidentView(_View):
     kernel_inference: str
     clauses: list[str]
     slices: list[str]
-    cells: list[BrokenCellView]
+    cells: list[BrokenCell]
     """The worst cells, at most 20."""
     more: int
     """CellList beyond those."""
-    actions: list[ActionView]
+    actions: list[ActionTaken]
 
 
 class InForceView(_View):
@@ -295,20 +255,6 @@ class DistributionView(_View):
     """Limit and thresholds, where they are in the quantity's unit."""
 
 
-class OutboxView(_View):
-    """How a webhook endpoint is doing."""
-
-    endpoint: str
-    waiting: int
-    parked: int
-    oldest: float | None
-    """Unix time of the oldest message that waits."""
-    disabled: str
-    """Why it is not tried any more; empty while it is."""
-    error: str
-    """What the last attempt met."""
-
-
 class HealthView(_View):
     """What the evaluator says of itself."""
 
@@ -324,7 +270,7 @@ class HealthView(_View):
     """Resets, gaps, evictions and the like."""
     invalid: dict[str, dict[str, int]]
     """Sequences that failed an input check within the short window, by contract and reason."""
-    outbox: list[OutboxView]
+    outbox: list[EndpointStatus]
     recording: dict[str, int]
     """What `--record` keeps, by what became of it: written, dropped, failed."""
 
@@ -358,31 +304,7 @@ class ProblemDetails(_View):
     status: int
 
 
-def finite(value: float) -> float | None:
-    """The number, or None where JSON could not say it."""
-    return value if math.isfinite(value) else None
-
-
 def view_of(verdict: Verdict) -> VerdictView:
     """A verdict in the API's shape."""
-    cell = verdict.cell
-    return VerdictView(
-        contract=cell.contract,
-        clause=cell.clause,
-        slice=cell.slice,
-        kernel_train=cell.kernel_train,
-        kernel_inference=cell.kernel_inference,
-        status=verdict.status,
-        at=verdict.at,
-        limit=verdict.limit,
-        estimate=finite(verdict.estimate),
-        lower=finite(verdict.lower),
-        upper=finite(verdict.upper),
-        margin=finite(verdict.margin),
-        samples=verdict.samples,
-        window=verdict.window,
-        method=verdict.method,
-        reason=verdict.reason,
-        contract_version=verdict.contract_version,
-        contract_hash=verdict.contract_hash,
-    )
+    fields = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict) if field.name != "cell"}
+    return VerdictView(**dataclasses.asdict(verdict.cell), **fields, margin=verdict.margin)

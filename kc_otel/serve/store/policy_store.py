@@ -55,6 +55,7 @@ class Event:
         contract: metadata.name.
         kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
             dry; other boxes record kinds of their own, such as `resumed`.
+        message: One sentence; empty where nothing was said.
         data: JSON object with the details.
     """
 
@@ -62,6 +63,7 @@ class Event:
     at: float
     contract: str
     kind: str
+    message: str
     data: dict[str, Any]
 
 
@@ -143,7 +145,7 @@ class PolicyStore:
             " WHERE id > ?1 AND (?2 IS NULL OR contract = ?2) ORDER BY id LIMIT ?3",
             (after_id, contract, limit),
         )
-        return tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
+        return tuple(map(_event, rows))
 
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
         """The last events, oldest first; of one contract, or of all when None; with or without changes of verdicts.
@@ -151,8 +153,13 @@ class PolicyStore:
         Verdicts near a limit change often: what was done about them would be far behind.
         """
         rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, (contract, limit))
-        found = tuple(Event(id, at, name, kind, json.loads(data)) for id, at, name, kind, data in rows)
-        return found[::-1]
+        return tuple(map(_event, rows))[::-1]
+
+
+def _event(row: tuple[int, float, str, str, str]) -> Event:
+    id, at, contract, kind, text = row
+    data = json.loads(text)
+    return Event(id, at, contract, kind, data.get("message", ""), data)
 
 
 def _details(transition: Transition) -> dict[str, Any]:
