@@ -1,1 +1,1 @@
-"""The decision table, and the client that reads it in the serving process."""
+"""The decision table: which kernel serves a slice, and what else a firing contract asks of everyone."""

@@ -1,1 +1,1 @@
-"""The policy Pi as a pure function of verdicts, and the durable outbox of webhooks."""
+"""The escalation policy Pi: alerts from verdicts, who is told of them and when, what people decide, webhook bodies."""

@@ -1,1 +1,1 @@
-"""Offline CI, shadow, canary, full: gates and their evidence."""
+"""Stages of a kernel version, the gates between them, and what people tell a promotion."""

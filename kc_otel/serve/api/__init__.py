@@ -1,1 +1,1 @@
-"""The evaluator's HTTP API."""
+"""The HTTP API: a file of routes for each subject, and the shapes of what they answer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply, forget
@@ -16,15 +17,47 @@ from kc_otel.judge.escalation.alert_lifecycle import retire
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
-from kc_otel.serve.store.key_values import KeyValueStore
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.serve.store.policy_store import PolicyStore
 
-__all__ = ["EscalationStore"]
+__all__ = ["EscalationStore", "KeyValueStore"]
+
+Value = TypeVar("Value")
 
 _DECISIONS = "decision table"
 _DRY_RUN_DECISIONS = "decision table of dry runs"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
+
+
+class KeyValueStore:
+    """What must survive a restart and is too small for a table of its own.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS key_values (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT"
+        )
+
+    def load(self, name: str, kind: type[Value]) -> Value | None:
+        """The value that was saved last; None when there is none."""
+        row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
+        return None if row is None else read_json(kind, row[0])
+
+    def save(self, name: str, value: Any) -> None:
+        """Keep a value in place of the last one; None keeps nothing."""
+        if value is None:
+            self._connection.execute("DELETE FROM key_values WHERE name = ?", (name,))
+            return
+        self._connection.execute(
+            "INSERT INTO key_values (name, content) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET content = excluded.content",
+            (name, to_json(value)),
+        )
 
 
 class EscalationStore:

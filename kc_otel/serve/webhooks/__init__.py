@@ -1,1 +1,1 @@
-"""Webhooks out: a durable outbox, endpoints, formats, delivery."""
+"""Webhooks out: endpoints, a durable outbox, delivery, and a file for each format."""

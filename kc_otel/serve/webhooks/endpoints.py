@@ -11,10 +11,8 @@
 | `AUTHORIZATION`, or `..._FILE`      | value of the `Authorization` header, where the receiver wants one    |
 | `ALLOW_PRIVATE`                     | `1` when the address may be loopback or of a private network         |
 
-Files are read again when they change, so that a secret is rotated without a restart. URLs often carry tokens, so
-neither they nor the secrets show in a repr.
-
-Credentials in files that change while the evaluator runs: a secret is rotated without a restart.
+`Rotation` reads files again when they change, so that a secret is rotated without a restart. URLs often carry tokens,
+so neither they nor the secrets show in a repr.
 """
 
 from __future__ import annotations
@@ -32,7 +30,9 @@ from kc_otel.serve.webhooks.formats import Format
 
 __all__ = ["Rotation", "WebhookEndpoint", "WebhookEndpointError", "credential_files", "endpoints_from_env"]
 
-
+_log: Final = logging.getLogger(__name__)
+_EVERY: Final = 5.0
+"""Seconds between two looks at the credential files."""
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -186,10 +186,6 @@ def _flag(variable: str, environ: Mapping[str, str]) -> bool:
     if text not in _YES | _NO:
         raise WebhookEndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
     return text in _YES
-
-
-_log: Final = logging.getLogger(__name__)
-_EVERY: Final = 5.0
 
 
 class Rotation:
