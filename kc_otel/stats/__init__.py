@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
     from kc_otel.stats.inverses import tv_for_gradient_budget
-    from kc_otel.stats.means import betting_interval, capped_mean_interval, chernoff_interval, mean_interval
+    from kc_otel.stats.means import betting_interval, capped_mean_interval, mean_interval
     from kc_otel.stats.multiplicity import Holm, holm
     from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift, tv_for_reward_budget
@@ -60,7 +60,6 @@ __all__ = [
     "bernstein_interval",
     "betting_interval",
     "capped_mean_interval",
-    "chernoff_interval",
     "clip_budget_share",
     "design_effect",
     "fraction_interval",
@@ -95,7 +94,7 @@ _HOMES: Final = {
     "histogram": ("Buckets", "ExponentialHistogram"),
     "interval": ("Interval", "affine", "maximum_interval"),
     "inverses": ("tv_for_gradient_budget",),
-    "means": ("betting_interval", "capped_mean_interval", "chernoff_interval", "mean_interval"),
+    "means": ("betting_interval", "capped_mean_interval", "mean_interval"),
     "multiplicity": ("Holm", "holm"),
     "quantiles": ("quantile_interval",),
     "rewards": ("half_range_for_sequence_tv", "reward_drift", "tv_for_reward_budget"),

@@ -16,13 +16,11 @@ from typing import Final
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
 from kc_otel.stats.mixture import bets_for, betting_sides
-from kc_otel.stats.placement import Placement
-from kc_otel.stats.ranged import Sides, bounded_interval, interval_of
+from kc_otel.stats.ranged import bounded_interval, interval_of
 
 __all__ = [
     "betting_interval",
     "capped_mean_interval",
-    "chernoff_interval",
     "mean_interval",
 ]
 
@@ -108,51 +106,4 @@ def betting_interval(sample: Binned, *, low: float, high: float, alpha_lower: fl
     return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _BETTING, "mixture betting")
 
 
-def chernoff_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
-    """Chernoff interval for the mean of a quantity in [low, high]: the means m with `kl(mean, m) <= ln(1/alpha) / n`.
-
-    kl(p, q) = p ln(p/q) + (1-p) ln((1-p)/(1-q)) is the relative entropy of two coins, and both arguments are rescaled
-    to [0, 1]. It is the sharpest interval that looks at the mean alone, never wider than Hoeffding's, and narrower than
-    betting for a quantity that only takes the values low and high; `two_valued_mean_interval` is narrower still.
-
-    Source: Hoeffding 1963, Theorem 1.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take.
-        high: Largest value that the quantity can take.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
-    """
-    return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _CHERNOFF, "Chernoff")
-
-
-def _chernoff_upper(known: Placement, floor: float, ceiling: float, alpha: float) -> float:
-    width = ceiling - floor
-    return floor + width * _inverse_kl((known.most - floor) / width, -math.log(alpha) / known.n)
-
-
-def _chernoff_lower(known: Placement, floor: float, ceiling: float, alpha: float) -> float:
-    width = ceiling - floor
-    return ceiling - width * _inverse_kl((ceiling - known.least) / width, -math.log(alpha) / known.n)
-
-
-def _inverse_kl(p: float, budget: float) -> float:
-    """The largest q >= p with kl(p, q) <= budget, found from above so that it is never too small."""
-    p = min(max(p, 0.0), 1.0)
-    inside, outside = p, 1.0
-    while True:
-        q = (inside + outside) / 2.0
-        if not inside < q < outside:
-            return outside
-        if (p * math.log(p / q) if p else 0.0) + (1.0 - p) * (math.log1p(-p) - math.log1p(-q)) > budget:
-            outside = q
-        else:
-            inside = q
-
-
 _BETTING: Final = betting_sides(bets_for)
-_CHERNOFF: Final = Sides(lower=_chernoff_lower, upper=_chernoff_upper)

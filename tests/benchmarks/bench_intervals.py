@@ -23,11 +23,9 @@ from kc_otel.stats import (
     anytime_mean_interval,
     bernstein_interval,
     betting_interval,
-    chernoff_interval,
 )
 
 PROGRAMS: dict[str, Callable[..., Interval]] = {
-    "Chernoff": chernoff_interval,
     "Bernstein": bernstein_interval,
     "betting": betting_interval,
     "anytime": anytime_mean_interval,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import special
 
 from kc_otel.stats import (
     Binned,
@@ -17,7 +16,6 @@ from kc_otel.stats import (
     bernstein_interval,
     betting_interval,
     capped_mean_interval,
-    chernoff_interval,
     mean_interval,
 )
 from kc_otel.stats.placement import Placement
@@ -32,7 +30,6 @@ UNIT = {"low": 0.0, "high": 1.0}
 INTERVALS = [
     betting_interval,
     bernstein_interval,
-    chernoff_interval,
     anytime_mean_interval,
 ]
 
@@ -104,33 +101,6 @@ def test_betting_ends_where_the_wealth_of_theorem_3_is_one_over_alpha(x, alpha_l
         mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
         == got
     )
-
-
-@given(unit_samples, alphas, alphas)
-def test_chernoff_is_the_relative_entropy_ball_and_inside_hoeffding(x, alpha_lower, alpha_upper):
-    """Each side has kl(mean, bound) = log(1/alpha)/n or is an end of the range, and lies within Hoeffding's."""
-    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    got = chernoff_interval(Binned.of_samples(5 * x), low=0, high=5, **levels)
-    mean, n = x.mean(), x.size
-
-    def kl(p, q):
-        return special.rel_entr(p, q) + special.rel_entr(1 - p, 1 - q)
-
-    for bound, alpha in ((got.lower / 5, alpha_lower), (got.upper / 5, alpha_upper)):
-        if 1e-9 < bound < 1 - 1e-9:
-            assert kl(mean, bound) == pytest.approx(math.log(1 / alpha) / n, rel=1e-4, abs=1e-9)
-    assert got.lower <= got.estimate <= got.upper + 1e-12
-    hoeffding = [5 * math.sqrt(math.log(1 / alpha) / (2 * n)) for alpha in (alpha_lower, alpha_upper)]
-    assert got.lower >= 5 * mean - hoeffding[0] - 1e-9
-    assert got.upper <= 5 * mean + hoeffding[1] + 1e-9
-    assert got.method == "Chernoff"
-
-
-def test_chernoff_by_hand():
-    """Nothing seen in n observations leaves 1 - alpha^(1/n), and everything seen alpha^(1/n)."""
-    zeros, ones = Binned.of_samples(np.zeros(2000)), Binned.of_samples(np.ones(2000))
-    assert chernoff_interval(zeros, **UNIT, **LEVELS).upper == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)
-    assert chernoff_interval(ones, **UNIT, **LEVELS).lower == pytest.approx(0.01 ** (1 / 2000), rel=1e-9)
 
 
 @given(unit_samples, st.integers(0, 6), st.sampled_from(INTERVALS))
@@ -333,7 +303,7 @@ BROKEN = Binned(np.array([0.1, math.nan]), np.array([0.2, 0.3]), np.array([1, 1]
         (lambda: mean_interval(SOME, **UNIT, alpha_lower=0.1, alpha_upper=1.0), r"alpha_upper: 1\.0"),
         (lambda: mean_interval(SOME, low=1, high=1, **LEVELS), r"\[1, 1\] is empty"),
         (lambda: mean_interval(SOME, low=2, high=1, **LEVELS), r"\[2, 1\] is empty"),
-        (lambda: chernoff_interval(SOME, **UNIT, alpha_lower=0.1, alpha_upper=math.nan), "alpha_upper: nan"),
+        (lambda: bernstein_interval(SOME, **UNIT, alpha_lower=0.1, alpha_upper=math.nan), "alpha_upper: nan"),
         (lambda: mean_interval(SOME, low=0, high=math.inf, **LEVELS), r"\[0, inf\] is not a finite range"),
         (lambda: capped_mean_interval(SOME, low=0, high=9, cap=-1, **LEVELS), "cap: -1"),
         (lambda: capped_mean_interval(SOME, low=0, high=math.inf, cap=math.inf, **LEVELS), "not a finite range"),
