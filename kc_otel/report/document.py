@@ -97,8 +97,8 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
 
 def to_markdown(blocks: Sequence[Block]) -> str:
     """The same as text, for a pull request or an issue."""
-    told = [block for block in blocks if not (isinstance(block, Figure) and block.repeated)]
-    return "\n\n".join(_markdown(block) for block in told) + "\n"
+    new = [block for block in blocks if not (isinstance(block, Figure) and block.repeated)]
+    return "\n\n".join(_markdown(block) for block in new) + "\n"
 
 
 def _together(drawn: bool, run: Iterable[Block]) -> str:

@@ -115,12 +115,12 @@ def _incidents(period: Period) -> tuple[Incident, ...]:
 
 def _title(found: Sequence[Incident]) -> str:
     broken = [one for one in found if one.status == "FAIL"]
-    told = [one for one in broken if one.until is None] or broken
-    if not told:
+    worst = [one for one in broken if one.until is None] or broken
+    if not worst:
         return "A kernel was silent" if found else "No promise was broken"
-    lasting = told[0].until is None
-    promises = len({(one.contract, clause) for one in told for clause in one.clauses})
-    named = dict.fromkeys(name for one in told for name in one.slices if name != "all")
+    lasting = worst[0].until is None
+    promises = len({(one.contract, clause) for one in worst for clause in one.clauses})
+    named = dict.fromkeys(name for one in worst for name in one.slices if name != "all")
     now, then, again = (
         ("promise is", "promise was", "holds") if promises == 1 else ("promises are", "promises were", "hold")
     )
@@ -143,22 +143,22 @@ def _incident(period: Period, one: Incident) -> list[Block]:
             f"{_spelled(period, one.contract, 'train', one.kernel_train)}."
         ),
         Heading(3, "What was done"),
-        Bullets(tuple(_deed(deed.at, deed.text, deed.in_force) for deed in one.actions))
+        Bullets(tuple(_action(action.at, action.text, action.in_force) for action in one.actions))
         if one.actions
         else Text("Nothing: no step of the escalation policy fired."),
     ]
     for spot in one.cells[:_DRAWN] if one.status == "FAIL" else ():
         key = (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
-        blocks += _pictures(period, key)
+        blocks += _figures(period, key)
     return blocks
 
 
-def _deed(at: float, text: str, in_force: bool | None) -> str:
+def _action(at: float, text: str, in_force: bool | None) -> str:
     held = {True: " (in force)", False: " (no longer in force)", None: ""}[in_force]
     return f"{moment(at)}: {text}{held}"
 
 
-def _pictures(period: Period, key: CellKey) -> list[Block]:
+def _figures(period: Period, key: CellKey) -> list[Block]:
     contract, clause, slice = key[:3]
     title = f"{clause} on {place(slice)}"
     points = [point for point in period.histories.get(key, ()) if period.start <= point[0] <= period.end]
@@ -277,16 +277,16 @@ def _kernels(period: Period) -> list[Block]:
 
 def _log(period: Period) -> list[Block]:
     within = [event for event in period.events if period.start <= event["at"] <= period.end]
-    told = [event for event in within if _matters(event)]
+    important = [event for event in within if _matters(event)]
     blocks: list[Block] = [Heading(2, "Events")]
-    if told:
-        rows = tuple((moment(one["at"]), one["contract"], one["kind"], one["message"]) for one in told[-_LISTED:])
+    if important:
+        rows = tuple((moment(one["at"]), one["contract"], one["kind"], one["message"]) for one in important[-_LISTED:])
         blocks.append(Table(("Time", "Contract", "Kind", "What"), rows))
     elif not within:
         blocks.append(Text("None."))
     left = [
-        (len(told) - _LISTED, "earlier ones of these"),
-        (len(within) - len(told), "changes between PASS and INCONCLUSIVE"),
+        (len(important) - _LISTED, "earlier ones of these"),
+        (len(within) - len(important), "changes between PASS and INCONCLUSIVE"),
     ]
     blocks += [Text(f"Not listed: {many:,} {what}.") for many, what in left if many > 0]
     return blocks

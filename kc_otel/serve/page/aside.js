@@ -12,7 +12,7 @@ const REMEDIES = {
   late: "older than the long window",
   over_cap: "more series than observability.max_series",
 };
-const FEW = 6; // routes that are told one by one
+const FEW = 6; // routes that are listed one by one
 const ASKED = {
   "sample-more": "Recorders are asked to sample more",
   "hold-promotion": "Promotions are held",

@@ -1,4 +1,4 @@
-// What keeps the page, or a person who was not told, from knowing the truth: above everything else.
+// What keeps the page, or a person, from knowing how things are: above everything else.
 
 import { byId, el, sync } from "./dom.js";
 import { clock, count, span } from "./format.js";
