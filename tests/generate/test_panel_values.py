@@ -15,7 +15,7 @@ import pytest
 from kc_otel.contract import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
 from tests.tools.panel_answers import agrees
-from tests.tools.panel_cells import Expected, judged_pairs
+from tests.tools.panel_cells import GRAFANAS, Expected, judged_pairs
 from tests.tools.panel_counters import reported_kernels
 from tests.tools.panel_rows import World
 from tests.tools.panel_samples import parsed
@@ -217,6 +217,20 @@ def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: st
     }
     assert found == {name: expected[name] for name in found}
     assert all(set(values.get(name, ())) <= every for name, every in found.items())
+
+
+def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store, boards: dict) -> None:
+    """Nats, steps, seconds and plain numbers: every panel with a unit of its own asks for that of its clause."""
+    board, asked = boards["slice"], set()
+    for clause in panel_store.world.contract.clauses:
+        picked = picks(board, "at first", panel_store.world) | {"clause": clause.id, "clauses": clause.id}
+        world = panel_store.world.but(picked=picked)
+        for _, title, place, target in queries(board):
+            if target["refId"] == "Unit":
+                assert not list(differences(panel_store, world, target["expr"], TABLE["slice"][title][place])), title
+                asked.add((title, GRAFANAS[clause.limit_unit]))
+    assert len({title for title, _ in asked}) == 7
+    assert {unit for _, unit in asked} == {"none", "s", "suffix: nat", "suffix: step"}
 
 
 def test_values_that_mean_something_to_a_regular_expression_are_found(panel_store: Store, boards: dict) -> None:
