@@ -13,7 +13,7 @@ COPY kc_otel ./kc_otel
 RUN python -m venv /docs \
  && /docs/bin/pip install --upgrade 'pip>=25.1' \
  && /docs/bin/pip install --group docs --editable '.[serve]' \
- && NO_MKDOCS_2_WARNING=1 /docs/bin/mkdocs build --strict --quiet --config-file kc_otel/handbook/mkdocs.yml
+ && NO_MKDOCS_2_WARNING=1 /docs/bin/mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml
 RUN python -m pip wheel --no-deps --wheel-dir /wheels .
 # A virtual environment is one folder, so the image below needs nothing else of this stage.
 RUN python -m venv /opt/kc-otel \

@@ -73,7 +73,7 @@ generate: $(VENV)/.test ## the dashboards, and alerts and rules of the contract 
 	$(BIN)/kc-otel generate prometheus contracts/serving-int8.yaml --out dashboards
 
 handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under /handbook; a broken link ends it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file kc_otel/handbook/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(ENGINES) $(OLDEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist \

@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build in which a link that leads nowhere, a missing anchor or a page outside of the contents is an error."""
     folder = tmp_path_factory.mktemp("handbook") / "site"
     command = [
-        *(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"),
+        *(sys.executable, "-m", "mkdocs", "build", "--strict"),
         *("--config-file", str(SOURCES / "mkdocs.yml"), "--site-dir", str(folder)),
     ]
     built = subprocess.run(
