@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import griffe
 
-_EXAMPLE: Final = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
+_EXAMPLE: Final = re.compile(r"^>{3} .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(r"\s*# doctest: .*$", re.MULTILINE)
 
 
