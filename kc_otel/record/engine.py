@@ -6,7 +6,7 @@ A forked child makes its own engine, so nothing here survives a fork.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -61,21 +61,8 @@ class Engine:
             self._measure, self._dropped, name="kc-otel-measure", max_bytes=queue_bytes, wake=self._until_expiry
         )
 
-    def submit(self, work: BatchWork, takes: Callable[[], bool]) -> None:
-        """Queue a copy of a batch, or count why not. Never raises.
-
-        Args:
-            work: What to measure, with the caller's own arrays.
-            takes: Whether it is in the sample.
-        """
-        try:
-            taken = takes()
-        except Exception as error:  # noqa: BLE001 - the share may come from a user's function
-            self.counters.dropped("sampling-failed", error)
-            return
-        if not taken:
-            self.counters.unsampled()
-            return
+    def submit(self, work: BatchWork) -> None:
+        """Queue a copy of a batch that holds the caller's own arrays, or count why not. Never raises."""
         try:
             size = _WORK_BYTES + work.nbytes
         except Exception as error:  # noqa: BLE001 - whatever it was that the caller gave

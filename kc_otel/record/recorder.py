@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.record.engine import RecorderStats
+from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
@@ -27,7 +27,6 @@ from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import (
     Attributes,
     BatchOrigin,
-    BatchWork,
     KernelSide,
     LogitsComparison,
     OperatorComparison,
@@ -145,6 +144,9 @@ class Recorder:
             key: Decides by its hash whether the batch is in the sample; without one, chance does.
             presampled: The caller has sampled already: measure it in any case.
         """
+        engine = self._admitted(key, presampled)
+        if engine is None:
+            return
         work = SampledComparison(
             origin=self._origin(attributes, links),
             train=train_logprobs,
@@ -156,7 +158,7 @@ class Recorder:
             processing=processing,
             weights=weights or (None, None),
         )
-        self._submit(work, lambda: presampled or self._sampler.takes(key))
+        engine.submit(work)
 
     def compare_logits(
         self,
@@ -178,6 +180,9 @@ class Recorder:
         or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what `compare` measures is
         measured too. Other arguments are those of `compare`.
         """
+        engine = self._admitted(key, presampled)
+        if engine is None:
+            return
         work = LogitsComparison(
             origin=self._origin(attributes, links),
             train=train_logits,
@@ -187,7 +192,7 @@ class Recorder:
             processing=processing,
             weights=weights or (None, None),
         )
-        self._submit(work, lambda: presampled or self._sampler.takes(key))
+        engine.submit(work)
 
     def compare_operator(
         self,
@@ -224,6 +229,9 @@ class Recorder:
         except (TypeError, ValueError) as error:
             self.drop("operator-name", error)
             return
+        engine = self._admitted(key, presampled)
+        if engine is None:
+            return
         work = OperatorComparison(
             origin=self._origin(attributes, ()),
             operator=name,
@@ -233,7 +241,7 @@ class Recorder:
             ulp_of=ulp_of,
             of_batches=of_batches,
         )
-        self._submit(work, lambda: presampled or self._sampler.takes(key))
+        engine.submit(work)
 
     def sampled(
         self,
@@ -261,7 +269,11 @@ class Recorder:
             weights: Weight version of the inference kernel.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
-        self._submit_side(
+        # Sequences with keys of their own are sampled one by one where they are measured.
+        engine = self._admitted(key, presampled=key is None or isinstance(key, list))
+        if engine is None:
+            return
+        engine.submit(
             KernelSide(
                 origin=self._origin(attributes, links),
                 role="sampled",
@@ -290,7 +302,11 @@ class Recorder:
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Record what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
-        self._submit_side(
+        # Sequences with keys of their own are sampled one by one where they are measured.
+        engine = self._admitted(key, presampled=key is None or isinstance(key, list))
+        if engine is None:
+            return
+        engine.submit(
             KernelSide(
                 origin=self._origin(attributes, links),
                 role="scored",
@@ -372,12 +388,16 @@ class Recorder:
     def _origin(self, attributes: Attributes, links: Sequence[trace.SpanContext]) -> BatchOrigin:
         return BatchOrigin(self._process.pair, attributes, context.get_current(), links, time.time_ns())
 
-    def _submit_side(self, side: KernelSide) -> None:
-        # Sequences with keys of their own are sampled one by one where they are measured.
-        one = side.one_key
-        self._submit(side, lambda: one is None or self._sampler.takes(one))
-
-    def _submit(self, work: BatchWork, takes: Callable[[], bool]) -> None:
+    def _admitted(self, key: Any, presampled: bool) -> Engine | None:
+        """The engine, if there is one and what has this key is in its sample."""
         engine = self._process.running()
-        if engine is not None:
-            engine.submit(work, takes)
+        if engine is None or presampled:
+            return engine
+        try:
+            if self._sampler.takes(key):
+                return engine
+        except Exception as error:  # noqa: BLE001 - the share may come from a user's function
+            engine.counters.dropped("sampling-failed", error)
+        else:
+            engine.counters.unsampled()
+        return None

@@ -74,6 +74,8 @@ class BatchOrigin:
     def taken(self) -> BatchOrigin:
         """The same, which the caller cannot change any more."""
         given = self.attributes
+        if given is None and not self.links:
+            return self
         if given is not None:
             given = dict(given) if isinstance(given, Mapping) else [dict(each) for each in given]
         return replace(self, attributes=given, links=tuple(self.links))
@@ -105,7 +107,8 @@ class QueuedBatch:
 
     def taken(self) -> Self:
         """The same with copies of the arrays, on the device where they are."""
-        copies: dict[str, Any] = {name: capture.taken(data) for name, data in self.arrays.items()}
+        given = ((name, data) for name, data in self.arrays.items() if data is not None)
+        copies: dict[str, Any] = {name: capture.taken(data) for name, data in given}
         return replace(self, origin=self.origin.taken(), ready=capture.device_ready(*copies.values()), **copies)
 
 
