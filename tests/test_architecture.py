@@ -1,6 +1,8 @@
 """The arrows of the design: each room imports only rooms above it."""
 
 import ast
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,18 @@ def test_an_arrow_against_the_flow_is_noticed() -> None:
     """The reader above sees plain, nested and aliased imports."""
     source = "def f():\n    from kc_otel.cli import main\nimport kc_otel.judge.panes as p\nfrom kc_otel import serve"
     assert rooms_imported(source) == {"cli", "judge", "serve"}
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """Names that come more than once."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def test_a_name_means_one_thing() -> None:
+    """No public class and no file has the name of another: who reads one knows which is meant."""
+    files = [path for path in ROOT.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"}]
+    assert twice(path.name for path in files) == []
+    classes = [
+        node.name for path in files for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    assert twice(name for name in classes if not name.startswith("_")) == []
