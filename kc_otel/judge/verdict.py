@@ -9,7 +9,7 @@ __all__ = ["Cell", "Evaluation", "Status", "Verdict"]
 
 
 class Status(StrEnum):
-    """Three values and silence. Alarms fire on FAIL, promotion asks for PASS, and nothing passes for lack of data."""
+    """Three values and silence. Alarms fire on FAIL, promotion asks for PASS."""
 
     PASS = "PASS"  # noqa: S105 - a verdict, not a password
     INCONCLUSIVE = "INCONCLUSIVE"

@@ -3,8 +3,8 @@
     offline CI  ->  shadow  ->  canary  ->  full
 
 A gate opens when every cell it asks for has been PASS over a number of consecutive windows that share no data. A FAIL
-rolls back to the start. INCONCLUSIVE and NO_DATA wait, and the decision says what is missing: nothing passes for lack
-of data. Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
+rolls back to the start. INCONCLUSIVE and NO_DATA wait, and the decision says what is missing.
+Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
 """
 
 from __future__ import annotations

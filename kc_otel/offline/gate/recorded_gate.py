@@ -1,7 +1,7 @@
 """The first stage in a team's CI: recordings in, a decision out.
 
 Every recording is a window of its own, and every one has to pass. A clause that no recording can be judged by holds the
-gate until somebody allows it by name of an option: nothing passes for lack of data.
+gate until somebody allows it by name of an option.
 """
 
 from __future__ import annotations
