@@ -13,7 +13,7 @@ __all__ = ["Axis", "linear_axis", "log_axis", "time_axis"]
 _RAISED: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SMALL: Final = 1e-3
 _LARGE: Final = 1e5
-_HUGE: Final = 1e300
+_HUGE: Final = 1e306
 _SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY: Final = 86400
 
@@ -58,9 +58,9 @@ def linear_axis(low: float, high: float, most: int = 5) -> Axis:
     >>> [text for _, text in axis.ticks], axis.note
     (['0', '1', '2', '3', '4'], '× 10⁻⁶')
     """
-    low, high = max(low, -_HUGE), min(high, _HUGE)
-    if high - low < 1 / _HUGE:
-        high = low + 1.0
+    low, high = min(max(low, -_HUGE), _HUGE), max(min(high, _HUGE), -_HUGE)
+    if high - low < max(1 / _HUGE, 1e-12 * abs(low)):
+        high = low + max(1.0, 1e-6 * abs(low))
     step = _round_step((high - low) / most)
     largest = max(abs(low), abs(high))
     power = 0 if _SMALL <= largest < _LARGE else 3 * math.floor(math.log10(largest) / 3)
