@@ -22,7 +22,7 @@ from kc_otel.stats import Binned, fraction_interval, quantile_interval
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 CONTRACT = REPOSITORY / "contracts" / "serving-int8.yaml"
-CORE = {"numpy", "pydantic", "yaml", "opentelemetry", "google", "grpc"}
+CORE = {"numpy", "pydantic", "pydantic_core", "yaml", "opentelemetry", "google", "grpc"}
 INSTALLED_WITH_THE_CORE = ("contract", "stats", "record", "recordings", "integrations", "judge", "client")
 
 

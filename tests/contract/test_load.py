@@ -228,7 +228,7 @@ def test_any_item_may_be_anything(section, item):
 
 @pytest.mark.slow
 def test_a_hostile_file_of_the_largest_size_ends_soon(written):
-    """Thousands of wrong clauses and unknown names are judged in seconds."""
+    """Thousands of wrong clauses and unknown names are judged in seconds of the processor."""
     clauses = "".join(
         f"  - {{id: c{index}, metric: tv_tokem, limit: 9, slices: {{x{index}: 5}}}}\n" for index in range(4000)
     )
@@ -236,7 +236,7 @@ def test_a_hostile_file_of_the_largest_size_ends_soon(written):
     unknown = "".join(f"k{index}: 1\n" for index in range(4000))
     for text in (f"statistical:\n{clauses}", f"slices:\n{slices}{unknown}"):
         assert len(text) < MAX_BYTES
-        started = time.monotonic()
+        started = time.process_time()
         with pytest.raises(ContractError):
             load_text(written(clause=False) + text)
-        assert time.monotonic() - started < 20
+        assert time.process_time() - started < 20
