@@ -8,8 +8,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 ENGINES ?= .venv-engines
 OLDEST ?= .venv-oldest
-# Many tests wait for a clock or for another process, so a few more than there are cores keep these busy.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
@@ -27,15 +26,12 @@ help: ## what there is to run
 demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: a sound roll-out)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-# The engines run beside the rest, and what they print comes after it.
+# One after the other: servers that start beside a full machine miss their own limits.
 test: $(VENV)/.test ## everything that CI runs
 	@$(MAKE) --no-print-directory lint types
-	@mkdir -p .cache; engines=true; \
-	if [ "$$(uname -sm)" = 'Linux x86_64' ]; then \
-	  $(MAKE) --no-print-directory test-engines ARGS= > .cache/engines.log 2>&1 & engines="wait $$!"; trap "kill $$! 2>/dev/null" EXIT; \
-	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here' | tee .cache/engines.log; fi; \
-	failed=0; $(MAKE) --no-print-directory test-core || failed=1; \
-	$$engines || failed=1; trap - EXIT; cat .cache/engines.log; exit $$failed
+	@$(MAKE) --no-print-directory test-core
+	@if [ "$$(uname -sm)" = 'Linux x86_64' ]; then $(MAKE) --no-print-directory test-engines ARGS=; \
+	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 
 test-core: $(VENV)/.test ## everything but the engines
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
