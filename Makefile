@@ -34,7 +34,7 @@ test: $(VENV)/.test ## everything that CI runs
 	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 
 test-core: $(VENV)/.test ## everything but the engines
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 coverage: $(VENV)/.test ## lines and branches that test-core reaches
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
@@ -48,7 +48,7 @@ test-oldest: $(OLDEST)/.oldest ## the quick tests with each dependency at its lo
 	  -W ignore::DeprecationWarning $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines $(ARGS)
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 600 $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
 

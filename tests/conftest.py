@@ -1,5 +1,6 @@
 """What every test has in common."""
 
+import fcntl
 import importlib
 import os
 import subprocess
@@ -47,3 +48,17 @@ def alertmanager_command(program) -> list[str]:
     if tried.returncode:
         pytest.skip(f"not run: Alertmanager's template cannot be put in place: {tried.stderr.strip()}")
     return [*command, str(share), str(binary)]
+
+
+@pytest.fixture(scope="session")
+def demo_weights(tmp_path_factory, worker_id) -> Path:
+    """The demo's model after its quick training, in a file that all of pytest's processes share."""
+    from examples.demo.__main__ import QUICK_STEPS, trained
+    from examples.demo.terminal import Terminal
+
+    here = tmp_path_factory.getbasetemp()
+    folder = here if worker_id == "master" else here.parent
+    with (folder / "demo-weights.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        trained(Terminal(), QUICK_STEPS, folder / "demo-weights.pt")
+    return folder / "demo-weights.pt"

@@ -9,8 +9,9 @@ precision. Two versions of it are rolled out:
   them would leave nothing for the others. So each hidden channel gets a scale of its own, found once on calibration
   text and folded into the next matrix. That repairs every kind of text that the calibration saw.
 
-torch has no public int8 matmul for CPUs. The int8 values are multiplied as bf16, which changes nothing: integers up
-to 256 are exact in bf16, and the products are summed in fp32, where sums of 512 of them are exact too.
+Products are those of a tensor core: factors in bf16, summed in fp32, the sum rounded to bf16. They are computed on the
+rounded factors in fp32, where each product is exact, because only some CPUs multiply bf16 quickly. torch has no public
+int8 matmul for CPUs either; integers up to 256 are exact in bf16, and sums of 512 of their products are exact in fp32.
 """
 
 from __future__ import annotations
@@ -88,9 +89,8 @@ class Sampler:
             q, k, v = heads.permute(2, 0, 3, 1, 4)
             keys[:, :, position:end] = rotate(k, cos, sin)
             values[:, :, position:end] = v
-            mixed = F.scaled_dot_product_attention(
-                rotate(q, cos, sin), keys[:, :, :end], values[:, :, :end], is_causal=length > 1
-            )
+            factors = (rotate(q, cos, sin), keys[:, :, :end], values[:, :, :end])
+            mixed = F.scaled_dot_product_attention(*(each.float() for each in factors), is_causal=length > 1).to(_BF16)
             x = x + out(mixed.transpose(1, 2).reshape(batch, length, -1))
             x = x + down(F.relu(up(normalize(x))).square())
         return self.head(normalize(x[:, -1])).float()
@@ -108,18 +108,18 @@ def fold(norm: torch.nn.RMSNorm, linear: torch.nn.Linear) -> torch.Tensor:
 
 def linear_bf16(weight: torch.Tensor) -> Linear:
     """Product with a weight [out, in] in bf16."""
-    rounded = weight.to(_BF16)
-    return lambda x: F.linear(x, rounded)
+    rounded = weight.to(_BF16).float()
+    return lambda x: F.linear(x.float(), rounded).to(_BF16)
 
 
 def linear_int8(weight: torch.Tensor) -> Linear:
     """W8A8 product: a scale per output channel of the weight and one per token of the activations."""
     quantized, scale = quantize(weight)
-    widened = quantized.to(_BF16)
+    widened = quantized.float()
 
     def apply(x: torch.Tensor) -> torch.Tensor:
         tokens, token_scale = quantize(x.float())
-        return (F.linear(tokens.to(_BF16), widened).float() * token_scale * scale.T[0]).to(_BF16)
+        return (F.linear(tokens.float(), widened) * token_scale * scale.T[0]).to(_BF16)
 
     return apply
 
@@ -128,11 +128,11 @@ def linear_int8_static(weight: torch.Tensor, peak: torch.Tensor) -> Linear:
     """W8A8 product: a fixed scale per input channel, from its peak [in] in calibration, folded into the weight."""
     step = peak / _TOP
     quantized, scale = quantize(weight.detach() * step)
-    widened = quantized.to(_BF16)
+    widened = quantized.float()
 
     def apply(x: torch.Tensor) -> torch.Tensor:
         channels = (x.float() / step).round().clamp(-_TOP, _TOP)
-        return (F.linear(channels.to(_BF16), widened).float() * scale.T[0]).to(_BF16)
+        return (F.linear(channels, widened) * scale.T[0]).to(_BF16)
 
     return apply
 

@@ -45,7 +45,7 @@ class Driven:
         contract = load_text(text)
         self.connection = open_state(None)
         self.core = Core([contract], self.connection, external_url="", now=0.0)
-        self.status, self.now, self.fails_after = "PASS", 1e10, None
+        self.status, self.now, self.fails_after, self.ticks = "PASS", 1e10, None, 0
         self.core.evaluator.evaluate = lambda now: {
             "policy": Evaluation(now, (
                 Verdict(
@@ -61,6 +61,8 @@ class Driven:
         if self.fails_after is not None:
             self.fails_after -= 1
             self.status = "FAIL" if self.fails_after < 0 else "PASS"
+        self.ticks += 1
+        assert self.ticks < 100, "a command waits for what does not come"
         self.now += 61.0
         self.core.tick(self.now)
 
@@ -183,7 +185,7 @@ def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):
     script = tmp_path / "hook.py"
     script.write_text(
         "import os, sys; e = os.environ\n"
-        "names = ('FROM', 'TO', 'SHARE', 'STANDING')\n"
+        "names = ('FROM', 'TO', 'SHARE', 'STATUS')\n"
         f"open({str(log)!r}, 'a').write(sys.argv[1] + ' ' + ' '.join(e['KC_PROMOTION_' + n] for n in names) + '\\n')\n"
     )
     hooks = [f"--hook-{when}={sys.executable} {script} {when}" for when in ("before", "after")]

@@ -205,12 +205,6 @@ def test_free_ports_differ():
     assert len(set(free_ports(5))) == 5
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Where the demos of this module keep their model, so that it is trained once."""
-    return tmp_path_factory.mktemp("demo") / "weights.pt"
-
-
 def _demo(weights: Path, *arguments: str) -> subprocess.Popen[str]:
     ours = ("OTEL_", "KC_OTEL_", "COV")
     return subprocess.Popen(
@@ -224,9 +218,9 @@ def _demo(weights: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_demo_tells_the_whole_story_and_leaves_nothing_behind(weights):
+def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
     """Tables fail, a webhook comes, tables are routed away, the contract recovers; Ctrl-C then frees every port."""
-    with _demo(weights, "--stay") as process:
+    with _demo(demo_weights, "--stay") as process:
         told = ""
         for line in process.stdout:
             told += line
@@ -256,9 +250,9 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(weights):
 
 
 @pytest.mark.slow
-def test_demo_without_the_fault_is_quiet(weights):
+def test_demo_without_the_fault_is_quiet(demo_weights):
     """The same int8, well calibrated: no alert fires and no webhook comes."""
-    with _demo(weights, "--no-fault") as process:
+    with _demo(demo_weights, "--no-fault") as process:
         told = process.stdout.read()
     assert process.returncode == 0, told
     assert "no alert fired" in told

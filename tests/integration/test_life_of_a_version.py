@@ -130,11 +130,11 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
     assert re.search(rf'kc_promotion_stage{{.*kc_kernel_inference="{version}"}} -1\.0', metrics)
 
 
-def test_the_whole_life_of_one_bad_version(tmp_path: Path):
+def test_the_whole_life_of_one_bad_version(tmp_path: Path, demo_weights: Path):
     """Refused in CI, forced through, caught on one slice, routed back, evidence sound; its successor becomes full."""
     kept = tmp_path / "evidence"
     done = subprocess.run(
-        [sys.executable, "-m", "examples.promotion", "--keep", str(kept)],
+        [sys.executable, "-m", "examples.promotion", "--weights", str(demo_weights), "--keep", str(kept)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -14,6 +14,7 @@ from kc_otel.contract import load
 from kc_otel.judge.promotion import orders
 from kc_otel.judge.promotion.machine import begin
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import EvidenceError, step_evidence
 from kc_otel.report.document import Bullets, Figure, Heading, Table, Text, to_html, to_markdown
 from kc_otel.report.gate_report import gate_blocks
@@ -162,7 +163,7 @@ def test_a_step_says_from_where_to_where_and_who_forced_it() -> None:
     """Evidence of a promotion's step, which may rest on no verdict at all; an edited one is called out."""
     terms = load(Path(__file__).parents[2] / "contracts" / "serving-int8.yaml")
     started, _ = begin(terms, "abcdef012345", "ada", 0.0)
-    _, (forced,) = orders.force(started, terms, Stage.CANARY, "ada", "the launch", (), 5.0)
+    _, (forced,) = orders.force(started, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0, ()), 5.0)
     record = step_evidence(terms, started, forced, (), 5.0)
     text = to_markdown(gate_blocks(record))
     assert re.match(r"# Kernel abcdef012345 went from \S+ to canary at \S+ %, forced by ada\n", text)
