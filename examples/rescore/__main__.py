@@ -2,8 +2,8 @@
 
     make engines && .venv-engines/bin/python -m examples.rescore
 
-Needs vLLM, and takes a minute or two on two idle cores. The server is told by two variables to keep requests; scoring
-is another process, at another time, that could be on another machine.
+Needs vLLM, whose fp8 cache needs a CPU with AVX-512 or AMX, and takes a minute or two on two idle cores. The server is
+told by two variables to keep requests; scoring is another process, at another time, that could be on another machine.
 """
 
 from __future__ import annotations

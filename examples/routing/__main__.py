@@ -2,9 +2,9 @@
 
     make engines && .venv-engines/bin/python -m examples.routing
 
-The engine in use keeps its keys and values in fp8, the other one in bf16. Served requests are rescored by the
-checkpoint in float32 as they come; where the drift breaks the contract the evaluator publishes a route, and the proxy
-follows it.
+The engine in use keeps its keys and values in fp8, for which vLLM needs a CPU with AVX-512 or AMX, the other one in
+bf16. Served requests are rescored by the checkpoint in float32 as they come; where the drift breaks the contract the
+evaluator publishes a route, and the proxy follows it.
 """
 
 from __future__ import annotations

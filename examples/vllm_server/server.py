@@ -105,8 +105,11 @@ def _wait(server: Server, log: Path) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    end = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-20:])
-    raise RuntimeError(f"vLLM did not start; the end of {log}:\n{end}")
+    lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if "Error: " in line][:1] or lines[
+        -20:
+    ]  # what follows the first one follows from it
+    raise RuntimeError("\n".join([f"vLLM did not start; its output is in {log}:", *said]))
 
 
 def _stop(server: Server) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.tiny_model import prompts
+from tests.engines._cpu import AVX512
 
 TASKS = ("code", "prose", "tables")
 TOKENS = 64
@@ -73,6 +74,8 @@ CASES = {
     "bf16, one KV split": EngineCase(alone=True, environment={"OMP_NUM_THREADS": "2", "VLLM_CPU_ATTN_SPLIT_KV": "0"}),
 }
 """More than one thread, or attention has nothing to split a request's keys and values among."""
+if not AVX512:
+    del CASES["fp8 KV cache"]
 
 
 @cache

@@ -14,6 +14,7 @@ import pytest
 from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
 from kc_otel.recordings import load_recording
+from tests.engines._checkpoints import through_fp8
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ KEY = "sk-of-the-trainer"
 SERVERS = {
     "train": ("--dtype", "float32", "--api-key", KEY),
     "float32": ("--dtype", "float32"),
-    "fp8": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8"),
+    "fp8": ("--dtype", "bfloat16"),
 }
 EACH, TOKENS = 60, 32
 
@@ -40,6 +41,7 @@ def gates(tiny_model, tmp_path_factory):
     """Exit code, output and recording of the gate, by the number format of the inference endpoint."""
     folder = tmp_path_factory.mktemp("gate")
     (folder / "contract.yaml").write_text(CONTRACT)
+    models = dict.fromkeys(SERVERS, tiny_model) | {"fp8": through_fp8(tiny_model, folder / "fp8-model")}
     rows = [{"prompt": text, "task": "code"} for text in prompts("code", EACH, characters=60)]
     talks = [[{"role": "user", "content": text}] for text in prompts("prose", EACH, characters=60)]
     rows += [{"messages": talk, "task": "prose"} for talk in talks]
@@ -48,7 +50,7 @@ def gates(tiny_model, tmp_path_factory):
         # Starting takes most of the time, so they start together; each is stopped even if another does not start.
         begun = {
             name: starting.submit(
-                stack.enter_context, serving(tiny_model, {}, log=folder / f"{name}.log", options=options)
+                stack.enter_context, serving(models[name], {}, log=folder / f"{name}.log", options=options)
             )
             for name, options in SERVERS.items()
         }
@@ -88,7 +90,7 @@ def test_the_same_format_on_both_endpoints_passes(gates):
 
 
 def test_a_narrower_format_is_refused(gates):
-    """An fp8 KV cache under bfloat16 breaks the limit, on code and on prose."""
+    """Weights rounded to fp8 under bfloat16 break the limit, on code and on prose."""
     code, out, recording = gates["fp8"]
     assert (code, out.startswith("rollback: vllm ")) == (1, True), out
     assert "FAIL token-tv on slice code" in out

@@ -19,6 +19,8 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.rescore import Rescorer
 from kc_otel.recordings.scoring import hf_scorer
 from kc_otel.recordings.spool import SpoolReader
+from tests.engines._checkpoints import in_int8
+from tests.engines._cpu import needs_avx512
 from tests.engines._matrix import (
     CASES,
     CONTRACT,
@@ -31,7 +33,6 @@ from tests.engines._matrix import (
     run,
     statistic,
 )
-from tests.engines._w8a8 import quantised
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ class Matrix:
 
         path = folder / "contract.yaml"
         path.write_text(CONTRACT)
-        int8 = quantised(checkpoint, folder / "int8")
+        int8 = in_int8(checkpoint, folder / "int8")
         requests()  # parses Python source, which CPython 3.11 cannot do in two threads at a time
         with ThreadPoolExecutor(2) as pool:
             models = [int8 if case.int8 else checkpoint for case in CASES.values()]
@@ -138,7 +139,12 @@ def test_no_verdict_contradicts_the_exact_drift(matrix, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "clause"), [("bf16", "rounding"), ("int8 W8A8", "weights-and-activations"), ("fp8 KV cache", "cache")]
+    ("name", "clause"),
+    [
+        ("bf16", "rounding"),
+        ("int8 W8A8", "weights-and-activations"),
+        pytest.param("fp8 KV cache", "cache", marks=needs_avx512),
+    ],
 )
 def test_each_engine_is_caught_on_the_slice_where_it_is_worst(matrix, name, clause):
     """Of the kinds of text, its clause fails on the one with the largest exact drift and passes on the others."""
@@ -149,6 +155,7 @@ def test_each_engine_is_caught_on_the_slice_where_it_is_worst(matrix, name, clau
     assert passed(matrix.verdicts[name], clause) & set(TASKS) == set(TASKS) - {worst}, drift
 
 
+@needs_avx512
 def test_a_quantised_cache_is_worse_on_long_prompts(matrix):
     """Beside the kind of text, the length of the prompt decides: more keys and values are read from the cache."""
     clause = next(each for each in matrix.contract.clauses if each.id == "cache")

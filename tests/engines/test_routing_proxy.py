@@ -6,8 +6,9 @@ import pytest
 
 from examples.demo.terminal import Terminal
 from examples.routing.__main__ import BATCH, BF16, FP8, SLICES, run
+from tests.engines._cpu import needs_avx512
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_avx512]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A checkpoint in int8, weights and activations, as compressed-tensors writes it and vLLM reads it."""
+"""Checkpoints in fewer bits: int8 weights and activations as compressed-tensors writes them, and weights in fp8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEME: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def quantised(model: Path, into: Path) -> Path:
+def in_int8(model: Path, into: Path) -> Path:
     """The checkpoint with every linear layer but the head in int8, one scale per output channel; returns `into`.
 
     Activations are quantised by the engine, one scale per token.
@@ -42,4 +42,20 @@ def quantised(model: Path, into: Path) -> Path:
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((into / "config.json").read_text())
     (into / "config.json").write_text(json.dumps(config | {"quantization_config": _SCHEME}))
+    return into
+
+
+def through_fp8(model: Path, into: Path) -> Path:
+    """The checkpoint with every linear layer but the head rounded to float8_e4m3 and back; returns `into`.
+
+    Any engine and processor can run it, unlike an fp8 KV cache.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, into)
+    tensors = load_file(model / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn).to(tensors[name].dtype)
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     return into

@@ -1,0 +1,12 @@
+"""What only some processors can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text().split()
+"""Whether vLLM can keep keys and values in fp8."""
+
+needs_avx512 = pytest.mark.skipif(not AVX512, reason="vLLM keeps keys and values in fp8 only on a CPU with AVX-512")
