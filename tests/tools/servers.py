@@ -71,14 +71,14 @@ def free_address() -> str:
 
 
 @contextmanager
-def running(command: Sequence[object], log: Path, ready: str) -> Iterator[subprocess.Popen]:
-    """A process, once its ready page answers."""
+def running(command: Sequence[object], log: Path, ready: str, answers: int = 200) -> Iterator[subprocess.Popen]:
+    """A process, once its ready page answers so."""
     with log.open("w") as out, subprocess.Popen([*map(str, command)], stdout=out, stderr=out) as process:
         try:
             end = time.monotonic() + 60
             while True:
                 try:
-                    if httpx.get(ready, trust_env=False).status_code == 200:
+                    if httpx.get(ready, trust_env=False).status_code == answers:
                         break
                 except httpx.TransportError:
                     pass

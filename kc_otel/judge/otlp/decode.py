@@ -24,6 +24,8 @@ __all__ = ["from_json", "from_protobuf", "to_json"]
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
 _OBJECTS: Final = 20
 """JSON objects that one data point with eight attributes is made of, and a few more."""
+_QUOTED: Final = 400
+"""Characters of the parser's own words that are passed on; it quotes values of any length."""
 _PARSER_ERRORS: Final = (
     json_format.ParseError,
     ValueError,
@@ -71,7 +73,9 @@ def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
     try:
         json_format.ParseDict(tree, request, ignore_unknown_fields=True)
     except _PARSER_ERRORS as error:
-        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {error}") from None
+        raise BadRequestError(
+            f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {str(error)[:_QUOTED]}"
+        ) from None
     return _bounded(request, signal, limits)
 
 

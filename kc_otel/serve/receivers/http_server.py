@@ -1,7 +1,8 @@
 """OTLP over HTTP as an ASGI application: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON.
 
 It is bare ASGI, for the framework would do nothing here; mount it in one, or run it under any ASGI server. Every
-failure is answered with a google.rpc.Status in the request's own encoding.
+failure is answered with a google.rpc.Status in the request's own encoding; one of the data has a google.rpc.BadRequest
+among its details.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
-from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError, UnsupportedMediaError
+from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError, ThrottledError, UnsupportedMediaError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
@@ -80,7 +82,7 @@ class _App:
             answer = await self._handle(scope, headers, media, receive)
         except ReceiveError as error:
             self._counts.add("http", error.outcome)
-            status = Status(code=error.code, message=str(error))
+            status = _status(error)
             extra = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, ThrottledError) else {}
             if isinstance(error, _NotAllowedError):
                 extra["allow"] = "POST"
@@ -128,6 +130,14 @@ class _App:
         if size > limit:
             raise self._limits.too_large()
         return b"".join(parts)
+
+
+def _status(error: ReceiveError) -> Any:
+    status = Status(code=error.code, message=str(error))
+    if isinstance(error, BadRequestError):
+        violation = BadRequest.FieldViolation(description=str(error))
+        status.details.add().Pack(BadRequest(field_violations=[violation]))
+    return status
 
 
 def _headers(scope: Message) -> dict[str, str]:

@@ -1,0 +1,135 @@
+"""OTLP/gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.conformance.clients import PERMANENT, TIMEOUT, call, failure, retry_info
+from tests.conformance.payloads import METRICS, NEW_FIELD, NOT_PROTOBUF, PROTOBUF, SIGNALS, Signal, too_large
+
+of_each_signal = pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
+with_and_without_gzip = pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+
+
+def taken_in_full(signal: Signal, answer: bytes) -> bool:
+    return not signal.response.FromString(answer).HasField("partial_success")
+
+
+@with_and_without_gzip
+@of_each_signal
+@pytest.mark.must("Protocol Details; OTLP/gRPC Response, Full Success")
+def test_success(channel: grpc.Channel, signal: Signal, compressed: bool) -> None:
+    """Data, compressed or not, is answered with the signal's response message and no partial success in it."""
+    assert taken_in_full(signal, call(channel, signal.method, signal.body(PROTOBUF), compressed=compressed))
+
+
+@of_each_signal
+@pytest.mark.should("OTLP/gRPC Response, Full Success")
+def test_empty_request(channel: grpc.Channel, signal: Signal) -> None:
+    """A request without any telemetry is a success."""
+    assert taken_in_full(signal, call(channel, signal.method, b""))
+
+
+@of_each_signal
+@pytest.mark.must("Future Versions and Interoperability")
+def test_unknown_fields(channel: grpc.Channel, signal: Signal) -> None:
+    """A field that no version knows yet is ignored, and the rest is taken."""
+    assert taken_in_full(signal, call(channel, signal.method, signal.body(PROTOBUF) + NEW_FIELD))
+
+
+@of_each_signal
+@pytest.mark.must("OTLP/gRPC Response, Failures")
+def test_bad_data_is_permanent(channel: grpc.Channel, signal: Signal) -> None:
+    """What cannot be decoded is refused with a code that no client sends again."""
+    assert failure(channel, signal.method, NOT_PROTOBUF).code() in PERMANENT
+
+
+@pytest.mark.should("OTLP/gRPC Response, Failures")
+def test_bad_data_is_an_invalid_argument(channel: grpc.Channel) -> None:
+    """The code recommended for it is INVALID_ARGUMENT."""
+    assert failure(channel, METRICS.method, NOT_PROTOBUF).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@with_and_without_gzip
+@pytest.mark.must("OTLP/gRPC Request")
+def test_limit(channel: grpc.Channel, target: Any, compressed: bool) -> None:
+    """A message over the limit, as sent or decompressed, is refused with RESOURCE_EXHAUSTED and not to be retried."""
+    error = failure(channel, METRICS.method, too_large(PROTOBUF, target.limit + 1024), compressed=compressed)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
+    assert retry_info(error) is None
+
+
+@pytest.mark.should("OTLP/gRPC Request")
+def test_recommended_limit(channel: grpc.Channel) -> None:
+    """A message of 32 MiB is under the recommended limit of 64 MiB, and is taken where nobody configured less."""
+    assert taken_in_full(METRICS, call(channel, METRICS.method, too_large(PROTOBUF, 32 << 20), compressed=True))
+
+
+@pytest.mark.must("gRPC, status codes")
+def test_unknown_methods(channel: grpc.Channel) -> None:
+    """A service that is not there is answered with UNIMPLEMENTED, which no client sends again."""
+    error = failure(channel, "/opentelemetry.proto.collector.weather.v1.WeatherService/Export", b"")
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.should("OTLP/gRPC Concurrent Requests")
+def test_concurrent_calls(channel: grpc.Channel) -> None:
+    """A client may have many calls in flight on one channel, and each gets its own answer."""
+
+    def one(number: int) -> Any:
+        signal = SIGNALS[number % 3]
+        if number % 5:
+            return taken_in_full(signal, call(channel, signal.method, signal.body(PROTOBUF)))
+        return failure(channel, signal.method, NOT_PROTOBUF).code() in PERMANENT
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(100)))
+
+
+@contextmanager
+def unfinished(channel: grpc.Channel) -> Iterator[None]:
+    """A call whose message does not come."""
+    end = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        end.wait(TIMEOUT)
+        yield b""
+
+    running = channel.stream_unary(METRICS.method).future(nothing(), timeout=TIMEOUT)
+    yield
+    running.cancel()
+    end.set()
+
+
+def crowded(channel: grpc.Channel, target: Any) -> Any:
+    """The first error of a server with more and more unfinished calls."""
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(unfinished(channel))
+            try:
+                call(channel, METRICS.method, METRICS.body(PROTOBUF))
+            except grpc.RpcError as error:
+                return error
+    return target.untried("a hundred unfinished calls do not fill this server")
+
+
+@pytest.mark.should("OTLP/gRPC Throttling")
+def test_throttling(channel: grpc.Channel, target: Any) -> None:
+    """A server with more calls than it takes answers UNAVAILABLE, which a client sends again."""
+    assert crowded(channel, target).code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.may("OTLP/gRPC Throttling")
+def test_retry_info(channel: grpc.Channel, target: Any) -> None:
+    """It may say with RetryInfo when to come back."""
+    info = retry_info(crowded(channel, target))
+    if info is None:
+        pytest.skip("no RetryInfo")
+    assert 0 < info.retry_delay.seconds + info.retry_delay.nanos / 1e9 < 3600

@@ -1,0 +1,158 @@
+"""OTLP/HTTP: what is not taken, with which code, and that the answer says so in the request's own encoding."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+
+from tests.conformance.clients import HttpClient
+from tests.conformance.payloads import (
+    ENCODINGS,
+    JSON,
+    METRICS,
+    NOT_PROTOBUF,
+    PROTOBUF,
+    SIGNALS,
+    TRACES,
+    Signal,
+    too_large,
+)
+
+BAD = {PROTOBUF: NOT_PROTOBUF, JSON: b'{"resourceMetrics": ['}
+of_each_encoding = pytest.mark.parametrize("encoding", ENCODINGS, ids=["protobuf", "json"])
+of_each_signal = pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
+
+
+@of_each_encoding
+@of_each_signal
+@pytest.mark.must("OTLP/HTTP Response, Bad Data")
+def test_bad_data(http: HttpClient, signal: Signal, encoding: str) -> None:
+    """What cannot be decoded is answered with 400, which no client sends again."""
+    assert http.post(signal.path, BAD[encoding], encoding).status == 400
+
+
+@of_each_encoding
+@of_each_signal
+@pytest.mark.must("OTLP/HTTP Response, Failures")
+def test_failures_are_a_status(http: HttpClient, signal: Signal, encoding: str) -> None:
+    """The body of a failure is a google.rpc.Status in the encoding of the request."""
+    answer = http.post(signal.path, BAD[encoding], encoding)
+    assert answer.media == encoding
+    answer.problem()
+
+
+@of_each_encoding
+@pytest.mark.should("OTLP/HTTP Response, Failures")
+def test_failures_have_a_message(http: HttpClient, encoding: str) -> None:
+    """A failure says to a developer what was wrong."""
+    assert http.post(METRICS.path, BAD[encoding], encoding).problem().message
+
+
+@of_each_encoding
+@pytest.mark.should("OTLP/HTTP Response, Bad Data")
+def test_bad_data_is_described(http: HttpClient, encoding: str) -> None:
+    """Among the details of 400 is a google.rpc.BadRequest."""
+    details = http.post(METRICS.path, BAD[encoding], encoding).problem().details
+    assert any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in details)
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Response, Bad Data")
+@pytest.mark.parametrize("broken", ["not gzip", "cut off"])
+def test_broken_gzip(http: HttpClient, encoding: str, broken: str) -> None:
+    """A body that is not the gzip it is said to be, or only its beginning, is bad data."""
+    body = METRICS.body(encoding)
+    wire = body if broken == "not gzip" else gzip.compress(body)[:-9]
+    answer = http.post(METRICS.path, wire, encoding, content_encoding="gzip")
+    assert answer.status == 400, answer
+    answer.problem()
+
+
+@pytest.mark.must("OTLP/HTTP Response, Bad Data")
+@pytest.mark.parametrize("body", [b"[]", b'"x"', b"5", b"{} {}", b"\xff\xfe", b'{"resourceMetrics":{}}'])
+def test_json_that_is_no_message(http: HttpClient, body: bytes) -> None:
+    """What is no JSON object, or another than the message's, is bad data."""
+    assert http.post(METRICS.path, body, JSON).status == 400
+
+
+@pytest.mark.must("OTLP/HTTP Response, Bad Data")
+def test_deep_json(http: HttpClient) -> None:
+    """JSON that is nested deeper than anything of OTLP is bad data, not a fault of the server."""
+    deep = b'{"newField":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert http.post(METRICS.path, deep, JSON).status in {200, 400}
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Request")
+def test_limit(http: HttpClient, target: Any, encoding: str) -> None:
+    """A body over the limit is answered with 413."""
+    answer = http.post(METRICS.path, too_large(encoding, target.limit + 1024), encoding)
+    assert answer.status == 413, answer
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Request")
+def test_limit_after_decompression(http: HttpClient, target: Any, encoding: str) -> None:
+    """A small body that inflates to more than the limit is answered with 413."""
+    body = gzip.compress(too_large(encoding, target.limit + 1024), 1)
+    assert len(body) < 1 << 20
+    answer = http.post(METRICS.path, body, encoding, content_encoding="gzip")
+    assert answer.status == 413, answer
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Response, Failures")
+def test_too_large_is_a_status(http: HttpClient, target: Any, encoding: str) -> None:
+    """That a request is too large is said with a google.rpc.Status in its own encoding as well."""
+    body = gzip.compress(too_large(encoding, target.limit + 1024), 1)
+    answer = http.post(METRICS.path, body, encoding, content_encoding="gzip")
+    assert answer.media == encoding
+    answer.problem()
+
+
+@pytest.mark.must("OTLP/HTTP Response")
+@pytest.mark.parametrize("field", ["traceId", "kind", "startTimeUnixNano", "name", "attributes"])
+def test_limit_of_answers(http: HttpClient, field: str) -> None:
+    """An answer stays under 4 MiB, also where it is about something larger in the request."""
+    wrong: Any = ["x" * (6 << 20)] if field == "name" else "x" * (6 << 20)
+    answer = http.post(TRACES.path, json.dumps(TRACES.changed(**{field: wrong})).encode(), JSON)
+    assert len(answer.body) < 4 << 20
+
+
+@pytest.mark.must("OTLP/HTTP Response, Failures")
+@pytest.mark.parametrize("media", ["text/plain", "application/xml", ""])
+def test_other_content_types(http: HttpClient, media: str) -> None:
+    """A content type that OTLP does not have is refused with a 4xx and a google.rpc.Status."""
+    answer = http.post(METRICS.path, METRICS.body(PROTOBUF), media)
+    assert 400 <= answer.status < 500
+    answer.problem()
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Response, Failures")
+def test_other_content_encodings(http: HttpClient, encoding: str) -> None:
+    """A content encoding that the server does not have is refused with a 4xx and a google.rpc.Status."""
+    answer = http.post(METRICS.path, METRICS.body(encoding), encoding, content_encoding="rot13")
+    assert 400 <= answer.status < 500
+    answer.problem()
+
+
+@of_each_encoding
+@pytest.mark.must("OTLP/HTTP Response, Failures")
+def test_other_paths(http: HttpClient, encoding: str) -> None:
+    """A path that is not there is answered with 404 and a google.rpc.Status."""
+    answer = http.post("/v1/weather", METRICS.body(encoding), encoding)
+    assert answer.status == 404
+    answer.problem()
+
+
+@of_each_signal
+@pytest.mark.must("RFC 9110, 15.5.6")
+def test_other_methods(http: HttpClient, signal: Signal) -> None:
+    """A path of OTLP takes POST; another method is answered with 405 and the header Allow."""
+    answer = http.send("GET", signal.path)
+    assert (answer.status, answer.headers.get("allow")) == (405, "POST")
