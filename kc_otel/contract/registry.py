@@ -473,6 +473,10 @@ _METRICS: Final = (
         "Time that the last evaluation of every cell took.",
     ),
     Metric(
+        "kc.evaluator.failures", "{failure}", Instrument.COUNTER, ("kc.contract",),
+        "Cells or contracts that the evaluator failed to judge; no contract where all failed together.",
+    ),
+    Metric(
         "kc.outbox.pending", "{message}", Instrument.GAUGE, ("kc.endpoint",),
         "Webhook messages that wait to be delivered.",
     ),

@@ -13,13 +13,14 @@ from kc_otel.contract.slices import ALL, OTHER, Scalar
 from kc_otel.judge.cells import evidence
 from kc_otel.judge.contract_state import ContractState, Pair, Series
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
+from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
-from kc_otel.judge.verdict import Cell, Evaluation
-from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.judge.verdict import Cell, Evaluation, Verdict
+from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 
 __all__ = ["Evaluator", "SeriesId"]
@@ -70,6 +71,7 @@ class Evaluator:
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `late`, `future`, `malformed`, `unknown_contract`, `unknown_slice`, `over_cap`,
             `ignored`. Each point counts once.
+        faults: What could not be judged.
 
     Raises:
         ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
@@ -90,8 +92,10 @@ class Evaluator:
             for contract in contracts
         }
         self.counters: Counter[str] = Counter()
+        self.faults = Faults()
         self._tolerance = tolerance
         self._memos = {name: Memo() for name in self.states}
+        self._cells: dict[str, list[Evidence]] = {}
         self._listening_since: float | None = None
         self._gen_ai: dict[str, list[ContractState]] = {}
         for state in self.states.values():
@@ -127,13 +131,11 @@ class Evaluator:
         return ExportResult()
 
     def evaluate(self, now: float) -> dict[str, Evaluation]:
-        """Verdicts of every cell at `now`, Unix seconds, by the contract's name."""
-        found = {}
-        for name, state in self.states.items():
-            state.evict(now)
-            cells = list(evidence(state, now, self._listen(now)))
-            found[name] = Evaluation(now, decide(state.contract, cells, now, self._memos[name]))
-        return found
+        """Verdicts of every cell at `now`, Unix seconds, by the contract's name.
+
+        What cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
+        """
+        return {name: Evaluation(now, self._judged(state, now)) for name, state in self.states.items()}
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
         """Sequences that failed an input check within the last `window` seconds, by reason."""
@@ -187,6 +189,20 @@ class Evaluator:
             total.update(state.events)
         return total
 
+    def _judged(self, state: ContractState, now: float) -> tuple[Verdict, ...]:
+        contract = state.contract
+        try:
+            state.evict(now)
+            cells = self._cells[contract.name] = list(evidence(state, now, self._listen(now)))
+            verdicts, errors = decide_apart(contract, cells, now, self._memos[contract.name])
+        except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
+            # The cells that there were: one that is gone would resolve its alerts.
+            cells = self._cells.get(contract.name) or _every_cell(state)
+            verdicts = decide(contract, [unjudged(item, error) for item in cells], now)
+            errors = {"every clause": error}
+        self.faults.report(contract.name, "judging", errors)
+        return verdicts
+
     def _listen(self, now: float) -> float:
         # Nobody is silent while nobody listens: silence counts from the first time that this process was told.
         if self._listening_since is None:
@@ -238,6 +254,17 @@ class Evaluator:
                 pair = _pair(point.attributes)
                 outcome = state.take(point, slices, pair, horizons[state.contract.name], now)
         return outcome
+
+
+def _every_cell(state: ContractState) -> list[Evidence]:
+    """A cell for each clause, slice and kernel pair that is remembered."""
+    contract = state.contract
+    return [
+        Evidence(Cell(contract.name, clause.id, slice, *pair), clause, lambda _: ExponentialHistogram.empty(0).binned())
+        for clause in contract.clauses
+        for slice in (ALL, *contract.slices)
+        for pair in sorted(state.newest.get(metric_name(clause), {_NOBODY: 0.0}))
+    ]
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:

@@ -91,10 +91,14 @@ class Memo:
         self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
         return interval
 
+    def clear(self) -> None:
+        """Start over."""
+        self._kept.clear()
+
     def forget(self, cells: int) -> None:
         """Start over when most of what is kept cannot be of the contract's `cells` cells any more."""
         if len(self._kept) > _REMEMBERED * cells:
-            self._kept.clear()
+            self.clear()
 
 
 def decide(

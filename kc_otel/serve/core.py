@@ -140,6 +140,9 @@ class Core:
             escalation = escalate(
                 tuple(self.contracts.values()), self.escalation, evaluations, self._invalid(now), self.dry_run, now
             )
+            for name in self.contracts:
+                faults = {"its policy": escalation.faults[name]} if name in escalation.faults else {}
+                self.evaluator.faults.report(name, "escalation", faults)
             decisions, moved = self.promotions.write(escalation.state.decisions, evaluations, now, unit)
             escalation = replace(escalation, state=replace(escalation.state, decisions=decisions))
             announcements += self._write(escalation, now) + moved

@@ -71,6 +71,10 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
     ]
     readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
+    failures = core.evaluator.faults.counts
+    readings["kc.evaluator.failures"] = [
+        ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})
+    ]
     readings["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
     readings["kc.outbox.attempts"] = [
         ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)

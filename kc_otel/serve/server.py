@@ -181,11 +181,19 @@ async def _tick_forever(
     while True:
         file.check()  # a file that is no longer there ends the process: somebody else may be acting
         before, began = core.decisions.version, loop.time()
+        faults = core.evaluator.faults
         try:
             core.tick(time.time())
+            faults.report("", "the evaluation", {})
         except StateError as error:  # a full disk: what was received stays in memory, and is tried again
             _log.error("%s", error)
-        ticked()
+        except Exception as error:  # noqa: BLE001 - nothing of it was written; senders and people are still served
+            faults.report("", "the evaluation", {"all contracts": error})
+        try:
+            ticked()
+            faults.report("", "telling others", {})
+        except Exception as error:  # noqa: BLE001 - who is told less is still judged
+            faults.report("", "telling others", {"metrics or webhooks": error})
         if core.decisions.version != before:
             await decided.notify()
         # However long a tick takes, as much time is left to those who send and ask.

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
+from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_file import StateError, open_state
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.server import _tick_forever
+from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
@@ -155,3 +164,45 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked.write_text("in the way")
     with pytest.raises(StateError, match="a folder that can be written"):
         open_state(blocked / "state.sqlite")
+
+
+def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
+    make_core: Callable[..., Core], drift: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ticks go on after an error that nobody foresaw; metrics, readiness and API say what fails until it ends."""
+    core, told = make_core(), Changes()
+    core.metrics(drift(0.3))
+    real, calls = core.promotions.write, list[float]()
+
+    def write(*args: Any) -> Any:
+        calls.append(args[2])
+        if len(calls) < 4:
+            raise OverflowError("intermediate overflow in fsum")
+        return real(*args)
+
+    monkeypatch.setattr(core.promotions, "write", write)
+    client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), told, "0"))
+    seen: list[tuple[str, str, dict[str, str]]] = []
+
+    def ticked() -> None:
+        health = client.get("/api/v1/health").json()
+        seen.append((client.get("/metrics").text, client.get("/readyz").text, health["failures"]))
+        if len(seen) == 2:
+            raise RuntimeError("no such endpoint")
+        if len(seen) == 5:
+            done.set()
+
+    async def some() -> None:
+        ticking = asyncio.create_task(_tick_forever(core, 0.01, told, ticked, StatePlace(None)))
+        await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+        ticking.cancel()
+
+    done = asyncio.Event()
+    asyncio.run(some())
+    sentence = "the evaluation fails for all contracts: OverflowError: intermediate overflow in fsum"
+    assert 'kc_evaluator_failures_total{kc_contract=""} 1.0' in seen[0][0]
+    assert 'kc_evaluator_failures_total{kc_contract="policy"} 0.0' in seen[0][0]
+    assert seen[0][1] == f"no evaluation yet\nall: {sentence}\n"
+    assert seen[0][2] == {"": sentence}
+    assert seen[-1][1:] == ("ready\n", {})
+    assert core.decisions.routes

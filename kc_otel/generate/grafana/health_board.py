@@ -104,8 +104,9 @@ def _evaluator() -> Iterator[Any]:
     kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
     about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
     series = (Query(queries.health(kept), "streams"), Query(queries.health(allowed), "limit"))
-    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(12)
-    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(12)
+    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(8)
+    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(8)
+    yield _rates(35, "Failures to judge", "kc.evaluator.failures", ("kc.contract",), "cps", _EVALUATOR).span(8)
 
 
 def _webhooks() -> Iterator[Any]:

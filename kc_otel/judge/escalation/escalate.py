@@ -49,6 +49,7 @@ class Escalation:
         notices: What has to be said, by the contract's name.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
+        faults: Contracts whose policy could not be evaluated, and why: what held of them before still holds.
     """
 
     state: EscalationState
@@ -56,6 +57,7 @@ class Escalation:
     notices: Mapping[str, tuple[Notice, ...]]
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
+    faults: Mapping[str, Exception] = field(default_factory=dict)
 
 
 def escalate(
@@ -78,10 +80,16 @@ def escalate(
     """
     policies: dict[str, PolicyState] = {}
     edges: dict[str, tuple[Transition, ...]] = {}
+    faults: dict[str, Exception] = {}
     for contract in contracts:
         name = contract.name
-        state = before.policies.get(name, PolicyState(name))
-        policies[name], edges[name] = advance(contract, state, evaluations[name].verdicts, invalid(contract), now)
+        policies[name], edges[name] = before.policies.get(name, PolicyState(name)), ()
+        try:
+            policies[name], edges[name] = advance(
+                contract, policies[name], evaluations[name].verdicts, invalid(contract), now
+            )
+        except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
+            faults[name] = error
     fires = {alert.fingerprint for state in policies.values() for alert in state.firing}
     people, ended = current(before.people, fires, now)
     notifications: dict[str, NotificationLog] = {}
@@ -102,4 +110,5 @@ def escalate(
         notices=found,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
+        faults=faults,
     )

@@ -29,9 +29,11 @@ def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
 
     @router.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
     async def readyz() -> Response:
-        """It receives, and its last evaluation is not older than it should be."""
+        """It receives, and its last evaluation is not older than it should be; what it cannot judge is listed."""
         late = core.evaluated_at is None or time.time() - core.evaluated_at > _LATE
-        return PlainTextResponse("no evaluation yet\n" if late else "ready\n", 503 if late else 200)
+        said = "no evaluation yet\n" if late else "ready\n"
+        said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
+        return PlainTextResponse(said, 503 if late else 200)
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

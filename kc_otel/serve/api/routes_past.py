@@ -91,6 +91,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
                 f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
                 for labels, value in found["kc.evaluator.requests"]
             },
+            failures=dict(core.evaluator.faults.present),
             streams_events=dict(core.evaluator.events),
             invalid={
                 name: dict(core.evaluator.invalid_input(name, now, contract.observability.window))

@@ -266,6 +266,8 @@ class HealthView(_View):
     """Data points received, by what became of them."""
     requests: dict[str, int]
     """OTLP requests, by `transport outcome`."""
+    failures: dict[str, str]
+    """What the evaluator fails at now, by contract; an empty name is all of them."""
     streams_events: dict[str, int]
     """Resets, gaps, evictions and the like."""
     invalid: dict[str, dict[str, int]]

@@ -89,6 +89,7 @@ export function showHealth({ health, overview }) {
     ["Points taken", count(health.points.accepted ?? 0)],
     ["Points refused", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
     ["Series", count(health.series)],
+    ...Object.entries(health.failures).map(([name, why]) => [`Not judged${name && `: ${name}`}`, why]),
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],
     ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, webhook(one)]),
   ];

@@ -1,0 +1,121 @@
+"""What the evaluator fails to judge stays alone: the rest is judged, and the failure is shown and never a PASS."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.judge import evaluator as evaluator_module
+from kc_otel.judge import verdicts as verdicts_module
+from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.escalation import escalate as escalate_module
+from kc_otel.judge.escalation.escalate import EscalationState, escalate
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Evaluation, Status
+
+DRIFT = np.random.default_rng(3).beta(1, 50, 400)
+ALERTS = [{"on": "fail", "severity": "critical", "do": ["halt"]}]
+
+
+def two(contract: Any, sender: Any, now: float, **parts: Any) -> Evaluator:
+    """Two contracts whose `all` and `code` drift."""
+    evaluator = Evaluator(
+        [contract(**parts), contract(**parts, metadata={"name": "other", "version": 1, "owner": "o"})]
+    )
+    for name in evaluator.states:
+        for slice in ("all", "code"):
+            source = sender(contract=name, slice=slice)
+            evaluator.ingest_metrics(source.request(now + 1), now + 1)
+            evaluator.ingest_metrics(source.request(now + 2, DRIFT), now + 2)
+    return evaluator
+
+
+def statuses(found: dict[str, Evaluation]) -> dict[str, list[Status]]:
+    return {name: [verdict.status for verdict in one.verdicts] for name, one in found.items()}
+
+
+def raising(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+    """A function that overflows for some of its arguments."""
+
+    def maybe(*args: Any, **options: Any) -> Any:
+        if when(*args):
+            raise OverflowError("intermediate overflow in fsum")
+        return real(*args, **options)
+
+    return maybe
+
+
+def test_a_cell_that_cannot_be_judged_is_no_data_and_its_neighbours_are_judged(
+    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other slice and the other contract FAIL as they did; the reason names the fault, the log has it once."""
+    evaluator = two(contract, sender, now)
+    real = verdicts_module._case
+    monkeypatch.setattr(
+        verdicts_module,
+        "_case",
+        raising(real, lambda _, item, *__: (item.cell.contract, item.cell.slice) == ("policy", "code")),
+    )
+    for step in range(3):
+        found = evaluator.evaluate(now + 3 + step)
+    assert statuses(found) == {"policy": [Status.FAIL, Status.NO_DATA], "other": [Status.FAIL, Status.FAIL]}
+    reason = found["policy"].verdicts[1].reason
+    assert reason.startswith("not judged: the evaluator failed (OverflowError: intermediate overflow in fsum)")
+    assert evaluator.faults.counts == {"policy": 3}
+    assert "clause token-tv on slice code of aaaaaaaaaaaa -> bbbbbbbbbbbb" in evaluator.faults.present["policy"]
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    monkeypatch.setattr(verdicts_module, "_case", real)
+    assert statuses(evaluator.evaluate(now + 7))["policy"] == [Status.FAIL, Status.FAIL]
+    assert evaluator.faults.present == {}
+    assert caplog.text.count("contract policy: judging works again") == 1
+
+
+def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(
+    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cell is gone, which would resolve its alerts; the other contract is judged."""
+    evaluator = two(contract, sender, now)
+    before = evaluator.evaluate(now + 3)
+    monkeypatch.setattr(
+        evaluator_module,
+        "evidence",
+        raising(evaluator_module.evidence, lambda state, *_: state.contract.name == "policy"),
+    )
+    after = evaluator.evaluate(now + 4)
+    assert statuses(after) == {"policy": [Status.NO_DATA] * 2, "other": [Status.FAIL] * 2}
+    assert [one.cell for one in after["policy"].verdicts] == [one.cell for one in before["policy"].verdicts]
+    assert evaluator.faults.counts == {"policy": 1}
+
+
+def test_a_contract_that_was_never_judged_has_the_cells_that_are_remembered(
+    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the cells of kernels that had reported are there, for their alerts fire still."""
+    evaluator = two(contract, sender, now)
+    monkeypatch.setattr(ContractState, "evict", raising(ContractState.evict, lambda *_: True))
+    (verdict, *_) = evaluator.evaluate(now + 4)["policy"].verdicts
+    assert verdict.status is Status.NO_DATA
+    assert (verdict.cell.kernel_train, verdict.cell.kernel_inference) == ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
+
+
+def test_a_policy_that_cannot_be_evaluated_stays_as_it_is(
+    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its alerts are held, those of the other contract go on, and the failure is named."""
+    evaluator = two(contract, sender, now, escalation=ALERTS)
+    contracts = [state.contract for state in evaluator.states.values()]
+    found = evaluator.evaluate(now + 3)
+    first = escalate(contracts, EscalationState(), found, lambda _: {}, (), now + 3)
+    assert {len(state.firing) for state in first.state.policies.values()} == {2}
+    monkeypatch.setattr(
+        escalate_module, "advance", raising(escalate_module.advance, lambda contract, *_: contract.name == "policy")
+    )
+    gone = {name: Evaluation(now + 4) for name in found}
+    second = escalate(contracts, first.state, gone, lambda _: {}, (), now + 4)
+    assert {name: len(state.firing) for name, state in second.state.policies.items()} == {"policy": 2, "other": 0}
+    assert set(second.faults) == {"policy"}
