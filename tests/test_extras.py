@@ -92,7 +92,7 @@ def test_vllm_without_wrapt_says_what_to_install(without):
     """Patches of vLLM go through wrapt, which comes with OpenTelemetry's instrumentation."""
     without("wrapt")
     with pytest.raises(MissingExtraError, match=r"'kc-otel\[vllm\]'"):
-        Patches(None).apply()
+        Patches(None, serving=print).apply()
 
 
 def test_no_trainer_of_trl_says_which_trainer_to_install():

@@ -12,6 +12,7 @@ import pytest
 
 from examples.vllm_server.server import NAME, serving
 from kc_otel.recordings.spool import SpoolReader
+from tests.engines._served import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +95,22 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
     assert traced.traceparent == TRACEPARENT
     assert traced.token_ids.size == expected["completion"][1]["usage"]["completion_tokens"]
     assert "kc-otel: vLLM is not instrumented" not in log.read_text()
+
+
+def test_an_operator_sees_what_is_lost(tiny_model, tmp_path):
+    """Which kernel is recorded and that the spool cannot be written is in vLLM's own log, the count on its /metrics."""
+    log = tmp_path / "server.log"
+    environment = {
+        "KC_OTEL_CONTRACT": str(CONTRACT),
+        "KC_OTEL_SPOOL": str(tmp_path),  # a folder is no file
+        "KC_OTEL_SAMPLING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    with serving(tiny_model, environment, log=log) as server, httpx.Client(base_url=server.address) as client:
+        body = {"model": NAME, "prompt": PROMPT, "max_tokens": 4}
+        client.post("/v1/completions", json=body, timeout=120.0).raise_for_status()
+        lost = 'kc_capture_dropped_total{kc_contract="tiny-server",kc_reason="spool-failed"} 1.0'
+        wait_for(lambda: lost in client.get("/metrics").text, 60, lost)
+    lines = [line for line in log.read_text().splitlines() if "INFO" in line or "WARNING" in line]
+    assert sum("kc-otel: recording kernel" in line for line in lines) == 1
+    assert sum("requests are not kept (spool-failed)" in line for line in lines) == 1

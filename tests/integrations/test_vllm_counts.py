@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry import ATTRIBUTES, METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats
+from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
@@ -76,3 +78,62 @@ def test_what_a_spool_refuses_counts_as_dropped(tmp_path):
     spool.put(good)
     delivery = SimpleNamespace(sink=spool, stats=lambda: CaptureStats(recorded=3, dropped={"aborted": 4}))
     assert outcomes(delivery) == {RECORDED: 1, "unwritable": 1, "closed": 1, "aborted": 4}
+
+
+def test_an_operator_who_scrapes_vllm_sees_the_counts():
+    """The registry of vLLM's /metrics shows the same counts under their Prometheus names, however often it is asked."""
+    client = pytest.importorskip("prometheus_client")
+    counts, registry = CaptureCounters(), client.CollectorRegistry(auto_describe=True)
+    counts.start("policy", lambda: Counter({RECORDED: 7, "spool-full": 2}), MeterProvider())
+    counts.show(registry)
+    counts.show(registry)
+    said = client.generate_latest(registry).decode()
+    assert 'kc_capture_recorded_total{kc_contract="policy"} 7.0' in said
+    assert 'kc_capture_dropped_total{kc_contract="policy",kc_reason="spool-full"} 2.0' in said
+
+
+@pytest.fixture
+def loggers():
+    """Loggers: vLLM's with a handler, ours without, and the root logger as a dependency of vLLM leaves it."""
+    names = ("vllm", "kc_otel", None)
+    before = [
+        (logging.getLogger(name), logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in names
+    ]
+    seen = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = seen.append
+    logging.getLogger("vllm").handlers = [handler]
+    logging.getLogger("vllm").setLevel(logging.INFO)
+    logging.getLogger().setLevel(logging.ERROR)
+    logging.getLogger("kc_otel").handlers = []
+    logging.getLogger("kc_otel").setLevel(logging.NOTSET)
+    yield seen
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers = handlers
+
+
+def test_warnings_are_in_vllms_log(tmp_path, loggers):
+    """A spool that cannot be written is said once by vLLM's own handlers, though the root logger only takes errors."""
+    EngineLog.attach()
+    EngineLog.attach()
+    (tmp_path / "file").write_text("")
+    spool = Spool(tmp_path / "file" / "spool.sqlite")
+    spool.put(SampledRequest("r", np.arange(2), np.arange(3), np.zeros(3, np.float32), Kernel("vllm")))
+    assert spool.flush()
+    spool.close()
+    (record,) = loggers
+    assert "requests are not kept (spool-failed)" in record.getMessage()
+    logging.getLogger("kc_otel.integrations").debug("not for an operator")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    logging.getLogger("kc_otel.integrations").warning("below the level that vLLM was given")
+    assert len(loggers) == 1
+
+
+@pytest.mark.usefixtures("loggers")
+def test_a_program_with_handlers_of_its_own_keeps_them():
+    """Whoever has configured logging of kc_otel gets each line there and not a second time in vLLM's log."""
+    own = logging.NullHandler()
+    logging.getLogger("kc_otel").handlers = [own]
+    EngineLog.attach()
+    assert logging.getLogger("kc_otel").handlers == [own]

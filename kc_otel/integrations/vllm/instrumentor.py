@@ -1,4 +1,4 @@
-"""The instrumentor, as OpenTelemetry's instrumentations have it, and its counts as the program's metrics."""
+"""The instrumentor, as OpenTelemetry's instrumentations have it, and its counts as the program's and vLLM's metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, Final
 from opentelemetry import metrics
 
 from kc_otel._extras import extra
+from kc_otel.contract.prometheus_names import label_name, metric
 from kc_otel.contract.registry import METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats, RecorderSink, RequestDelivery
+from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
 from kc_otel.integrations.vllm.settings import settings_of
@@ -89,11 +91,12 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         settings = settings_of(os.environ, **{name: value for name, value in kwargs.items() if name in known})
         if settings is None:
             return
+        EngineLog.attach()
         self._close = settings.close
         delivery = RequestDelivery(settings.sink, settings.attributes)
         self._engines = Engines(settings.sampler, delivery)
         _COUNTS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
-        self._patches = Patches(self._engines)
+        self._patches = Patches(self._engines, serving=_COUNTS.show)
         self._patches.apply()
 
     def _uninstrument(self, **_: Any) -> None:
@@ -109,13 +112,14 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
 
 
 class CaptureCounters:
-    """Observes `kc.capture.recorded` and `kc.capture.dropped` in the program's own pipeline.
+    """Observes `kc.capture.recorded` and `kc.capture.dropped` in the program's own pipeline and on vLLM's `/metrics`.
 
     Instruments cannot be taken back from a meter provider, which asks the first one of a name for its numbers. So there
     is one set of them in a process. Counts of instrumentations that have ended stay, because counters must not go down.
     """
 
     def __init__(self) -> None:
+        self._shown = False
         self._ended: Counter[tuple[str, str]] = Counter()
         self._now: tuple[str, Callable[[], Counter[str]]] | None = None
 
@@ -130,12 +134,39 @@ class CaptureCounters:
         self._now = contract, read
         meter = metrics.get_meter("kc_otel", VERSION, meter_provider)
         for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
-            metric = METRICS[name]
-            meter.create_observable_counter(name, [callback], metric.unit, metric.meaning)
+            known = METRICS[name]
+            meter.create_observable_counter(name, [callback], known.unit, known.meaning)
 
     def end(self) -> None:
         """Keep the counts as they are."""
         self._ended, self._now = self._totals(), None
+
+    def show(self, registry: Any = None) -> None:
+        """Show the counts with the metrics of vLLM's server, which an operator scrapes without OpenTelemetry.
+
+        With several API servers (`--api-server-count`) vLLM gathers files there, and these counts are not in them.
+
+        Args:
+            registry: A `prometheus_client` registry; None for the one that vLLM's server shows.
+        """
+        if self._shown:
+            return
+        from prometheus_client import REGISTRY  # noqa: PLC0415 - comes with vLLM
+
+        (registry or REGISTRY).register(self)
+        self._shown = True
+
+    def collect(self) -> Iterator[Any]:
+        """What a `prometheus_client` registry asks a collector for."""
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+        for name, observe in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
+            known = METRICS[name]
+            family = CounterMetricFamily(metric(name), known.meaning, labels=[label_name(a) for a in known.attributes])
+            for observation in observe(None):
+                given = observation.attributes or {}
+                family.add_metric([str(given[attribute]) for attribute in known.attributes], observation.value)
+            yield family
 
     def _totals(self) -> Counter[tuple[str, str]]:
         totals = self._ended.copy()
@@ -144,12 +175,12 @@ class CaptureCounters:
             totals.update({(contract, reason): count for reason, count in read().items()})
         return totals
 
-    def _recorded(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+    def _recorded(self, _: metrics.CallbackOptions | None) -> Iterator[metrics.Observation]:
         for (contract, reason), count in self._totals().items():
             if reason == RECORDED:
                 yield metrics.Observation(count, {"kc.contract": contract})
 
-    def _dropped(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+    def _dropped(self, _: metrics.CallbackOptions | None) -> Iterator[metrics.Observation]:
         for (contract, reason), count in self._totals().items():
             if reason != RECORDED:
                 yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})

@@ -46,10 +46,12 @@ class Patches:
 
     Args:
         engines: Whom they tell.
+        serving: Called where an HTTP server is made, before it answers.
     """
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, serving: Callable[[], None]) -> None:
         self._engines = engines
+        self._serving = serving
         self._undo: list[tuple[Any, str, Any]] = []
         self._active = False
 
@@ -168,6 +170,10 @@ class Patches:
                 result = wrapped(args, app, *rest, **kwargs)
                 if self._active:
                     app.add_middleware(RequestHeaders)
+                    try:
+                        self._serving()
+                    except Exception as error:  # noqa: BLE001 - the server has to start all the same
+                        _log.warning("kc-otel: /metrics does not show what is recorded (%r)", error)
                 return result
 
             return init_entrypoints_middleware

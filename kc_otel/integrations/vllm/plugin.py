@@ -24,6 +24,9 @@ def load() -> None:
         add_worker_method()
         if not configured(os.environ):
             return
+        from kc_otel.integrations.vllm.engine_log import EngineLog  # noqa: PLC0415
+
+        EngineLog.attach()  # before anything can go wrong
         from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor  # noqa: PLC0415
 
         instrumentor = KernelContractInstrumentor()
