@@ -122,6 +122,7 @@ def quarantine(
         )
     member = list(_membership(contract, attributes, slices, len(train)))
     codes = check(train, inference, mask=given)
+    codes[codes == InvalidReason.NO_TOKENS] = InvalidReason.VALID  # nothing to keep out of a training that masks it
     valid = _like(train, codes == InvalidReason.VALID)
     counts = given & valid[:, None]
     drift = _where(counts, log_ratio(train, inference), 0.0)

@@ -20,9 +20,11 @@ from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.processing import (
     ends_alike,
     looks_processed,
+    looks_processed_together,
     padded,
     patterns,
     temperature_like,
+    together_temperature_like,
     truncation_like,
 )
 from kc_otel.record.measure.reasons import InvalidReason
@@ -36,6 +38,7 @@ __all__ = [
     "check_declared",
     "check_fillers",
     "check_patterns",
+    "check_together",
     "counted",
     "difference",
     "judged",
@@ -112,6 +115,7 @@ def check(
         return np.full(len(train), InvalidReason.SHAPE_MISMATCH, dtype=np.int8)
     batch = SampledBatch.of(train, inference, mask)
     codes = check_declared(batch.lengths.size, batch.mask, train_token_ids, inference_token_ids, processing)
+    codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
     if prompt_ids is not None:
         codes[(codes == InvalidReason.VALID) & _differing(prompt_ids, codes.size)] = InvalidReason.PROMPT_MISMATCH
     for block in batch.blocks(np.flatnonzero(codes == InvalidReason.VALID)):
@@ -186,6 +190,9 @@ def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
         alike = ends_alike(block) & ~suspicious
         if alike.any():
             found[alike] = check_fillers(block.only(alike))
+        short = looks_processed_together(drift, lengths) & (found == InvalidReason.VALID)
+        if short.any():
+            found[short] = check_together(block.only(short))
         return judged(
             RowStats(
                 np.minimum.reduceat(block.train, starts).astype(np.float64),
@@ -212,6 +219,12 @@ def check_patterns(block: Block) -> NDArray[np.int8]:
 def check_fillers(block: Block) -> NDArray[np.int8]:
     """An `InvalidReason` for each row of a block of rows that end alike on both sides (`ends_alike`)."""
     return np.where(padded(block), InvalidReason.PADDING_COUNTED, InvalidReason.VALID).astype(np.int8)
+
+
+def check_together(block: Block) -> NDArray[np.int8]:
+    """An `InvalidReason` for each row of a block of short rows (`looks_processed_together`), the same for all."""
+    reason = InvalidReason.TEMPERATURE_MISMATCH if together_temperature_like(block) else InvalidReason.VALID
+    return np.full(block.rows.size, reason, dtype=np.int8)
 
 
 def looks_shifted(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -25,9 +25,11 @@ __all__ = [
     "Pattern",
     "ends_alike",
     "looks_processed",
+    "looks_processed_together",
     "padded",
     "patterns",
     "temperature_like",
+    "together_temperature_like",
     "truncation_like",
 ]
 
@@ -35,6 +37,9 @@ _DRIFT: Final = 0.03
 """Mean |l| from which a pattern is looked for; below, a fault of processing is no larger than bf16's rounding."""
 _TOKENS: Final = 64
 """Tokens from which a pattern of processing cannot be chance."""
+_TOGETHER: Final = 128
+"""Different values of log Q from which short sequences together show a temperature. Of a few prompts with answers of a
+word, log Q has a few values, and a line through those fits whatever the drift."""
 _LOOK: Final = 128
 """Tokens of a sequence that are looked at for a pattern of processing: it is in all of them or in none."""
 _FIT: Final = 0.85
@@ -93,9 +98,38 @@ def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> ND
     return (drift > _DRIFT) & (lengths >= 2 * PAD_RUN)
 
 
-def patterns(block: Block) -> Pattern:
-    """Patterns of a block's rows; NaN, which matches nothing, in short rows and where something is infinite or NaN."""
-    n = np.minimum(block.lengths, _LOOK)
+def looks_processed_together(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Rows too short for a temperature of their own, if they are many tokens together and drift more than rounding."""
+    short = lengths < _TOKENS
+    tokens = lengths[short]
+    with np.errstate(invalid="ignore"):
+        many = tokens.sum() >= _TOGETHER and bool((drift[short] * tokens).sum() > _DRIFT * tokens.sum())
+    return short if many else np.zeros_like(short)
+
+
+def together_temperature_like(block: Block) -> bool:
+    """Whether rows that are short (`looks_processed_together`) are, as one, the other side at another temperature."""
+    known = np.isfinite(block.train) & np.isfinite(block.inference)
+    train, inference = block.train[known], block.inference[known]
+    if not _one_line(train, inference):
+        return False
+    different, first = np.unique(inference, return_index=True)
+    return different.size >= _TOGETHER and _one_line(train[first], different)
+
+
+def _one_line(train: NDArray[np.floating], inference: NDArray[np.floating]) -> bool:
+    zero, tokens = np.zeros(1, dtype=np.intp), np.array([train.size], dtype=np.intp)
+    return bool(tokens[0] and temperature_like(patterns(Block(zero, zero, tokens, train, inference), train.size))[0])
+
+
+def patterns(block: Block, look: int = _LOOK) -> Pattern:
+    """Patterns of a block's rows; NaN, which matches nothing, in short rows and where something is infinite or NaN.
+
+    Args:
+        block: The rows.
+        look: Tokens of each row that are looked at, from its first one.
+    """
+    n = np.minimum(block.lengths, look)
     starts = np.cumsum(n) - n
     looked = np.repeat(block.starts - starts, n) + np.arange(int(n.sum()))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):

@@ -46,6 +46,8 @@ class InvalidReason(IntEnum):
     """One side leaves out tokens that the other keeps (top-p, top-k, min-p), and says nothing of it."""
     PROMPT_MISMATCH = 14
     """The two sides saw different prompts."""
+    NO_TOKENS = 15
+    """A mask, or an empty sequence, leaves no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Score it with the checkpoint that served; name weights by optimizer step to have a lag measured instead.",
         ),
         "no_tokens": Explained(
-            "A request has no sampled tokens, or a mask leaves none.",
+            "A sequence has no sampled tokens, or a mask leaves none.",
             "Nothing to do for single ones; if all are so, the mask is upside down.",
         ),
         "no_logprobs": Explained(

@@ -159,6 +159,7 @@ class Accumulator:
         tokens = None if targets is None else as_host(targets).reshape(shape)
         groups = in_groups(self._membership(membership, shape[0]))
         codes = check_declared(shape[0], None, None, None, processing)
+        codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
         found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at], _tensors=_tensors)
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS

@@ -14,9 +14,17 @@ import torch
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_host
-from kc_otel.record.measure.checks import InvalidReason, RowStats, check_fillers, check_patterns, judged, looks_shifted
+from kc_otel.record.measure.checks import (
+    InvalidReason,
+    RowStats,
+    check_fillers,
+    check_patterns,
+    check_together,
+    judged,
+    looks_shifted,
+)
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.processing import PAD_RUN, looks_processed
+from kc_otel.record.measure.processing import PAD_RUN, looks_processed, looks_processed_together
 from kc_otel.record.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import Partition
 from kc_otel.record.telemetry.groups import Groups, count_groups
@@ -78,7 +86,8 @@ def reduce_device(
         lengths = np.full(train.shape[0], train.shape[1]) if mask is None else as_host(mask.sum(1))
         advantages = None if advantages is None else torch.as_tensor(advantages, device=device)
         codes = codes.copy()
-        order = groups.order[(codes[groups.order] == InvalidReason.VALID) & (lengths[groups.order] > 0)]
+        codes[(codes == InvalidReason.VALID) & (lengths == 0)] = InvalidReason.NO_TOKENS
+        order = groups.order[codes[groups.order] == InvalidReason.VALID]
         step = max(1, _CHUNK // max(1, train.shape[1]))
         slices, drift_size = groups.members.shape[1], 2 * cells.slots.size
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
@@ -152,6 +161,10 @@ def _checked(
     if alike.any():
         part = torch.as_tensor(np.flatnonzero(alike), device=train.device)
         patterns[alike] = check_fillers(_on_host(p[part], q[part], kept[part], lengths[index[alike]]))
+    short = looks_processed_together(host[4], lengths[index]) & (patterns == InvalidReason.VALID)
+    if short.any():
+        part = torch.as_tensor(np.flatnonzero(short), device=train.device)
+        patterns[short] = check_together(_on_host(p[part], q[part], kept[part], lengths[index[short]]))
     found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted, patterns))
     found[(found == InvalidReason.VALID) & (host[5] == 0)] = InvalidReason.NAN_ADVANTAGE
     codes[index] = found

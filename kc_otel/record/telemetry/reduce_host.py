@@ -85,6 +85,7 @@ def reduce_host(
         count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
     """
     codes = codes.copy()
+    codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
     order = groups.order[codes[groups.order] == InvalidReason.VALID]
     room = int(batch.lengths[order].sum())
     counted = np.empty(room, dtype=np.uint16)

@@ -220,10 +220,45 @@ def test_other_processing_is_looked_for_in_each_sequence_alone() -> None:
 
 def test_short_or_close_sequences_are_given_no_processing() -> None:
     """Over a few tokens, or with drift no larger than rounding, a pattern may be chance."""
-    train, inference = distributions(0.7, shape=(6, 63))
+    train, inference = distributions(0.7, shape=(2, 63))
     assert not check(train, inference).any()
     train, inference = distributions(0.99)
     assert not check(train, inference).any()
+
+
+@pytest.mark.parametrize("tokens", [4, 20, 63])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("temperature", [0.7, 1.4])
+def test_a_temperature_is_noticed_over_many_short_sequences(tokens: int, turned: bool, temperature: float) -> None:
+    """What no sequence of a few tokens can show by itself, many of them show together, and all of them have it."""
+    train, inference = distributions(temperature, shape=(1200 // tokens, tokens))
+    train = np.minimum(train + 0.01 * np.random.default_rng(1).standard_normal(train.shape), 0)
+    codes = check(inference, train) if turned else check(train, inference)
+    assert set(codes) == {InvalidReason.TEMPERATURE_MISMATCH}
+
+
+@pytest.mark.parametrize("tokens", [4, 20, 160])
+def test_logarithms_to_base_2_are_noticed(tokens: int) -> None:
+    """A side in bits is a multiple of the one in nats, in short sequences too."""
+    train, inference = logprobs(0.02, shape=(1200 // tokens, tokens))
+    assert set(check(train / np.log(2), inference)) == {InvalidReason.TEMPERATURE_MISMATCH}
+    assert set(check(train, inference / np.log(2))) == {InvalidReason.TEMPERATURE_MISMATCH}
+
+
+def test_the_same_few_answers_again_and_again_are_no_temperature() -> None:
+    """Two answers of a word, many times: through two points there is always a line."""
+    choice = np.random.default_rng(0).integers(0, 2, (200, 1))
+    train, inference = np.log([0.7, 0.3])[choice], np.log([0.6, 0.4])[choice]
+    assert not check(train, inference).any()
+
+
+def test_a_mask_that_leaves_nothing_is_named() -> None:
+    """Sequences without a token that counts are no drift of 0 and no silence: they are counted by name."""
+    train, inference = logprobs()
+    mask = np.ones(SHAPE, dtype=bool)
+    mask[3] = False
+    assert check(train, inference, mask=mask).tolist() == only(3, InvalidReason.NO_TOKENS)
+    assert set(check(train, inference, mask=np.zeros(SHAPE))) == {InvalidReason.NO_TOKENS}
 
 
 def test_a_constant_offset_is_drift() -> None:
@@ -236,7 +271,7 @@ def test_a_constant_offset_is_drift() -> None:
     st.floats(0.01, 0.6),
     st.floats(0, 0.9),
     st.floats(2.2, 30),
-    st.sampled_from([64, 160, 400]),
+    st.sampled_from([4, 30, 64, 160, 400]),
     st.integers(0, 1000),
 )
 def test_no_drift_of_a_kernel_is_taken_for_a_setting(
@@ -244,7 +279,7 @@ def test_no_drift_of_a_kernel_is_taken_for_a_setting(
 ) -> None:
     """However large, heavy-tailed or concentrated on unlikely tokens: noise in the logits is measured."""
     rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((4, tokens, 20)) * 3
+    logits = rng.standard_normal((max(4, 400 // tokens), tokens, 20)) * 3
     noise = rng.standard_t(tails, logits.shape) * size * (1 + sharp * (logits < 0))
     train, inference = (each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, logits + noise))
     token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]

@@ -258,7 +258,7 @@ def test_nothing_valid_records_nothing(as_device) -> None:
     found = accumulator.add_sampled(**arrays, token_ids=ids, inference_token_ids=ids + 1, _tensors=as_device)
     assert found.invalid == {"token_mismatch": 9}
     masked = accumulator.add_sampled(**(arrays | {"mask": torch.zeros((9, 70))}), _tensors=as_device)
-    assert (masked.sequences, masked.tokens, masked.worst, masked.invalid) == (0, 0, None, {})
+    assert (masked.sequences, masked.tokens, masked.worst, masked.invalid) == (0, 0, None, {"no_tokens": 9})
     assert math.isnan(masked.tv_token)
     assert accumulator.snapshot() == {}
 
