@@ -119,10 +119,11 @@ def verify(
 ) -> None:
     """Check evidence: its checksum, and that its verdicts and decision follow from its own numbers.
 
-    With --recordings, every number is computed again from the files. Exits with 1 when something does not hold.
+    The contract and the recording that a gate wrote beside it have to be the record's. With --recordings, every number
+    is computed again from the files. Exits with 1 when something does not hold.
     """
-    from kc_otel.offline.gate.evidence import verify_evidence, verify_recordings  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import evidence_file  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file  # noqa: PLC0415
 
     file = evidence_file(record)
     try:
@@ -131,6 +132,8 @@ def verify(
             verify_recordings(content, [each for path in recordings for each in _files(path)])
         else:
             verify_evidence(content)
+        if problems := beside_problems(content, file):
+            raise EvidenceError("; ".join(problems))
     except OSError as error:
         refuse(f"{error.filename or file}: cannot be read ({error.strerror})")
     except ValueError as error:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["evidence_file", "recording_beside", "write_evidence", "write_text"]
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import load_text
+from kc_otel.offline.gate.recorded_gate import digest_of
 
-_NAME = "evidence.json"
+__all__ = ["beside_problems", "evidence_file", "recording_beside", "write_evidence", "write_text"]
+
+_NAME: Final = "evidence.json"
+_CONTRACT: Final = "contract.yaml"
 
 
 def evidence_file(where: Path) -> Path:
@@ -33,9 +38,39 @@ def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None 
     """
     file = where if where.suffix == ".json" else where / _NAME
     if contract is not None and file != where:
-        write_text(file.with_name("contract.yaml"), contract)
+        write_text(file.with_name(_CONTRACT), contract)
     write_text(file, json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
     return file
+
+
+def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
+    """What does not belong to a record among the files that gates write beside it: the contract, the recording.
+
+    Args:
+        record: A record that verifies by itself.
+        file: Its file.
+
+    Raises:
+        OSError: If a file beside it cannot be read.
+    """
+    problems = []
+    contract = file.with_name(_CONTRACT)
+    if file.name == _NAME and contract.exists():
+        text = contract.read_text(encoding="utf-8", errors="replace")
+        try:
+            same = load_text(text, _CONTRACT).hash == record["contract"]["hash"]
+        except ContractError:
+            same = False
+        if not same or text != record.get("offline", {}).get("contract", text):
+            problems.append(f"{contract.name} is not the contract of the record: it was changed, or is of another gate")
+    recording = recording_beside(file.parent if file.name == _NAME else file)
+    if recording.exists() and "offline" in record:
+        known = {each["sha256"] for each in record["offline"]["recordings"]}
+        if digest_of(recording)[0] not in known:
+            problems.append(
+                f"{recording.name} is none of the record's recordings: it was changed, or is of another gate"
+            )
+    return problems
 
 
 def recording_beside(where: Path) -> Path:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
+from kc_otel.offline.gate.evidence_files import beside_problems, recording_beside, write_evidence
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording, save_recording
@@ -182,6 +183,33 @@ def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
     few = evidence([short])
     assert few["decision"]["outcome"] == "wait"
     verify_recordings(few, [short])
+
+
+def test_evidence_of_a_gate_that_waits_is_sound_whatever_the_order_of_slices(files):
+    """Reasons come in the contract's order of slices, rows in the alphabet's."""
+    text = TEXT.replace("slices: {code:", "slices: {zebra: {where: {task: zebra}}, ant: {where: {task: ant}}, code:")
+    kernels = Kernel("torch"), Kernel("vllm")
+    gate = gate_recordings(load_text(text), [read_input(files[0])], kernels, GateTerms(allow_unjudged=True), 1.0)
+    found = json.loads(json.dumps(offline_evidence(gate, text)))
+    assert len(found["decision"]["missing"]) > 2
+    verify_recordings(found, files)
+    with pytest.raises(EvidenceError, match="the verdicts lead to 'wait'"):
+        verify_evidence(sealed(changed(found, ("decision", "missing"), found["decision"]["missing"][1:])))
+
+
+def test_files_beside_the_record_are_its_own(record, files, tmp_path):
+    """The contract and the recording in the folder of the evidence are looked at, and named when they are others."""
+    file = write_evidence(record, tmp_path / "gate", TEXT)
+    beside = recording_beside(tmp_path / "gate")
+    beside.write_bytes(files[0].read_bytes())
+    assert beside_problems(record, file) == []
+    (tmp_path / "gate" / "contract.yaml").write_text(TEXT.replace("0.05", "0.5"))
+    make(beside, 9)
+    contract, recording = beside_problems(record, file)
+    assert contract.startswith("contract.yaml is not the contract of the record")
+    assert recording.startswith("recording.npz is none of the record's recordings")
+    (tmp_path / "gate" / "contract.yaml").write_text(TEXT + "# a comment\n")
+    assert beside_problems(record, file) == [contract, recording]
 
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
