@@ -64,7 +64,8 @@ bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternativ
 	  *_vllm.py | *_trl.py | *_spool.py) if [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi;; esac; \
 	  OMP_NUM_THREADS=1 $$python $$file; done
 
-generate: $(VENV)/.test ## the dashboards, and alerts and rules of the contract that compose serves, as checked in
+generate: $(VENV)/.test ## the dashboards, alerts and rules of the contract that compose serves, and the schema, as checked in
+	$(BIN)/kc-otel schema > contracts/kernel-contract.schema.json
 	$(BIN)/kc-otel generate grafana contracts/serving-int8.yaml --out dashboards
 	$(BIN)/kc-otel generate prometheus contracts/serving-int8.yaml --out dashboards
 

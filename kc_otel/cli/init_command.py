@@ -66,7 +66,9 @@ def init(
         bool, typer.Option("--raise-to-floor", help="Raise limits that self-noise breaks to margin x the floor.")
     ] = False,
     margin: Annotated[float, typer.Option("--margin", min=1.0, help="Factor above the floor.")] = 1.2,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take defaults without asking.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Take defaults without asking; only --reward-budget has none.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented contract whose limits follow from a reward budget. Asks for what is missing on a terminal.
@@ -87,7 +89,7 @@ def init(
         "confidence": confidence,
     }
     try:
-        answers = _answers(given, ask=_on_terminal() and not yes)
+        answers = _answers(given, ask=_on_terminal() and not yes, assume=yes)
         target = out if out is not None else Path(f"{answers['name']}.yaml")
         if str(target) != "-" and target.exists() and not force:
             refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
@@ -111,12 +113,13 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Something to know. Without a default it has to be told."""
+    """Something to know. Without a default it has to be told, unless `--yes` may assume something."""
 
     key: str
     why: str
     parse: Callable[[str], Any]
     default: str | None = None
+    assumed: str | None = None
 
     @property
     def option(self) -> str:
@@ -186,9 +189,12 @@ def _slices(text: str) -> dict[str, dict[str, str]]:
 
 _QUESTIONS: Final = (
     _Question(
-        "train", "The kernel that gradients are taken through, or the reference: engine=torch,dtype=bfloat16", _kernel
+        "train",
+        "The kernel that gradients are taken through, or the reference: engine=torch,dtype=bfloat16",
+        _kernel,
+        assumed="engine=torch",
     ),
-    _Question("inference", "The kernel that samples: engine=vllm,dtype=fp8", _kernel),
+    _Question("inference", "The kernel that samples: engine=vllm,dtype=fp8", _kernel, assumed="engine=vllm"),
     _Question("reward_range", "Smallest and largest reward of a sequence", _range, "0,1"),
     _Question("reward_budget", "How far the mean reward may move because of the kernels alone, such as 0.02", _number),
     _Question("horizon", "Longest answer in tokens: per-token limits shrink with it", _whole, "4096"),
@@ -197,7 +203,7 @@ _QUESTIONS: Final = (
         "slices", "Traffic to judge on its own: code: task=code; long: prompt_tokens>=8192, or none", _slices, "none"
     ),
     _Question("name", "Name of the contract: an attribute of every metric, short and stable", str, "policy"),
-    _Question("owner", "Team or person that answers for it", str),
+    _Question("owner", "Team or person that answers for it", str, assumed="unknown"),
     _Question("confidence", "Confidence of verdicts", _number, "0.99"),
 )
 
@@ -206,12 +212,14 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _answers(given: dict[str, str | None], *, ask: bool) -> dict[str, Any]:
-    """Every answer, parsed: as given, asked for, or by default.
+def _answers(given: dict[str, str | None], *, ask: bool, assume: bool = False) -> dict[str, Any]:
+    """Every answer, parsed: as given, asked for, by default, or assumed.
 
     Raises:
         ValueError: If an answer cannot be read, or one that has no default is missing and nobody can be asked.
     """
+    if assume:
+        given = {each.key: each.assumed if given[each.key] is None else given[each.key] for each in _QUESTIONS}
     missing = [question.option for question in _QUESTIONS if question.default is None and given[question.key] is None]
     if missing and not ask:
         msg = f"{', '.join(missing)}: missing, and there is nobody to ask; give {'it' if len(missing) == 1 else 'them'}"

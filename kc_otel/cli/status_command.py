@@ -42,7 +42,7 @@ def status(
         typer.echo(json.dumps(cells, indent=2))
     else:
         console = Console()
-        routes = _routes(get(url, "/api/v1/decisions"))
+        routes = _routes(get(url, "/api/v1/decisions"), contract)
         in_force = _in_force(get(url, "/api/v1/overview"), contract)
         console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, *in_force, sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
@@ -62,8 +62,8 @@ def watch(
         try:
             while True:
                 cells = _cells(url, contract)
-                events = get(url, "/api/v1/events", newest=8)["events"]
-                recent = [_event_line(event) for event in events]
+                events = get(url, "/api/v1/events", newest=8 if contract is None else 200)["events"]
+                recent = [_event_line(event) for event in events if contract in {None, event["contract"]}][-8:]
                 live.update(Group(*_tables(cells, time.time(), console.width), Text(), *recent))
                 looks += 1
                 if looks == count:
@@ -149,7 +149,7 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
     return lines
 
 
-def _routes(decisions: dict[str, Any]) -> list[Text]:
+def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
     return [
         Text.assemble(
             ("route", "bold"),
@@ -157,6 +157,7 @@ def _routes(decisions: dict[str, Any]) -> list[Text]:
             f"{route['reason']}; lift it with kc-otel resume {route['contract']} --slice {route['slice']} --why ...",
         )
         for route in decisions["routes"]
+        if contract in {None, route["contract"]}
     ]
 
 

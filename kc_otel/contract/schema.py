@@ -36,6 +36,7 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["slices"]["additionalProperties"] = False
     schema["properties"]["slices"]["propertyNames"] = {"not": {"enum": [ALL, OTHER]}}
     definitions["Action"] = _action(definitions["Action"]["description"])
+    _on_or_true(definitions["EscalationStep"])
     definitions["Contract"] = {
         key: schema.pop(key) for key in ("type", "properties", "required", "additionalProperties", "description")
     }
@@ -47,6 +48,14 @@ def json_schema() -> dict[str, Any]:
         **definitions.pop("Contract"),
         "$defs": definitions,
     }
+
+
+def _on_or_true(step: dict[str, Any]) -> None:
+    """Accept the key `on` as YAML 1.1 reads it, which many editors do: as the boolean true."""
+    on = step["properties"]["on"]
+    step["properties"]["true"] = {**on, "description": f"`on`, as YAML 1.1 reads it. {on['description']}"}
+    step["required"].remove("on")
+    step["oneOf"] = [{"required": ["on"]}, {"required": ["true"]}]
 
 
 def _metrics() -> list[dict[str, Any]]:

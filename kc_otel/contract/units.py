@@ -34,6 +34,10 @@ def parse_duration(text: object) -> float:
         raise ValueError(msg)
     parts = _PART.findall(text)
     if "".join(number + unit for number, unit in parts) != text:
+        closed = "".join(text.split())
+        if closed != text and "".join(number + unit for number, unit in _PART.findall(closed)) == closed:
+            msg = f"{text!r} is not a duration; write it without spaces: {closed}"
+            raise ValueError(msg)
         msg = f"{text!r} is not a duration; write numbers with units ns, us, ms, s, m, h or d, such as 30s, 5m or 1h30m"
         raise ValueError(msg)
     seconds = float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
@@ -80,7 +84,9 @@ def parse_limit(value: object, unit: str) -> float:
         return float(Decimal(text[:-1].strip()) / 100)
     try:
         seconds = parse_duration(text)
-    except ValueError:
+    except ValueError as error:
+        if "without spaces" in str(error):
+            raise
         msg = f"{value!r} is not a number with a known unit; write it in {unit}"
         raise ValueError(msg) from None
     if unit != "s":

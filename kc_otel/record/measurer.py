@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import Final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import Metric
@@ -17,6 +17,7 @@ from opentelemetry.util.types import AttributeValue
 
 from kc_otel.contract.model import Contract
 from kc_otel.record import capture
+from kc_otel.record.measure.reasons import remedy
 from kc_otel.record.operator_rows import observed
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
@@ -154,7 +155,7 @@ class Measurer:
         logits = isinstance(work, LogitsComparison)
         rows = capture.laid_out(work.arrays, like="train", trailing=int(logits))
         for reason, count in rows.invalid.items():
-            self._counters.invalid(reason, count)
+            self._counters.invalid(reason, count, _lengths(work.arrays))
         if not rows.kept:
             return
         given = len(rows.kept) + sum(rows.invalid.values())
@@ -168,7 +169,7 @@ class Measurer:
             if lag is not None and batch.tokens:
                 streams.accumulator.add_values("weights_lag", [lag], membership=membership.any(axis=0, keepdims=True))
         for reason, count in batch.invalid.items():
-            self._counters.invalid(reason, count)
+            self._counters.invalid(reason, count, _shapes(rows.arrays) if reason == "shape_mismatch" else None)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             try:
@@ -235,9 +236,9 @@ class Measurer:
     def _pair_up(self, work: KernelSide, now: float) -> None:
         rows = capture.laid_out(work.per_token, like="logprobs")
         for reason, count in rows.invalid.items():
-            self._counters.invalid(reason, count)
+            self._counters.invalid(reason, count, _lengths(work.per_token))
         if not capture.one_shape(rows.arrays):
-            self._counters.invalid("shape_mismatch", len(rows.kept))
+            self._counters.invalid("shape_mismatch", len(rows.kept), _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
         for key, side in sides_of(work, rows):
@@ -289,6 +290,23 @@ def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue |
         "kc.compare.worst.position": token.position,
         "kc.compare.worst.token_id": token.token_id,
     }
+
+
+def _shapes(arrays: Mapping[str, Any]) -> str:
+    """The reason's words, and what was handed over."""
+    given = ", ".join(f"{name} {tuple(data.shape)}" for name, data in arrays.items() if data is not None)
+    return f"{given}. {remedy('shape_mismatch')}"
+
+
+def _lengths(arrays: Mapping[str, Any]) -> str:
+    """The reason's words for lists, and the first sequence whose arrays differ in length."""
+    lists = {name: tree for name, tree in arrays.items() if isinstance(tree, list) and name != "advantages"}
+    for row, each in enumerate(zip(*lists.values(), strict=False)):
+        lengths = [capture.on_host(one).size for one in each]
+        if len(set(lengths)) > 1:
+            given = ", ".join(f"{name} {length}" for name, length in zip(lists, lengths, strict=True))
+            return f"sequence {row} has {given} tokens. {remedy('shape_mismatch')}"
+    return remedy("shape_mismatch")
 
 
 def _lag(train: Weights, inference: Weights) -> float | None:

@@ -30,6 +30,7 @@ _READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTa
 }
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
+_PICKLED: Final = (".pkl", ".pickle", ".pt", ".pth")
 _ENDINGS: Final[Mapping[str, Format]] = {
     ".npz": "npz",
     ".jsonl": "jsonl",
@@ -106,6 +107,12 @@ def format_of(path: Path) -> Format:
     for ending, format in _ENDINGS.items():
         if name.endswith(ending):
             return format
+    if name.endswith(_PICKLED):
+        msg = (
+            f"{path}: a pickle can run any program when it is read, so it is not; load it where it was made, and write "
+            "its arrays with numpy.savez(file, train_logprobs=..., inference_logprobs=..., mask=...)"
+        )
+        raise RecordingError(msg)
     raise RecordingError(f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet; say the format")
 
 

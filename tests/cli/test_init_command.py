@@ -101,11 +101,22 @@ def test_a_file_is_not_overwritten_unless_forced(run):
 
 
 def test_nobody_is_asked_without_a_terminal(run):
-    """Every missing option is named at once; --yes does not make them up either."""
-    for more in ((), ("--yes",)):
-        code, out, err = run("--name=p", *more, stdin="x\n" * 20)
-        assert (code, out) == (2, "")
-        assert err == "--train, --inference, --reward-budget, --owner: missing, and there is nobody to ask; give them\n"
+    """Every missing option is named at once; a budget is what --yes does not make up either."""
+    code, out, err = run("--name=p", stdin="x\n" * 20)
+    assert (code, out) == (2, "")
+    assert err == "--train, --inference, --reward-budget, --owner: missing, and there is nobody to ask; give them\n"
+    code, out, err = run("--name=p", "--yes", stdin="x\n" * 20)
+    assert (code, out) == (2, "")
+    assert err == "--reward-budget: missing, and there is nobody to ask; give it\n"
+
+
+def test_a_script_needs_a_budget_only(run):
+    """With --yes everything else is assumed: whichever torch against whichever vLLM, of an owner to be filled in."""
+    code, _, err = run("--reward-budget=0.1", "--yes", stdin="")
+    assert code == 0, err
+    made = load("policy.yaml")
+    assert (made.kernels.train.engine, made.kernels.inference.engine) == ("torch", "vllm")
+    assert (made.kernels.train.dtype, made.metadata.owner) == (None, "unknown")
 
 
 @pytest.mark.usefixtures("terminal")

@@ -1,5 +1,6 @@
 """The JSON Schema: it accepts what the loader accepts and refuses what one place is enough to refuse."""
 
+import json
 from pathlib import Path
 
 import jsonschema
@@ -39,6 +40,27 @@ def test_every_key_is_described():
         if not value.get("description") and "$ref" not in value and "const" not in value
     ]
     assert silent == []
+
+
+def test_editors_find_the_schema_beside_the_example_contracts():
+    """It is what `kc-otel schema` prints, and the first line of each contract names it."""
+    folder = _CONTRACTS[0].parent
+    assert json.loads((folder / "kernel-contract.schema.json").read_text()) == json_schema(), "run `make generate`"
+    first = {path.read_text(encoding="utf-8").splitlines()[0] for path in _CONTRACTS}
+    assert first == {"# yaml-language-server: $schema=kernel-contract.schema.json"}
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_an_editor_that_reads_on_as_true_accepts_them_too(path):
+    """YAML 1.1 makes a boolean of the key `on`, and JSON text of that."""
+    text = path.read_text(encoding="utf-8")
+    old = json.loads(json.dumps(yaml.safe_load(text)))
+    assert not old["escalation"] or all("true" in step for step in old["escalation"])
+    _VALIDATOR.validate(old)
+    for step in old["escalation"]:
+        del step["true"]
+        assert not _VALIDATOR.is_valid(old)
+        step["true"] = "fail"
 
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)

@@ -55,6 +55,7 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     assert "…" not in shown.stdout
     assert "lower bound" in shown.stdout
     assert "policy/code avoids" in shown.stdout.replace("\n", " ")
+    assert "avoids" not in command("status", "--contract", "another", "--url", broken.api).stdout
     wide = command("status", "--url", broken.api, width=160)
     assert "interval" in wide.stdout
     answer = json.loads(command("status", "--url", broken.api, "--json").stdout)

@@ -196,3 +196,10 @@ def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(RecordingError, match=message):
         load_recording(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["log.pkl", "log.pickle", "LOG.PT"])
+def test_a_pickle_is_refused_with_a_way_out(tmp_path, name):
+    """It is never opened, because reading one runs what is in it; the message says what to write instead."""
+    with pytest.raises(RecordingError, match=r"pickle can run any program.*numpy\.savez\(file, train_logprobs="):
+        load_recording(tmp_path / name)

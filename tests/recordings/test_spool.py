@@ -173,6 +173,19 @@ def test_an_odd_request_does_not_cost_the_others(spool):
     assert spool.stats().dropped == {"unwritable": 1}
 
 
+def test_nobody_else_may_read_what_users_wrote(spool):
+    """The file and those beside it are the serving account's alone, whatever the umask."""
+    before = os.umask(0)
+    try:
+        spool.put(request("a"))
+        assert spool.flush()
+    finally:
+        os.umask(before)
+    files = list(spool.path.parent.glob("spool.sqlite*"))
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
 def test_a_file_that_is_something_else_is_left_alone(tmp_path, caplog):
     """Serving goes on without a spool, and the reader says what to do."""
     path = tmp_path / "other.sqlite"

@@ -7,6 +7,7 @@ comes next is refused.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,9 @@ def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Prompts and answers of users: for the account that serves, whatever its umask is. SQLite gives the files
+        # beside it the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     except (sqlite3.Error, OSError) as error:
         raise SpoolError(_unusable(path, error)) from None

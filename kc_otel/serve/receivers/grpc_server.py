@@ -33,6 +33,7 @@ _CONNECTIONS: Final = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
+_USUAL: Final = 4317
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -57,7 +58,7 @@ class GrpcServer:
 async def start_grpc(
     sink: TelemetrySink,
     host: str = "127.0.0.1",
-    port: int = 4317,
+    port: int = _USUAL,
     limits: Limits | None = None,
     counts: RequestCounts | None = None,
 ) -> GrpcServer:
@@ -100,7 +101,8 @@ async def start_grpc(
     if not bound:
         msg = (
             f"cannot listen for OTLP/gRPC on {name}:{port}: the port is taken, or the address is not this machine's; "
-            "stop the other process (an OpenTelemetry Collector listens on 4317 too) or choose another port"
+            f"stop the other process{' (an OpenTelemetry Collector listens there too)' if port == _USUAL else ''} "
+            "or choose another port"
         )
         raise BindError(msg)
     await server.start()

@@ -82,6 +82,18 @@ def test_sequences_come_alone_in_batches_and_in_lists(recorders, memory, logprob
     assert bool(memory.points("kc.drift.advantage_drift_positive")) == (form != "lists")
 
 
+def test_what_was_handed_over_is_in_the_log(recorders, caplog):
+    """Shapes that do not fit are printed, of arrays and of lists: a transposed side is seen at a glance."""
+    recorder = recorders()
+    recorder.compare(np.zeros((2, 3)), np.zeros((3, 2)), mask=np.ones((2, 3)))
+    recorder.force_flush()
+    assert "train (2, 3), inference (3, 2), mask (2, 3). The two sides" in caplog.text
+    recorder = recorders()
+    recorder.compare([np.zeros(4), np.zeros(3)], [np.zeros(4), np.zeros(5)])
+    recorder.force_flush()
+    assert "sequence 1 has train 3, inference 5 tokens" in caplog.text
+
+
 def test_rows_of_different_lengths_are_invalid_and_the_others_count(recorders, memory, logprobs):
     """In a list, a sequence whose sides differ in length is counted as such; its neighbours keep their own slices."""
     train, inference = logprobs(3, 20)

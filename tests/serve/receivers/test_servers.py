@@ -306,7 +306,10 @@ def test_http_refuses_large_bodies_so_that_the_sender_learns_why(sink: Any) -> N
 
 def test_a_taken_port_says_what_to_do(sink: Any) -> None:
     """A second evaluator on the same port is refused with a remedy; it does not share the port in silence."""
-    with grpc_server(sink) as port, pytest.raises(BindError, match=f"127.0.0.1:{port}.*choose another port"):
+    with (
+        grpc_server(sink) as port,
+        pytest.raises(BindError, match=f"127.0.0.1:{port}.*other process or choose another"),
+    ):
         asyncio.run(start_grpc(sink, port=port))
 
 
