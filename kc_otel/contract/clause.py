@@ -13,7 +13,11 @@ from kc_otel.contract.registry import BY_SEQUENCE, DERIVED, OPERATORS, QUANTITIE
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import parse_limit
 
-__all__ = ["Clause", "Statistic"]
+__all__ = ["About", "Clause", "Statistic"]
+
+About = Literal["population", "traffic"]
+"""What a verdict is about: `population`, what the slice will show, where sequences are the observations; `traffic`,
+what this window saw, where they depend on each other or the largest of them is taken."""
 
 _STATISTIC: Final = re.compile(
     r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
@@ -62,7 +66,8 @@ class Clause(Strict):
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
     unit: Literal["token", "sequence"] | None = None
     """What counts as one independent observation, by default what the metric is observed per. Tokens of one sequence
-    depend on each other: with `sequence`, the mean of a token metric is the mean over sequences of each one's mean."""
+    depend on each other: with `sequence`, the mean of a token metric is the mean over sequences of each one's mean, and
+    a verdict is about what the slice will show; with `token` it is about the tokens of its window only."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
@@ -161,6 +166,19 @@ class Clause(Strict):
     def by_sequence(self) -> bool:
         """Whether a token metric's means over sequences are judged, and not its tokens."""
         return self.unit == "sequence" and self._recorded is not None and self._recorded.per is Unit.TOKEN
+
+    @property
+    def about(self) -> About:
+        """Whether a verdict speaks of what the slice will show, or of what this window saw only.
+
+        Sequences are drawn anew from the slice, so an interval over them holds for those to come. The tokens of one
+        sequence, the rows of one output, the steps of one run depend on each other, and of what a `gen_ai.*` histogram
+        observed only its sender knows whether it does: an interval over them holds for those that were observed. About
+        a maximum nothing is claimed beyond what was seen.
+        """
+        quantity = self.quantity
+        of_sequences = quantity is not None and quantity.per is Unit.SEQUENCE
+        return "population" if of_sequences and self.parsed_statistic.kind != "max" else "traffic"
 
     @property
     def metric_text(self) -> str:

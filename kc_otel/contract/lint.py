@@ -21,9 +21,10 @@ from kc_otel.contract.lint_escalation import lint_escalation
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.promotion import lint_promotion
 from kc_otel.contract.regions import satisfiable
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import listed
 
 __all__ = ["LintFinding", "circles", "lint"]
 
@@ -104,6 +105,7 @@ def _clauses(contract: Contract) -> Iterator[LintFinding]:
             yield from _references(contract, clause, here)
             yield from _limits(contract, clause, here)
             yield from _samples(contract, clause, here)
+            yield from _population(contract, clause, here)
             limits = (clause.limit, *sorted(clause.slices.items()))
             promise = (clause.metric_text, clause.parsed_statistic, limits)
             if promise in promises and promises[promise] != clause.id:
@@ -225,6 +227,31 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFind
             f"observations, but {name} is {minimum}; raise it, or write a lower rank",
             "warning",
         )
+
+
+def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """Tokens of a window tell less about those to come than their confidence says; whoever acts on them has to say so.
+
+    A maximum is left out: that one token was above it is a fact, whatever comes next.
+    """
+    quantity, kind = clause.quantity, clause.parsed_statistic.kind
+    if clause.unit is not None or quantity is None or quantity.per is not Unit.TOKEN or kind == "max":
+        return
+    acting = contract.acts_on(clause)
+    if not acting:
+        return
+    others = "" if kind == "mean" else f", of which {clause.statistic_text} has no form by sequence"
+    remedy = (
+        "write `unit: sequence`, or `unit: token` where this window is what matters"
+        if kind == "mean"
+        else "act on a clause about sequences instead, or write `unit: token` where this window is what matters"
+    )
+    yield LintFinding(
+        (*here, "metric"),
+        f"{listed(acting, 6)}: each acts on verdicts about the tokens of one window{others}; what the slice shows next "
+        f"may differ by more than the confidence says; {remedy}",
+        "warning",
+    )
 
 
 def _observability(contract: Contract) -> Iterator[LintFinding]:

@@ -219,6 +219,15 @@ class Contract(Strict):
         asked = {clause.quantity.key for clause in self.clauses if clause.by_sequence and clause.quantity is not None}
         return tuple(token for token, quantity in BY_SEQUENCE.items() if quantity.key in asked)
 
+    def acts_on(self, clause: Clause) -> tuple[str, ...]:
+        """What acts on the verdicts of a clause: actions and alerts above a warning of the policy, and promotion.
+
+        Promotion is named where the contract writes its terms; a gate of a contract that does not write them is run by
+        hand.
+        """
+        found = [what for step in self.escalation for what in step.acts_on(clause.id)]
+        return tuple(dict.fromkeys([*found, *(["promotion"] if "promotion" in self.model_fields_set else [])]))
+
     @property
     def operators(self) -> tuple[str, ...]:
         """Operators that some clause is about, in the contract's order, each once."""

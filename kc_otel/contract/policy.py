@@ -13,6 +13,8 @@ __all__ = ["REPEAT", "ROUTE_TARGET", "Action", "EscalationStep"]
 
 _BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
 _TARGETED: Final = ("route", "webhook")
+_ACTS: Final = frozenset({"route", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt"})
+"""Actions that change what is served or trained, and not only who knows of it."""
 REPEAT: Final = 4 * 3600.0
 """Seconds between reminders where a step does not say; Alertmanager's `repeat_interval` has the same default."""
 ROUTE_TARGET: Final = "train-kernel"
@@ -87,3 +89,14 @@ class EscalationStep(Strict):
     """What happens when the step fires; routes and holds last until it resolves."""
     clauses: tuple[Name, ...] = Field(default=(), max_length=200)
     """Only these clauses; all when empty."""
+
+    def acts_on(self, clause: str) -> tuple[str, ...]:
+        """What the step does on a FAIL of a clause beyond telling and measuring more: its actions, or that it alerts.
+
+        Args:
+            clause: Id of the clause.
+        """
+        if self.on != "fail" or (self.clauses and clause not in self.clauses):
+            return ()
+        done = tuple(action.kind for action in self.do if action.kind in _ACTS)
+        return (*done, f"{self.severity} alert") if self.severity == "critical" else done

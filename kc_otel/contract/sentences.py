@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.registry import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import with_unit
 
-__all__ = ["limitation", "promise"]
+__all__ = ["claim", "limitation", "promise"]
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
@@ -36,9 +36,22 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
         f"{limitation(clause, slices)}.",
         _meaning(clause),
         "Each sequence counts once, with the mean over its tokens." if clause.by_sequence else "",
+        claim(clause),
         clause.description.strip(),
     ]
     return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
+
+
+def claim(clause: Clause) -> str:
+    """What a verdict on a clause is about, as a sentence."""
+    if clause.about == "population":
+        return "A verdict is about what the slice will show."
+    quantity = clause.quantity
+    if clause.parsed_statistic.kind == "max" or quantity is None or quantity.per is not Unit.TOKEN:
+        return "A verdict is about what its window saw only."
+    return (
+        "A verdict is about the tokens of its window only: those to come may differ by more than its confidence says."
+    )
 
 
 def _limit(clause: Clause, slice: str) -> str:

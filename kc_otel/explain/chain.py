@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.contract.clause import Clause
+from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.clause_facts import Assumption, Facts, facts_of, sequence_bounds
@@ -81,6 +81,8 @@ class Chain:
         rungs: From the token up; empty where the limit bounds no distance between distributions.
         needs: Assumptions that the rungs take.
         evidence: What the statistic can and cannot show.
+        about: What a verdict is about: `population`, what the slice will show, or `traffic`, what its window saw.
+        acting: What acts on its verdicts: actions and alerts above a warning of the policy, and promotion.
         purpose: What the clause is for, where it bounds no distance; else empty.
         note: What a reader may expect to follow and does not; else empty.
         reach: Longest sequence, in tokens, for which the clause alone keeps TV_seq within `reach_tv`; None where it
@@ -96,6 +98,8 @@ class Chain:
     rungs: tuple[Guarantee, ...]
     needs: tuple[Assumption, ...]
     evidence: str
+    about: About
+    acting: tuple[str, ...]
     purpose: str
     note: str
     reach: int | None
@@ -171,7 +175,16 @@ def guarantee(
     chosen_by = outcome_attributes(contract, slice)
     deficit = _support_limit(contract, slice)
     chains = tuple(
-        chain(clause, slice, contract.assumptions, horizon, deficit=deficit, reach_tv=reach_tv, silent=bool(chosen_by))
+        chain(
+            clause,
+            slice,
+            contract.assumptions,
+            horizon,
+            deficit=deficit,
+            reach_tv=reach_tv,
+            silent=bool(chosen_by),
+            acting=contract.acts_on(clause),
+        )
         for clause in contract.clauses
     )
     best = () if chosen_by else tuple(_bests(contract, slice, chains, horizon, deficit))
@@ -193,6 +206,7 @@ def chain(
     deficit: float | None = None,
     reach_tv: float = 0.1,
     silent: bool = False,
+    acting: tuple[str, ...] = (),
 ) -> Chain:
     """The ladder of one clause on one slice.
 
@@ -204,6 +218,7 @@ def chain(
         deficit: Limit on the support deficit, where the contract has one.
         reach_tv: Total variation of a sequence that `reach` speaks of.
         silent: Whether nothing may be guaranteed on this slice.
+        acting: What acts on the clause's verdicts.
     """
     promise = promise_of(clause, slice, assumptions)
     facts = Facts() if silent else facts_of(promise, deficit)
@@ -217,6 +232,8 @@ def chain(
         rungs=rungs,
         needs=tuple(sorted(facts.needs)) if rungs else (),
         evidence=evidence(clause, promise),
+        about=clause.about,
+        acting=acting,
         purpose="" if rungs or silent else purpose(promise, horizon),
         note="" if silent else note(promise, horizon),
         reach=reach(facts, reach_tv) if facts.sequence_tv is None and rungs else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kc_otel.contract.words import one_in, rounded, rounded_down, rounded_up, with_unit
+from kc_otel.contract.words import listed, one_in, rounded, rounded_down, rounded_up, with_unit
 from kc_otel.explain.budget import Backwards, ClauseForBudget
 from kc_otel.explain.chain import FARTHEST, LEVELS, BindingClause, Chain, Guarantee, Level, SliceGuarantee
 from kc_otel.explain.explanation import Explanation
@@ -140,8 +140,17 @@ def _chain(explanation: Explanation, chain: Chain) -> Iterator[Line]:
         yield from _wrapped(f"No distance between P and Q follows: {chain.purpose}.", "    ")
     if chain.note:
         yield from _wrapped(f"{chain.note}.", "    ")
+    yield from _wrapped(_about(chain), "    ", "quiet")
     takes = f" Takes {' and '.join(f'[{need}]' for need in chain.needs)}." if chain.needs else ""
     yield from _wrapped(f"Rests on {chain.evidence}.{takes}", "    ", "quiet")
+
+
+def _about(chain: Chain) -> str:
+    """What a verdict on the clause is about, and where something acts on what says less than it seems to."""
+    if chain.about == "population":
+        return "A verdict is about the population: what the slice will show."
+    acted_on = f", and this acts on it: {listed(chain.acting, 6)}" if chain.acting else ""
+    return f"A verdict is about the traffic: what its window saw only{acted_on}."
 
 
 def _says(explanation: Explanation, chain: Chain, rung: Guarantee) -> str:  # noqa: PLR0911 - one per level

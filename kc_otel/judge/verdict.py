@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kc_otel.contract.clause import About
+
 __all__ = ["Cell", "Evaluation", "Status", "Verdict"]
 
 
@@ -59,6 +61,7 @@ class Verdict:
         reason: One sentence a person can act on.
         contract_version: metadata.version.
         contract_hash: Content hash of the contract.
+        about: `population` where it speaks of what the slice will show, `traffic` where of what this window saw only.
     """
 
     cell: Cell
@@ -74,6 +77,7 @@ class Verdict:
     reason: str
     contract_version: int
     contract_hash: str
+    about: About
 
     @property
     def margin(self) -> float:

@@ -184,6 +184,7 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
         reason=_reason(contract, case, alpha),
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
+        about=case.evidence.clause.about,
     )
 
 
@@ -202,6 +203,7 @@ def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
         reason=item.absence,
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
+        about=item.clause.about,
     )
 
 

@@ -125,6 +125,7 @@ def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out
                 "upper": _finite(verdict.upper),
                 "limit": verdict.limit,
                 "samples": verdict.samples,
+                "about": verdict.about,
                 "reason": verdict.reason,
             }
             for verdict in verdicts

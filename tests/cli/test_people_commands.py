@@ -33,7 +33,7 @@ escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook
 """
 VERDICT = Verdict(
     Cell("policy", "token-tv", "code", "aaaaaaaaaaaa", "bbbbbbbbbbbb"), Status.FAIL, 0.0, 0.02, 0.05, 0.04, 0.06, 4096,
-    "short", "mixture betting", "lower bound 0.04 > limit 0.02", 1, "0" * 64,
+    "short", "mixture betting", "lower bound 0.04 > limit 0.02", 1, "0" * 64, "population",
 )  # fmt: skip
 
 

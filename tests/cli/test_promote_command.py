@@ -50,7 +50,7 @@ class Driven:
             "policy": Evaluation(now, (
                 Verdict(
                     Cell("policy", "token-tv", "all", "trainA", "v2"), Status(self.status), now, 0.02,
-                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash,
+                    *NUMBERS[self.status], 3000, "short", "betting", "numbers", 1, contract.hash, "population",
                 ),
             ))
         }  # fmt: skip

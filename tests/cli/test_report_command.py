@@ -29,7 +29,7 @@ def record(tmp_path: Path) -> Path:
     contract = load(CONTRACT)
     passed = Verdict(
         Cell(contract.name, contract.clauses[0].id, "all", "t", "b"), Status.PASS, 10.0, 0.02, 0.01, 0.005, 0.015,
-        5000, "short", "betting", "fine", contract.metadata.version, contract.hash,
+        5000, "short", "betting", "fine", contract.metadata.version, contract.hash, "population",
     )  # fmt: skip
     wide = replace(passed, cell=replace(passed.cell, slice="x"), status=Status.INCONCLUSIVE, upper=float("inf"))
     decision = Decision(GateOutcome.WAIT, Stage.CANARY, 1, ("x needs 400 more samples",))

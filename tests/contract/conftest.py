@@ -11,7 +11,7 @@ _HEAD = (
     "metadata: {name: policy-7b, version: 3, owner: rl-infra}",
     "kernels: {train: {engine: torch, dtype: bfloat16}, inference: {engine: vllm, dtype: fp8}}",
 )
-_CLAUSE = "statistical: [{id: token-tv, metric: tv_token, limit: 0.004}]"
+_CLAUSE = "statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.004}]"
 
 
 def _written(*lines: str, clause: bool = True) -> str:

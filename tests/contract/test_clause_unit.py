@@ -2,7 +2,7 @@
 
 import pytest
 
-from kc_otel.contract import diff, lint
+from kc_otel.contract import Clause, diff, lint
 
 
 def _clause(**fields: object) -> str:
@@ -146,3 +146,76 @@ def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said)
 def test_min_sequences_is_a_whole_number(written, said):
     """As min_samples is."""
     assert said(written("observability: {min_sequences: 0}")) == ["c.yaml:5: observability.min_sequences: 0 is below 1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "about"),
+    [
+        ({"metric": "tv_token", "unit": "sequence"}, "population"),
+        ({"metric": "tv_seq"}, "population"),
+        ({"metric": "log_ratio_seq", "statistic": "p99"}, "population"),
+        ({"metric": "log_ratio_seq", "statistic": "fraction > 1"}, "population"),
+        ({"metric": "log_ratio_seq", "statistic": "max"}, "traffic"),
+        ({"metric": "tv_token"}, "traffic"),
+        ({"metric": "tv_token", "statistic": "p99"}, "traffic"),
+        ({"metric": "operator_ulp", "operator": "attention"}, "traffic"),
+        ({"metric": "weights_lag"}, "traffic"),
+        ({"metric": "gen_ai.server.time_to_first_token"}, "traffic"),
+    ],
+)
+def test_only_sequences_tell_of_those_to_come(fields, about):
+    """A verdict is about the population where its observations are sequences, and never where it is a maximum."""
+    assert Clause(id="x", limit=0.1, **fields).about == about
+
+
+def _acting(clause, *more):
+    return "slices: {a: {where: {b: c}}}", f"statistical: [{{id: x, limit: 0.1, {clause}}}]", *more
+
+
+_ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ((_ROUTE,), "route: each"),
+        (("escalation: [{on: fail, severity: critical, do: [notify]}]",), "critical alert: each"),
+        (("escalation: [{on: fail, clauses: [x], do: [hold-promotion, halt]}]",), "hold-promotion and halt: each"),
+        (("promotion: {windows: 2}",), "promotion: each"),
+    ],
+)
+def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said, more, what):
+    """With what acts, the place and both remedies; either of them ends the warning."""
+    (problem,) = said(written(*_acting("metric: tv_token", *more), clause=False))
+    assert problem.startswith(f"c.yaml:6: warning: statistical[0].metric: {what} acts on verdicts about the tokens of")
+    assert "write `unit: sequence`, or `unit: token` where this window is what matters" in problem
+    for unit in ("token", "sequence"):
+        assert said(written(*_acting(f"metric: tv_token, unit: {unit}", *more), clause=False)) == []
+
+
+def test_a_statistic_without_a_form_by_sequence_says_so(written, said):
+    """There the remedy is another clause."""
+    (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", _ROUTE), clause=False))
+    assert "of which p90 has no form by sequence" in problem
+    assert "act on a clause about sequences instead" in problem
+
+
+@pytest.mark.parametrize(
+    ("clause", "more"),
+    [
+        ("metric: tv_token", "escalation: [{on: fail, do: [notify, {webhook: team}]}]"),
+        ("metric: tv_token", "escalation: [{on: no-data, severity: critical, do: [hold-promotion]}]"),
+        ("metric: abs_log_ratio, statistic: max", _ROUTE),
+        ("metric: tv_seq", _ROUTE),
+    ],
+)
+def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, more):
+    """Telling people, silence, a maximum, which is a fact, and sequences need no second thought."""
+    assert said(written(*_acting(clause, more), clause=False)) == []
+
+
+def test_a_step_about_other_clauses_does_not_act(written, said):
+    """Only the clauses that it names are acted on."""
+    clauses = "statistical: [{id: x, metric: tv_token, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
+    step = "escalation: [{on: fail, clauses: [y], do: [{route: train-kernel}]}]"
+    assert said(written(clauses, step, clause=False)) == []

@@ -12,7 +12,7 @@ apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {{name: {name}, version: 1, owner: o}}
 kernels: {{train: {{engine: {train}}}, inference: {{engine: {inference}}}}}
-statistical: [{{id: tv, metric: tv_token, limit: 0.01}}]
+statistical: [{{id: tv, metric: tv_token, unit: token, limit: 0.01}}]
 runtime: [{{id: ttft, metric: gen_ai.server.time_to_first_token, limit: 800ms}}]
 escalation:
 """

@@ -7,12 +7,17 @@ from kc_otel.generate.prometheus.alerting_rules import expression
 
 
 def test_a_promise_says_what_counts_once() -> None:
-    """By sequence the metric is named so and the sentence says how a sequence counts; by token nothing is added."""
+    """By sequence it says how a sequence counts, and is about the slice; by token it is about those of the window."""
     clause = Clause(id="tv", metric="tv_token", limit=0.05)
     by_sequence = clause.model_copy(update={"unit": "sequence"})
     assert promise(by_sequence).startswith("Mean of tv_token by sequence must not be above 0.05. ")
-    assert promise(by_sequence).endswith("Each sequence counts once, with the mean over its tokens.")
+    assert promise(by_sequence).endswith(
+        "Each sequence counts once, with the mean over its tokens. A verdict is about what the slice will show."
+    )
     assert "sequence" not in promise(clause)
+    assert promise(clause).endswith(
+        "A verdict is about the tokens of its window only: those to come may differ by more than its confidence says."
+    )
 
 
 def test_rules_of_both_units_differ_in_words_only(policy: Contract) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ def test_reasons_count_sequences(contract: Any) -> None:
         (verdict,) = decide(made, [evidence(made, clause, near)], NOW)
         assert verdict.status is Status.INCONCLUSIVE
         assert "with 20 of 40 sequences in 1h: 20 more needed" in verdict.reason
+
+
+def test_a_verdict_says_what_it_is_about(contract: Any) -> None:
+    """Of the slice where sequences were judged, of the window's traffic where tokens were; without data too."""
+    made = contract(statistical=[BY_TOKEN, BY_SEQ, OF_SEQ])
+    sample = Binned.of_samples(np.full(60, 0.9))
+    said = [decide(made, [evidence(made, clause, sample)], NOW)[0].about for clause in range(3)]
+    assert said == ["traffic", "population", "population"]
+    silent = [replace(evidence(made, clause, sample), absence="silent") for clause in range(3)]
+    assert [verdict.about for verdict in decide(made, silent, NOW)] == said
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_document_is_valid_openapi(client: TestClient) -> None:
 
 
 def test_verdicts_say_what_decided_them(client: TestClient) -> None:
-    """Estimate, interval, limit, samples, window, method, reason, contract."""
+    """Estimate, interval, limit, samples, window, method, reason, contract, and what they are about."""
     answer = client.get("/api/v1/verdicts", params={"status": "FAIL"}).json()
     assert {verdict["slice"] for verdict in answer["verdicts"]} == {"all", "code"}
     for verdict in answer["verdicts"]:
@@ -56,6 +56,7 @@ def test_verdicts_say_what_decided_them(client: TestClient) -> None:
         assert verdict["margin"] < 0
         assert verdict["samples"] == 64 * 64
         assert "lower bound" in verdict["reason"]
+        assert verdict["about"] == "traffic"
     assert client.get("/api/v1/verdicts", params={"status": "PASS"}).json()["verdicts"] == []
 
 

@@ -67,7 +67,7 @@ class Driven:
         verdicts = tuple(
             Verdict(
                 Cell("policy", "token-tv", slice, "trainA", version), Status(said), now, 0.02, *NUMBERS[said], 3000,
-                "short", "betting", "numbers", 1, self._contract.hash,
+                "short", "betting", "numbers", 1, self._contract.hash, "population",
             )
             for version, status in self._statuses.items()
             for slice, said in (("all", "PASS"), ("code", status))

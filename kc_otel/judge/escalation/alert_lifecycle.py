@@ -154,7 +154,7 @@ def _input_verdict(contract: Contract, found: Mapping[str, int], now: float) -> 
         upper=float(total), samples=total, window="short", method="count",
         reason=f"{total} sequences failed an input check and were not measured ({reasons}); check that both kernels "
         "score the same token ids at the same temperature and weights",
-        contract_version=contract.metadata.version, contract_hash=contract.hash,
+        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
     )  # fmt: skip
 
 

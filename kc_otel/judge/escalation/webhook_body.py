@@ -168,6 +168,7 @@ def _cell(transition: Transition) -> dict[str, Any]:
         "samples": verdict.samples,
         "window": verdict.window,
         "method": verdict.method,
+        "about": verdict.about,
         "reason": verdict.reason,
         "at": rfc3339(verdict.at),
         "step": {"on": transition.on, "severity": transition.severity},

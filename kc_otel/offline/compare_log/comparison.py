@@ -255,7 +255,7 @@ def _printed_json(name: str, of: Printed) -> dict[str, Any]:
 def _verdict_json(of: Verdict) -> dict[str, Any]:
     numbers = {name: _finite(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
     about = {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status)}
-    return {**about, **numbers, "samples": of.samples, "method": of.method, "reason": of.reason}
+    return {**about, **numbers, "samples": of.samples, "method": of.method, "about": of.about, "reason": of.reason}
 
 
 _MOST: Final = 20

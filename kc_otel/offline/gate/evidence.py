@@ -258,6 +258,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "samples": verdict.samples,
         "window": verdict.window,
         "method": verdict.method,
+        "about": verdict.about,
     }
 
 

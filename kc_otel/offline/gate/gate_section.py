@@ -124,6 +124,8 @@ def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, s
     clause = next((each for each in contract.clauses if each.id == row["clause"]), None)
     if clause is None or clause.limit_for(row["slice"]) != row["limit"]:
         problems.append(f"{where}: the contract sets no such limit")
+    elif row["about"] != clause.about:
+        problems.append(f"{where} is said to be about the {row['about']}, and the contract's clause is about another")
     if (row["kernels"]["train"], row["kernels"]["inference"]) != pair:
         problems.append(f"{where} is about other kernels")
     return problems
@@ -200,5 +202,6 @@ def _verdict(row: Mapping[str, Any], contract: Contract, at: float) -> Verdict:
         reason="",
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
+        about=row["about"],
         **numbers,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from kc_otel.contract.clause import About
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell
 from kc_otel.judge.plain_json import finite_or_none
@@ -71,6 +72,8 @@ class VerdictView(_View):
     reason: str
     contract_version: int
     contract_hash: str
+    about: About
+    """`population` where it speaks of what the slice will show, `traffic` where of what this window saw only."""
 
 
 class VerdictList(_View):

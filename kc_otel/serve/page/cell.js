@@ -109,6 +109,7 @@ function showNow(cell, found, contract, clause, now) {
     ["Margin", verdict.margin === null ? "–" : `${number(verdict.margin)}${verdict.margin < 0 ? " (over)" : ""}`],
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
+    ["About", { population: "what this slice will show", traffic: "what this window saw only" }[verdict.about]],
     ["Since", el("span", {}, el("time", { datetime: iso(cell.since) }, clock(cell.since)), ` · ${span(now - cell.since, 2)}`)],
     ["Alerts", cell.firing.length ? `firing: ${cell.firing.join(", ")}` : "none"],
   ];

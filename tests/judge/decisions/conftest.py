@@ -29,6 +29,7 @@ def transition_of(what: str = "firing", *, do: tuple[Any, ...] = (), at: float =
     verdict = Verdict(
         cell=cell, status=Status.FAIL, at=at, limit=0.004, estimate=0.01, lower=0.008, upper=0.012, samples=5000,
         window="short", method="m", reason="0.008 is above 0.004", contract_version=1, contract_hash="0" * 64,
+        about="population",
     )  # fmt: skip
     return Transition(
         contract=cell.contract, step="s", on="fail", cell=cell, what=What(what), at=at, started_at=at,

@@ -54,6 +54,7 @@ def verdict_of(status: Status | str, *, slice: str = "code", at: float = 0.0, **
             "upper": upper, "samples": 0 if status is Status.NO_DATA else 3482,
             "window": "" if status is Status.NO_DATA else "short", "method": "mixture betting",
             "reason": f"{status} because of the numbers", "contract_version": 3, "contract_hash": "0" * 64,
+            "about": "population",
         }
         | changes
     )  # fmt: skip

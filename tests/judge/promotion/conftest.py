@@ -33,7 +33,7 @@ def verdict_of(status: str = "PASS", *, slice: str = "code", at: float = 0.0, **
         **{
             "cell": cell, "status": Status(status), "at": at, "limit": 0.004, "estimate": estimate, "lower": lower,
             "upper": upper, "samples": 5000, "window": "short", "method": "mixture betting", "reason": "numbers",
-            "contract_version": 3, "contract_hash": CONTRACT.hash,
+            "contract_version": 3, "contract_hash": CONTRACT.hash, "about": "population",
         }
         | changes
     )  # fmt: skip

@@ -155,6 +155,7 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
         (("kernel",), "0" * 12, "do not make the fingerprint"),
         (("offline", "kernels", "train", "dtype"), "float16", "is about other kernels"),
         (("verdicts", 0, "limit"), 0.9, "the contract sets no such limit"),
+        (("verdicts", 0, "about"), "population", "is said to be about the population"),
         (("verdicts", 0, "status"), "INCONCLUSIVE", "the verdicts lead to 'wait'"),
         (("offline", "terms", "allow_unjudged"), False, "the verdicts lead to 'wait'"),
         (("offline", "terms", "windows"), 5, "the verdicts lead to 'wait'"),

@@ -22,7 +22,9 @@ WINDOWS = {"policy": 20 * STEP}
 
 
 def verdict(at: float, status: Status = Status.PASS, cell: Cell = CELL, estimate: float = 0.1) -> Verdict:
-    return Verdict(cell, status, at, 0.2, estimate, estimate / 2, math.inf, 10, "short", "m", "r", 1, "0" * 64)
+    return Verdict(
+        cell, status, at, 0.2, estimate, estimate / 2, math.inf, 10, "short", "m", "r", 1, "0" * 64, "population"
+    )
 
 
 def tick(history: CellHistory, connection: sqlite3.Connection, *verdicts: Verdict) -> None:
