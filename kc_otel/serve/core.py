@@ -21,7 +21,8 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
-from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.alert_lifecycle import edge
+from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.escalate import Escalation, EscalationState, escalate
 from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
@@ -47,6 +48,7 @@ _log: Final = logging.getLogger(__name__)
 Announce = Callable[[str, str, Mapping[str, str]], None]
 """(severity, message, attributes) of something that changed."""
 _REPEATED: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
+_RENEWAL_SECONDS: Final = 60.0
 _NOTIFYING: Final = frozenset({"notify", "webhook"})
 
 
@@ -60,6 +62,7 @@ class Core:
         now: Time of the start.
         announce: Told of every change, after it has been written.
         dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
+        forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Core:
         now: float,
         announce: Announce = lambda _severity, _message, _attributes: None,
         dry_run: Collection[str] = (),
+        forgetful: Collection[str] = (),
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
@@ -81,6 +85,8 @@ class Core:
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
         self._connection = connection
+        self._forgetful = frozenset(forgetful)
+        self._renewed_at = now
         with unit_of_work(connection):
             self.evaluator = Evaluator(contracts)
             self._evaluator_store = EvaluatorStore(connection)
@@ -244,6 +250,9 @@ class Core:
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         for name, notices in escalation.notices.items():
             self._enqueue(self.contracts[name], notices, now)
+        if abs(now - self._renewed_at) >= _RENEWAL_SECONDS:
+            self._renewed_at = now
+            self._renew(escalation.state, now)
         announcements = [
             of_transition(one, self.contracts[one.contract], dry_run=one.contract in self.dry_run)
             for one in escalation.transitions
@@ -256,6 +265,17 @@ class Core:
         for target, reason, alerts in webhooks(notices):
             body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
             self.outbox.enqueue(target, contract.name, encode(body), now)
+
+    def _renew(self, state: EscalationState, now: float) -> None:
+        """Tell endpoints that forget which alerts still fire, of those that they were told of."""
+        for name, log in state.notifications.items():
+            told = {alert.fingerprint for alert in log.alerts}
+            firing = [edge(one, What.FIRING, now) for one in state.policies[name].firing if one.fingerprint in told]
+            for target in self._forgetful:
+                theirs = [one for one in firing if any((a.kind, a.target) == ("webhook", target) for a in one.actions)]
+                if theirs:
+                    body = alert_body(self.contracts[name], theirs, receiver=target, external_url=self.external_url)
+                    self.outbox.renew(target, name, encode(body), now)
 
     def _repeat(self, notice: Notice, now: float) -> Announcement:
         """Write that an alert is said again."""

@@ -36,6 +36,7 @@ from kc_otel.serve.store.state_file import StateError, StatePlace
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
+from kc_otel.serve.webhooks.formats import Format
 
 __all__ = ["ServiceError", "run"]
 
@@ -111,7 +112,8 @@ async def _serve(
     api_socket = _bind(config.host, config.api_port, "the API")
     api_port = api_socket.getsockname()[1]
     url = config.external_url or f"http://{config.host}:{api_port}"
-    core = Core(contracts, connection, external_url=url, now=time.time(), dry_run=dry_run)
+    forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
+    core = Core(contracts, connection, external_url=url, now=time.time(), dry_run=dry_run, forgetful=forgetful)
     dispatcher = Dispatcher(core.outbox, endpoints)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())

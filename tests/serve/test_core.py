@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
@@ -22,6 +23,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
+from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
@@ -38,6 +40,34 @@ def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Co
     assert {route.slice for route in core.decisions.routes} == {"all", "code"}
     assert "halt" in {directive.kind for directive in core.decisions.directives}
     assert [event.kind for event in core.events.newest(limit=4)] == ["verdict", "verdict", "firing", "firing"]
+
+
+def _alerts(body: bytes) -> list[tuple[object, ...]]:
+    return [(alert["labels"], alert["status"], alert["startsAt"]) for alert in json.loads(body)["alerts"]]
+
+
+def test_an_endpoint_that_forgets_is_told_every_minute_what_still_fires(
+    contract: Contract, open_file: Callable[..., sqlite3.Connection], drift: Callable
+) -> None:
+    """One message takes the place of the one before, also while that waits; others are told once."""
+    now = time.time()
+    for forgetful, expected in ((["pager"], [0, 1, 1]), (["another"], [0, 0, 0]), ([], [0, 0, 0])):
+        core = Core([contract], open_file(), external_url="", now=now, forgetful=forgetful)
+        core.metrics(drift(0.3))
+        core.tick(now + 1)
+        (fired,) = core.outbox.due(now + 1)
+        core.outbox.accepted(fired.id)
+        waiting = []
+        for seconds in (30, 62, 125):
+            core.tick(now + seconds)
+            waiting.append(core.outbox.messages(DeliveryState.WAITING))
+        assert [len(messages) for messages in waiting] == expected
+        if "pager" in forgetful:
+            assert _alerts(waiting[-1][0].body) == _alerts(fired.body)
+            core.outbox.accepted(waiting[-1][0].id)
+            core.tick(now + 190)
+            (again,) = core.outbox.messages(DeliveryState.WAITING)
+            assert (again.id, again.seq > waiting[-1][0].seq) == (waiting[-1][0].id, True)
 
 
 def test_a_tick_that_fails_half_way_leaves_no_trace(

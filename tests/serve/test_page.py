@@ -105,7 +105,7 @@ def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(
 def test_a_delivered_webhook_is_told_as_such(client: TestClient, core: Core) -> None:
     """What left the outbox is in the past tense."""
     (message,) = core.outbox.due(time.time())
-    core.outbox.delivered(message.id)
+    core.outbox.accepted(message.id)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     assert "told pager by webhook" in {action["text"] for action in incident["actions"]}

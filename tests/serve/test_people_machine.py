@@ -201,7 +201,7 @@ class Evaluations(RuleBasedStateMachine):
         for message in self.core.outbox.due(self.now):
             assert self.heard.setdefault(message.id, message.body) == message.body
             if marked:
-                self.core.outbox.delivered(message.id)
+                self.core.outbox.accepted(message.id)
 
     @rule(
         action=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
@@ -293,7 +293,7 @@ class Evaluations(RuleBasedStateMachine):
         while due := self.core.outbox.due(self.now):
             for message in due:
                 assert self.heard.setdefault(message.id, message.body) == message.body
-                self.core.outbox.delivered(message.id)
+                self.core.outbox.accepted(message.id)
         assert set(self.heard) == {message.id for message in self.core.outbox.messages(limit=100_000)}
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
@@ -133,21 +134,22 @@ def rfc3339(at: float) -> str:
 
 def _alert(contract: Contract, transition: Transition, base: str, reason: str) -> dict[str, Any]:
     cell = transition.cell
-    query = urlencode({"contract": cell.contract, "clause": cell.clause, "slice": cell.slice})
+    path = "/".join(quote(part, safe="") for part in astuple(cell))
     description = _description(contract, transition)
     if reason in _AGAIN:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
         description = f"{_AGAIN[reason].format(lasted=lasted)} {description}"
     annotations = {"summary": summary(transition), "description": description}
-    if contract.metadata.runbook:
-        annotations["runbook_url"] = contract.metadata.runbook
+    ours = f"{base}/handbook/on-call.html#{ALERT_NAMES[transition.on].lower()}" if base else ""
+    if runbook := contract.metadata.runbook or ours:
+        annotations["runbook_url"] = runbook
     return {
         "status": transition.what.value,
         "labels": alert_labels(transition),
         "annotations": annotations,
         "startsAt": rfc3339(transition.started_at),
         "endsAt": rfc3339(transition.at) if transition.what is What.RESOLVED else _ZERO_TIME,
-        "generatorURL": f"{base}/api/v1/cells?{query}" if base else "",
+        "generatorURL": f"{base}/#/cell/{path}" if base else "",
         "fingerprint": transition.fingerprint,
     }
 
@@ -183,7 +185,8 @@ def _description(contract: Contract, transition: Transition) -> str:
     if transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
         parts.append(_numbers(contract, clause, transition))
     elif verdict.reason:
-        parts.append(verdict.reason[:1].upper() + verdict.reason[1:].rstrip(".") + ".")
+        end = "" if verdict.reason[-1] in ".?!" else "."
+        parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
     if cell.kernel_train or cell.kernel_inference:
         parts.append(f"Training kernel {cell.kernel_train}, inference kernel {cell.kernel_inference}.")
     if transition.what is What.RESOLVED:

@@ -1,6 +1,6 @@
 """Delivering what the outbox holds: asyncio and httpx at the edge, every decision in the outbox.
 
-One attempt per lane (contract and endpoint) is in flight at a time, so order is kept; each endpoint has a client of
+One request per lane (contract and endpoint) is in flight at a time, so order is kept; each endpoint has a client of
 its own, so that one that hangs takes no connection from another. Redirects are not followed, TLS is verified, and
 private addresses are only connected to where the endpoint allows it. Body and id are the same at every attempt;
 timestamp and signature are fresh.
@@ -23,7 +23,7 @@ import httpx
 from kc_otel.serve.webhooks.addresses import AddressError, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Outgoing, render
-from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
+from kc_otel.serve.webhooks.outbox import REFUSED, DeliveryState, Outbox, WebhookMessage
 
 __all__ = ["Dispatcher", "retry_after_seconds"]
 
@@ -45,7 +45,7 @@ class Dispatcher:
         endpoints: Endpoints by name. Messages to others stay in the outbox, and are logged once.
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
-        timeout: Longest time for one attempt from connecting to the answer's headers, seconds.
+        timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
     """
 
@@ -132,14 +132,7 @@ class Dispatcher:
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
-            status, retry_after, error = await self._post(endpoint, message)
-            if status is not None and 200 <= status < 300:
-                self._outbox.delivered(message.id)
-                self.attempts[endpoint.name, "delivered"] += 1
-            else:
-                state = self._outbox.failed(message.id, self._clock(), error, status=status, retry_after=retry_after)
-                self.attempts[endpoint.name, state.value] += 1
-                _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
+            await self._deliver(endpoint, message)
         except sqlite3.OperationalError as error:
             _log.warning("webhook %s will be sent again, the outbox cannot be written: %s", message.id, error)
         else:
@@ -147,28 +140,64 @@ class Dispatcher:
         finally:
             self._lanes.pop(lane, None)
 
-    async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
-        """Status and `Retry-After` of the first request that is not accepted, or of the last one; what went wrong."""
+    async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
+        """Send the requests that have no answer yet, one after the other, up to the first that has to be sent again."""
+        try:
+            requests = self._rendered(endpoint, message)
+        except Exception as unfit:  # noqa: BLE001 - a body that cannot be rendered is a failed attempt, never a lost lane
+            self._failed(endpoint, message, f"{type(unfit).__name__}: {unfit}")
+            return
+        for request in requests[message.answered :]:
+            status, retry_after, error = await self._post(endpoint, request)
+            if status is not None and 200 <= status < 300:
+                state = self._outbox.accepted(message.id, len(requests))
+                if state is not DeliveryState.WAITING:
+                    self.attempts[endpoint.name, state.value] += 1
+                continue
+            answered = self._failed(
+                endpoint, message, error, status=status, retry_after=retry_after, requests=len(requests)
+            )
+            if not answered:
+                return
+
+    def _failed(
+        self,
+        endpoint: WebhookEndpoint,
+        message: WebhookMessage,
+        error: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        requests: int = 1,
+    ) -> bool:
+        """Write down what went wrong; returns whether the endpoint has judged the request, so that the next follows."""
+        state = self._outbox.failed(
+            message.id, self._clock(), error, status=status, retry_after=retry_after, requests=requests
+        )
+        self.attempts[endpoint.name, state.value] += 1
+        _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
+        return status in REFUSED
+
+    def _rendered(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[Outgoing, ...]:
+        return render(
+            endpoint.format,
+            endpoint.url,
+            message.body,
+            message.id,
+            now=self._clock(),
+            secrets=endpoint.secrets,
+            key=endpoint.key,
+        )
+
+    async def _post(self, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int | None, float | None, str]:
+        """Status and `Retry-After` of the answer, and what went wrong."""
         now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
-        status: int | None = None
         try:
-            requests = render(
-                endpoint.format,
-                endpoint.url,
-                message.body,
-                message.id,
-                now=now,
-                secrets=endpoint.secrets,
-                key=endpoint.key,
-            )
             async with asyncio.timeout(self._timeout):
-                for request in requests:
-                    status, asked = await _sent(client, endpoint, request)
-                    if not 200 <= status < 300:
-                        return status, retry_after_seconds(asked, now), f"HTTP {status}"
+                status, asked = await _sent(client, endpoint, request)
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
         except AddressError as error:
@@ -176,7 +205,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
-        return status, None, ""
+        return status, retry_after_seconds(asked, now), f"HTTP {status}"
 
 
 async def _sent(client: httpx.AsyncClient, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int, str | None]:

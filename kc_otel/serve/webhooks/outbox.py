@@ -2,7 +2,8 @@
 
 A message is written in the transaction that caused it and leaves only when its endpoint has answered 2xx, so a crash at
 any point can send it twice, under the same id, but never lose it. A lane is one contract's messages to one endpoint:
-only the oldest waiting message of a lane is ever due, and lanes do not wait for each other.
+only the oldest waiting message of a lane is ever due, and lanes do not wait for each other. Where a message takes
+several requests, as PagerDuty wants one an alert, each answer is written down: what was accepted is not sent again.
 
 What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
 
@@ -10,13 +11,15 @@ What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", e
 | ------------------- | --------------------------------------------------------------------------------------------- |
 | 2xx                 | delivered                                                                                     |
 | 410                 | the endpoint is disabled until a person enables it; its messages wait, and expire             |
-| 400, 413, 415, 422  | parked: the receiver judged this message, not the moment, and it must not block the lane      |
+| 400, 413, 415, 422  | refused: the receiver judged this request, not the moment, and it must not block the lane; the |
+|                     | message's other requests are sent, and it is then parked                                      |
 | 429, 503            | retried; a `Retry-After` holds every lane of the endpoint                                     |
 | anything else       | retried: 3xx, 401, 403 and 404 are often a deployment or a rotation under way                 |
 
 The fourth line is ours: the specification retries every failure, but with messages in order one that can never be
 accepted would hold back every later page. Retries wait a random time up to `base * 2^attempts`, at most `cap` (full
-jitter). What is not delivered within `expire_after` is parked too. Parked messages stay visible and can be sent again.
+jitter), where attempts are those since the last answer that accepted or refused. What is not delivered within
+`expire_after` is parked too. Parked messages stay visible and can be sent again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["DeliveryState", "EndpointStatus", "Outbox", "WebhookMessage"]
+__all__ = ["REFUSED", "DeliveryState", "EndpointStatus", "Outbox", "WebhookMessage"]
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS outbox (
@@ -44,7 +47,9 @@ _TABLES = (
         attempts INTEGER NOT NULL DEFAULT 0,
         tried REAL NOT NULL,
         pause REAL NOT NULL DEFAULT 0,
-        error TEXT NOT NULL DEFAULT ''
+        error TEXT NOT NULL DEFAULT '',
+        answered INTEGER NOT NULL DEFAULT 0,
+        refused INTEGER NOT NULL DEFAULT 0
     ) STRICT""",
     "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
@@ -56,8 +61,9 @@ _TABLES = (
         pause REAL NOT NULL DEFAULT 0
     ) STRICT""",
 )
-_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error"
-_REFUSED: Final = frozenset({400, 413, 415, 422})
+_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error, answered"
+REFUSED: Final = frozenset({400, 413, 415, 422})
+"""Statuses with which a receiver judges a request, and not the moment."""
 _GONE: Final = 410
 _THROTTLED: Final = frozenset({429, 503})
 
@@ -82,8 +88,9 @@ class WebhookMessage:
         body: The bytes that are sent.
         created: Unix time of enqueueing, seconds.
         state: waiting, delivered or parked.
-        attempts: Failed attempts so far.
+        attempts: Failed attempts since it was enqueued or last made progress.
         error: What the last failed attempt said.
+        answered: How many of its requests the endpoint has accepted or refused; none of them is sent again.
     """
 
     seq: int
@@ -95,6 +102,7 @@ class WebhookMessage:
     state: DeliveryState
     attempts: int
     error: str
+    answered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,17 @@ class Outbox:
         )
         return message_id
 
+    def renew(self, endpoint: str, contract: str, body: bytes, now: float) -> None:
+        """Say again what holds: one message a lane, which takes the place of the one before, sent or not."""
+        message_id = f"renewal/{endpoint}/{contract}"
+        with self._together():
+            self._connection.execute("DELETE FROM outbox WHERE id = ? AND state <> 'waiting'", (message_id,))
+            self._connection.execute(
+                "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET body = excluded.body, created = excluded.created",
+                (message_id, endpoint, contract, body, now, now),
+            )
+
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now, oldest first.
 
@@ -187,16 +206,30 @@ class Outbox:
         )
         return tuple(_message(row) for row in rows)
 
-    def delivered(self, message_id: str) -> None:
-        """The endpoint has accepted the message."""
+    def accepted(self, message_id: str, requests: int = 1) -> DeliveryState:
+        """The endpoint has accepted the message's next request.
+
+        Args:
+            message_id: Which message.
+            requests: How many requests the message takes.
+
+        Returns:
+            What became of the message: it waits for its other requests, is delivered, or is parked if any was refused.
+        """
         with self._together():
-            self._connection.execute("UPDATE outbox SET state = 'delivered', error = '' WHERE id = ?", (message_id,))
-            self._trim(DeliveryState.DELIVERED)
+            return self._answered(message_id, requests, refused=0, error="")
 
     def failed(
-        self, message_id: str, now: float, error: str, *, status: int | None = None, retry_after: float | None = None
+        self,
+        message_id: str,
+        now: float,
+        error: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        requests: int = 1,
     ) -> DeliveryState:
-        """An attempt did not succeed.
+        """The message's next request was not accepted.
 
         Args:
             message_id: Which message.
@@ -204,12 +237,15 @@ class Outbox:
             error: What happened, for people; it must hold no secret.
             status: HTTP status of the answer; None when there was none.
             retry_after: What the answer's `Retry-After` asks for, seconds.
+            requests: How many requests the message takes.
 
         Returns:
             What became of the message: it waits, or is parked.
         """
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with self._together():
+            if status in REFUSED:
+                return self._answered(message_id, requests, refused=1, error=error)
             row = self._connection.execute(
                 "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
             ).fetchone()
@@ -217,10 +253,9 @@ class Outbox:
                 return DeliveryState.PARKED
             endpoint, attempts = row
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
-            state = DeliveryState.PARKED if status in _REFUSED else DeliveryState.WAITING
             self._connection.execute(
-                "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
-                (state.value, now, pause, error, message_id),
+                "UPDATE outbox SET attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
+                (now, pause, error, message_id),
             )
             if status == _GONE:
                 self._connection.execute(
@@ -234,7 +269,26 @@ class Outbox:
                     " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause",
                     (endpoint, now, asked),
                 )
-            self._trim(DeliveryState.PARKED)
+        return DeliveryState.WAITING
+
+    def _answered(self, message_id: str, requests: int, *, refused: int, error: str) -> DeliveryState:
+        """Write down the endpoint's judgement of one request; the last one decides what becomes of the message."""
+        row = self._connection.execute(
+            "UPDATE outbox SET answered = answered + 1, refused = refused + ?2, attempts = 0, pause = 0,"
+            " error = CASE WHEN ?3 = '' AND refused THEN error ELSE ?3 END WHERE id = ?1 AND state = 'waiting'"
+            " RETURNING answered, refused, error",
+            (message_id, refused, error),
+        ).fetchone()
+        if row is None:  # it expired while the attempt was under way
+            return DeliveryState.PARKED
+        answered, refusals, said = row
+        if answered < requests:
+            return DeliveryState.WAITING
+        state = DeliveryState.PARKED if refusals else DeliveryState.DELIVERED
+        if refusals and requests > 1:
+            said = f"{refusals} of {requests} requests were refused; the last one with {said}"
+        self._connection.execute("UPDATE outbox SET state = ?, error = ? WHERE id = ?", (state.value, said, message_id))
+        self._trim(state)
         return state
 
     def expire(self, now: float) -> int:
@@ -257,7 +311,8 @@ class Outbox:
     def resend(self, message_id: str, now: float) -> bool:
         """Let a parked message wait again, in its old place; returns whether there was one."""
         cursor = self._connection.execute(
-            "UPDATE outbox SET state = 'waiting', created = ?, tried = ?, pause = 0 WHERE id = ? AND state = 'parked'",
+            "UPDATE outbox SET state = 'waiting', created = ?, tried = ?, pause = 0, answered = 0, refused = 0"
+            " WHERE id = ? AND state = 'parked'",
             (now, now, message_id),
         )
         return cursor.rowcount > 0
@@ -304,6 +359,6 @@ class Outbox:
         self._connection.execute("RELEASE outbox")
 
 
-def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> WebhookMessage:
-    seq, id, endpoint, contract, body, created, state, attempts, error = row
-    return WebhookMessage(seq, id, endpoint, contract, body, created, DeliveryState(state), attempts, error)
+def _message(row: tuple[int, str, str, str, bytes, float, str, int, str, int]) -> WebhookMessage:
+    seq, id, endpoint, contract, body, created, state, attempts, error, answered = row
+    return WebhookMessage(seq, id, endpoint, contract, body, created, DeliveryState(state), attempts, error, answered)

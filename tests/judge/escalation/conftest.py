@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -84,6 +85,8 @@ class Receiver:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.answers: dict[str, list[tuple[int, dict[str, str]]]] = {}
         self.release = threading.Event()
+        self.delay = 0.0
+        """Seconds before each answer."""
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -99,6 +102,7 @@ class Receiver:
                 owner.requests.append((self.path, headers, body))
                 if self.path.startswith("/hang"):
                     owner.release.wait(30)
+                time.sleep(owner.delay)
                 waiting = owner.answers.get(self.path, [])
                 status, extra = waiting.pop(0) if waiting else (204, {})
                 self.send_response(status)

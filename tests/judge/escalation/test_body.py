@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.webhook_body import alert_body, encode, rfc3339
+from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339
 
 AT = 1_700_000_000.0
 
@@ -39,9 +40,23 @@ def test_body_is_alertmanager_version_4(contract, edges):
     }  # fmt: skip
     assert (alert["startsAt"], alert["endsAt"]) == ("2023-11-14T22:13:20.000Z", "0001-01-01T00:00:00Z")
     assert alert["annotations"]["runbook_url"] == "https://runbooks/kc"
-    assert alert["generatorURL"].startswith("https://kc.example/api/v1/cells?contract=policy-7b&clause=token-tv")
+    assert alert["generatorURL"] == "https://kc.example/#/cell/policy-7b/token-tv/code/aaaaaaaaaaaa/bbbbbbbbbbbb"
     assert body["commonLabels"] == alert["labels"]
     assert body["commonAnnotations"] == alert["annotations"]
+
+
+def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
+    """At the paragraph about this alert; without an address of the evaluator there is no link."""
+    without = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"runbook": ""})})
+    for base, expected in (
+        ("https://kc.example", "https://kc.example/handbook/on-call.html#kernelcontractbroken"),
+        ("", None),
+    ):
+        (alert,) = alert_body(without, edges[0][1:], receiver="pager", external_url=base)["alerts"]
+        assert alert["annotations"].get("runbook_url") == expected
+    pages = Path(__file__).parents[3] / "kc_otel" / "handbook" / "pages" / "on-call.md"
+    headings = {line.removeprefix("## ") for line in pages.read_text().splitlines()}
+    assert set(ALERT_NAMES.values()) <= headings
 
 
 def test_description_says_the_numbers_in_plain_words(contract, edges):

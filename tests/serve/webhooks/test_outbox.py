@@ -26,7 +26,7 @@ def test_only_the_oldest_message_of_a_lane_is_due(outbox):
     other_contract = outbox.enqueue("pager", "b", b"3", 0)
     other_endpoint = outbox.enqueue("chat", "a", b"4", 0)
     assert due_ids(outbox, 0) == [first, other_contract, other_endpoint]
-    outbox.delivered(first)
+    outbox.accepted(first)
     assert due_ids(outbox, 0) == [second, other_contract, other_endpoint]
 
 
@@ -135,7 +135,7 @@ def test_status_shows_what_is_stuck(outbox):
     """A person sees how much waits, since when, and why."""
     message_id = outbox.enqueue("pager", "a", b"1", 5)
     outbox.enqueue("pager", "a", b"2", 6)
-    outbox.delivered(outbox.enqueue("chat", "a", b"3", 7))
+    outbox.accepted(outbox.enqueue("chat", "a", b"3", 7))
     outbox.failed(message_id, 8, "ConnectError", status=None)
     chat, pager = outbox.status()
     assert (chat.waiting, chat.oldest, chat.error) == (0, None, "")
@@ -162,7 +162,7 @@ def test_finished_messages_are_kept_for_a_while(connection):
     outbox = Outbox(connection, keep=3)
     waiting = outbox.enqueue("down", "a", b"", 0)
     for number in range(10):
-        outbox.delivered(outbox.enqueue("pager", "a", b"%d" % number, 0))
+        outbox.accepted(outbox.enqueue("pager", "a", b"%d" % number, 0))
     assert [message.body for message in outbox.messages(DeliveryState.DELIVERED)] == [b"9", b"8", b"7"]
     assert due_ids(outbox, 0) == [waiting]
 

@@ -1,35 +1,32 @@
 """Alerts for Alertmanager's own API, `POST /api/v2/alerts`.
 
-Alertmanager takes an alert that nobody repeats for resolved after `resolve_timeout`. Ours are sent once when they fire
-and once when they resolve, so a firing one says that it ends a year from its start; resolving replaces that.
-Source: prometheus/alertmanager, api/v2/openapi.yaml, `postableAlert`.
+Alertmanager takes an alert that nobody repeats for resolved when it ends. So one that fires is posted again every
+minute, and ends some minutes after each post, as Prometheus does it. Where the evaluator is gone, Alertmanager lets go
+of its alerts after that time; that the evaluator is gone is told by an alert of Prometheus' own.
+Source: prometheus/alertmanager, api/v2/openapi.yaml, `postableAlert`; prometheus/prometheus, rules/alerting.go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 __all__ = ["alerts"]
 
-_OPEN_END: Final = timedelta(days=365)
+_AHEAD: Final = timedelta(minutes=5)
 
 
-def alerts(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The postable alerts of a stored body."""
-    found = []
-    for alert in body["alerts"]:
-        ends = alert["endsAt"]
-        if alert["status"] == "firing":
-            ends = (datetime.fromisoformat(alert["startsAt"]) + _OPEN_END).isoformat()
-        found.append(
-            {
-                "labels": alert["labels"],
-                "annotations": alert["annotations"],
-                "startsAt": alert["startsAt"],
-                "endsAt": ends,
-                **({"generatorURL": alert["generatorURL"]} if alert["generatorURL"] else {}),
-            }
-        )
-    return found
+def alerts(body: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
+    """The postable alerts of a stored body, posted at unix time `now`, seconds."""
+    ahead = (datetime.fromtimestamp(now, UTC) + _AHEAD).isoformat()
+    return [
+        {
+            "labels": alert["labels"],
+            "annotations": alert["annotations"],
+            "startsAt": alert["startsAt"],
+            "endsAt": ahead if alert["status"] == "firing" else alert["endsAt"],
+            **({"generatorURL": alert["generatorURL"]} if alert["generatorURL"] else {}),
+        }
+        for alert in body["alerts"]
+    ]

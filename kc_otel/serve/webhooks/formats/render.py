@@ -64,7 +64,7 @@ def render(
     secrets: tuple[Secret, ...] = (),
     key: str = "",
 ) -> tuple[Outgoing, ...]:
-    """The requests of one message; they are all sent again when one of them fails, which each receiver expects.
+    """The requests of one message: the same ones in the same order at every attempt.
 
     Args:
         format: What the receiver reads.
@@ -79,7 +79,7 @@ def render(
         return (Outgoing(url, sign(secrets, message_id, stored, now=now), stored),)
     body: dict[str, Any] = json.loads(stored)
     if format is Format.ALERTMANAGER:
-        return (_json(_alertmanager_url(url), alertmanager.alerts(body)),)
+        return (_json(_alertmanager_url(url), alertmanager.alerts(body, now)),)
     if format is Format.PAGERDUTY:
         return tuple(_json(url, event) for event in pagerduty.events(body, key))
     if format is Format.SLACK:
