@@ -35,6 +35,10 @@ def serve(
     external_url: Annotated[
         str | None, typer.Option(help="How a person reaches the API, for links in webhooks.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that API and page answer to; may be given several times.", metavar="NAME"),
+    ] = None,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
     ] = _DEFAULT.webhooks,
@@ -74,6 +78,7 @@ def serve(
         state=None if str(state) == ":memory:" else state,
         tick=tick,
         external_url=external_url,
+        allowed_hosts=tuple(allowed_host or ()),
         webhooks=webhooks,
         dry_run=dry_run,
         dry_run_contracts=tuple(dry_run_contract or ()),

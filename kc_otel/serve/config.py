@@ -26,6 +26,8 @@ class ServeConfig:
         standby: Where another evaluator holds the state file, wait until it ends, and take over then.
         record: File that keeps what arrives, for `kc-otel replay`; None for none.
         record_limit: Bytes that it and the file that it takes the place of may have together.
+        allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API and page answer to;
+            addresses need none.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
 
@@ -42,4 +44,5 @@ class ServeConfig:
     standby: bool = False
     record: Path | None = None
     record_limit: int = 1024 * 1024 * 1024
+    allowed_hosts: tuple[str, ...] = ()
     max_request_bytes: int = 16 * 1024 * 1024

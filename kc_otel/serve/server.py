@@ -23,6 +23,7 @@ from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.offline.replay.traffic_reading import TrafficFileError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
@@ -144,7 +145,8 @@ async def _serve(
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(_http(http_app(core, limits, requests), http_socket))
         api = make_api(core, readings, decided, version("kc-otel"))
-        await stack.enter_async_context(_http(api, api_socket))
+        own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
+        await stack.enter_async_context(_http(own, api_socket))
         tasks = [
             asyncio.create_task(_tick_forever(core, config.tick, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),

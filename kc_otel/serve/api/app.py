@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.entity_tags import EntityTags
 from kc_otel.serve.api.overview import Overviews
+from kc_otel.serve.api.own_site import BoundedBodies
+from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.api.routes_charts import chart_routes
 from kc_otel.serve.api.routes_decisions import decision_routes
 from kc_otel.serve.api.routes_health import health_routes
@@ -50,10 +54,15 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         responses={404: {"model": ProblemDetails}, 422: {"model": ProblemDetails}},
     )
 
-    @api.exception_handler(HTTPException)
+    @api.exception_handler(HTTPException)  # starlette's: unknown paths and methods are its own
     async def problem(_: Request, error: HTTPException) -> Response:
         body = ProblemDetails(title="request refused", detail=str(error.detail), status=error.status_code)
         return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
+
+    @api.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        body = ProblemDetails(title="request refused", detail=refusals(error.errors()), status=422)
+        return JSONResponse(body.model_dump(), 422, media_type="application/problem+json")
 
     @api.exception_handler(StateError)
     async def unwritten(_: Request, error: StateError) -> Response:
@@ -62,6 +71,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
 
     api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
+    api.add_middleware(BoundedBodies)
     for router in (
         health_routes(core, readings),
         verdict_routes(core),

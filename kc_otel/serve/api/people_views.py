@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from kc_otel.judge.escalation.people import Acknowledgement, Silence
+from kc_otel.serve.api.people_input import Name, Reason, Until
 
 __all__ = [
     "AcknowledgeRequest",
@@ -31,9 +32,9 @@ class _Signed(_View):
     # A misspelt `slice` would silence every slice: what is not known is refused.
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
-    by: str
+    by: Name
     """Who decides this; kept with the event."""
-    why: str
+    why: Reason
     """Their reason; kept with the event."""
 
 
@@ -79,10 +80,10 @@ class AlertList(_View):
 class AcknowledgeRequest(_Signed):
     """Somebody is at work on alerts."""
 
-    contract: str
-    clause: str | None = None
+    contract: Name
+    clause: Name | None = None
     """Only alerts of this clause."""
-    slice: str | None = None
+    slice: Name | None = None
     """Only alerts on this slice."""
 
 
@@ -95,12 +96,12 @@ class Acknowledged(_View):
 class SilenceRequest(_Signed):
     """Nobody is to be told of some alerts for some time. Routes, holds, quarantines and halts are not silenced."""
 
-    contract: str
-    clause: str | None = None
+    contract: Name
+    clause: Name | None = None
     """Only this clause."""
-    slice: str | None = None
+    slice: Name | None = None
     """Only this slice."""
-    until: float
+    until: Until
     """Unix time at which it ends, seconds."""
 
 
@@ -117,19 +118,19 @@ class EndRequest(_Signed):
 class PinRequest(_Signed):
     """A person decides which kernel serves a slice."""
 
-    contract: str
-    slice: str = "all"
+    contract: Name
+    slice: Name = "all"
     """The slice; `all` for every request."""
     kernel: Literal["train-kernel", "inference-kernel"]
-    until: float | None = Field(default=None)
+    until: Until | None = None
     """Unix time at which it ends by itself, seconds; null for a pin that a person ends."""
 
 
 class UnpinRequest(_Signed):
     """A person ends pins."""
 
-    contract: str
-    slice: str | None = None
+    contract: Name
+    slice: Name | None = None
     """Only this slice's; every pin of the contract when null."""
 
 

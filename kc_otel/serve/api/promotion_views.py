@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kc_otel.judge.promotion.promotion_state import Hold, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.serve.api.people_input import Name, Reason
 
 __all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "PromotionList", "PromotionView", "StepView"]
 
@@ -103,13 +104,13 @@ class OrderRequest(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
     order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback", "hook", "confirm"]
-    by: str
+    by: Name
     """Who; kept with the event."""
-    why: str = ""
+    why: Reason = ""
     """Why; asked for with hold, force and rollback."""
     stage: Stage | None = None
     """Stage to approve, or to force it into."""
-    position: str = ""
+    position: Name = ""
     """With confirm: the position that was awaited."""
     evidence: dict[str, Any] | None = None
     """With evidence: what `kc-otel gate run ... --evidence` wrote."""

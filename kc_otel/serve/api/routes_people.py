@@ -14,6 +14,7 @@ from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.people_input import Name
 from kc_otel.serve.api.people_views import (
     Acknowledged,
     AcknowledgeRequest,
@@ -74,7 +75,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             )  # fmt: skip
 
     @router.post("/silences/{silence}/end", tags=["people"])
-    async def unsilence(silence: str, request: EndRequest) -> Silence:
+    async def unsilence(silence: Name, request: EndRequest) -> Silence:
         """A person ends a silence before its time; what still fires is said with the next evaluation."""
         with _answered():
             return people.unsilence(core, silence, request.by, request.why, time.time())

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
 from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, PromotionStatus, path_of
+from kc_otel.serve.api.people_input import Name
 from kc_otel.serve.api.promotion_views import (
     EvidenceList,
     EvidenceView,
@@ -52,7 +53,7 @@ def _add_states(router: APIRouter, core: Core) -> None:
             return _view(core, core.promotions.of(contract, kernel))
 
     @router.post("/{contract}/{kernel}")
-    async def order(contract: str, kernel: str, request: OrderRequest) -> PromotionView:
+    async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
         """A person or their program starts, holds, resumes, forces, approves, confirms or rolls back a version."""
         now, promotions = time.time(), core.promotions
         with _answered():

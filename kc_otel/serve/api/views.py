@@ -12,6 +12,7 @@ from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.serve.api.people_input import Name, Reason
 from kc_otel.serve.store.policy_store import Event
 from kc_otel.serve.webhooks.outbox import EndpointStatus
 
@@ -283,12 +284,14 @@ class HealthView(_View):
 class ResumeRequest(_View):
     """A person lifts a route."""
 
-    contract: str
-    slice: str | None = None
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    contract: Name
+    slice: Name | None = None
     """Only this slice; every slice when null."""
-    by: str
+    by: Name
     """Who."""
-    why: str
+    why: Reason
     """Why; kept with the event."""
 
 

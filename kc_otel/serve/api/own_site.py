@@ -1,0 +1,137 @@
+"""Who may speak to the API and the page: programs, and pages that the evaluator itself has served.
+
+An evaluator on loopback is out of the network's reach, and not out of a browser's: any page that an operator has open
+may send requests there, and by DNS rebinding (its own name, pointed at 127.0.0.1) also read the answers. So a request
+has to be for a name of the evaluator's, and what a page of somebody else's would change is refused. Programs send no
+`Origin` and are not asked for one. Sources: RFC 9110, 7.4; RFC 6454; Fetch Metadata Request Headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+
+from kc_otel.serve.api.views import ProblemDetails
+
+__all__ = ["BoundedBodies", "OwnSite"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_ORDER: Final = 64 * 1024
+"""Bytes of anything that people say."""
+_EVIDENCE: Final = 40 * 1024 * 1024
+"""Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
+_PROMOTIONS: Final = "/api/v1/promotions/"
+
+
+class OwnSite:
+    """Refuses requests for a name that is not the evaluator's (421), and changes that another site asks for (403).
+
+    Addresses need no permission: a page cannot have one of ours as its own name. Neither does `localhost`.
+
+    Args:
+        app: What is asked otherwise.
+        names: Other host names that the evaluator is reached by, without a port.
+        external_url: How a person reaches it, where that is through a proxy.
+    """
+
+    def __init__(self, app: Application, names: Iterable[str] = (), external_url: str | None = None) -> None:
+        external = urlsplit(external_url or "")
+        self._app = app
+        self._names = {"localhost", *map(_plain, names), _plain(external.hostname or "")} - {""}
+        self._origin = external.netloc.lower()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        answer = self._refusal(scope) if scope["type"] == "http" else None
+        await (answer or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Message) -> Application | None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "").lower()
+        if not self._ours(host):
+            return _problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
+        if scope["method"] in _READING:
+            return None
+        origin = headers.get("origin")
+        site = headers.get("sec-fetch-site", "none")
+        if origin is None and site in {"none", "same-origin"}:
+            return None
+        if origin is not None and _netloc(origin) in {host, self._origin} - {""}:
+            return None
+        return _problem(403, "a page of another site asks for this; use the evaluator's own page, or kc-otel")
+
+    def _ours(self, host: str) -> bool:
+        try:
+            name = _plain(urlsplit(f"//{host}").hostname or "")
+        except ValueError:
+            return False
+        return name in self._names or _is_address(name)
+
+
+class BoundedBodies:
+    """Refuses bodies that are larger than anything that is said to the API (413), before they are read.
+
+    Args:
+        app: What is asked otherwise.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = _EVIDENCE if scope["path"].startswith(_PROMOTIONS) else _ORDER
+        said = f"the body is larger than {limit:,} bytes, which nothing that is said here needs"
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:
+            await _problem(413, said)(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > limit:
+                raise HTTPException(413, said)
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _netloc(origin: str) -> str:
+    """Host and port of an origin; empty for `null` and for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().strip("[]").rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _problem(status: int, detail: str) -> Application:
+    body = ProblemDetails(title="request refused", detail=detail, status=status)
+    return JSONResponse(body.model_dump(), status, media_type="application/problem+json")

@@ -1,0 +1,57 @@
+"""What people may write into a request: texts and times that can be stored, logged and shown anywhere.
+
+What is refused is answered with what and where, and never with what was sent: an answer that quotes its request can be
+made as large, and as hostile, as one likes.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
+
+__all__ = ["Name", "Reason", "Until", "refusals"]
+
+_YEAR_10000: Final = 253_402_300_800.0
+_CATEGORIES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Control characters, surrogates, line and paragraph separators."""
+_DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""What changes the direction of text: it makes a line read as another one than it is."""
+_SHOWN: Final = 5
+
+
+def _printable(text: str) -> str:
+    for number, character in enumerate(text):
+        if character in _DIRECTIONS or unicodedata.category(character) in _CATEGORIES:
+            raise ValueError(
+                f"character {number + 1} is U+{ord(character):04X}, which is not for text on one line; leave it out"
+            )
+    return text
+
+
+Name = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
+"""A name, an id, or who somebody is: one line of at most 200 characters."""
+Reason = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
+"""A reason: one line of at most 2,000 characters."""
+Until = Annotated[float, Field(gt=0.0, lt=_YEAR_10000, allow_inf_nan=False)]
+"""A unix time in seconds that has a date, so before the year 10000."""
+
+
+def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
+    """What is wrong with a request, in one sentence; of its content only names of fields, cut and escaped.
+
+    Args:
+        errors: As pydantic lists them.
+
+    >>> refusals([{"loc": ("body", "why"), "msg": "Value error, leave it out", "input": "..."}])
+    'why: leave it out'
+    """
+    said = [f"{_place(error['loc'][1:])}: {error['msg'].removeprefix('Value error, ')}" for error in errors]
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    return "; ".join(said[:_SHOWN]) + more
+
+
+def _place(loc: tuple[Any, ...]) -> str:
+    return ".".join(ascii(str(part)[:40])[1:-1] for part in loc) or "the request"

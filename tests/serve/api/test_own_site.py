@@ -1,0 +1,104 @@
+"""Names that the API answers to, and sites that may change something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from starlette.testclient import TestClient
+
+from kc_otel.contract import load_text
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.own_site import OwnSite
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import open_state
+from tests.serve.conftest import POLICY
+
+PIN = {"contract": "policy", "kernel": "train-kernel", "by": "ada", "why": "because"}
+
+
+def changed(client: TestClient, headers: dict[str, str]) -> bool:
+    return client.post("/api/v1/decisions/pin", json=PIN, headers=headers).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with closing(open_state(None)) as connection:
+        core = Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
+        api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+        yield TestClient(OwnSite(api, ["evaluator"], "https://kc.example.com/kernels"))
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/verdicts", "/healthz", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:4320",
+        "",
+        "a b",
+        "[::1",
+        "[x]:1",
+    ],
+)
+def test_a_name_that_is_not_ours_is_not_answered(client: TestClient, path: str, host: str) -> None:
+    """By DNS rebinding, a page reads under its own name what is on loopback."""
+    answer = client.get(path, headers={"host": host})
+    assert answer.status_code == 421
+    assert "--allowed-host" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1:4320", "localhost:4320", "LOCALHOST", "localhost.", "[::1]:4320", "10.1.2.3:4320"),
+        *("evaluator:4320", "kc.example.com", "kc.example.com:443"),
+    ],
+)
+def test_addresses_and_configured_names_are_answered(client: TestClient, host: str) -> None:
+    """No page can have an address of ours as its name; names are said with an option, or with the external URL."""
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+    assert changed(client, {"host": host})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://evil.example:4320"},
+        {"origin": "http://127.0.0.1:8080"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "http://[::1"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(client: TestClient, headers: dict[str, str]) -> None:
+    """Whatever an operator has open in another tab; a page on another port of the same machine is another site."""
+    headers = {"host": "127.0.0.1:4320", **headers}
+    answer = client.post("/api/v1/decisions/unpin", json=PIN, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (403, "application/problem+json")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("127.0.0.1:4320", "http://127.0.0.1:4320"),
+        ("[::1]:4320", "http://[::1]:4320"),
+        ("Localhost:4320", "http://localhost:4320"),
+        ("kc.example.com", "https://kc.example.com"),
+        ("evaluator:4320", "https://kc.example.com"),
+    ],
+)
+def test_the_own_page_may_change_something(client: TestClient, host: str, origin: str) -> None:
+    """By the name that the browser has, or by the external URL's where a proxy puts its own."""
+    headers = {"host": host, "origin": origin, "sec-fetch-site": "same-origin"}
+    assert changed(client, headers)
