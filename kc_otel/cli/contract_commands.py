@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import Checked, check_all, load
+from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.offline.gate.gate_lint import shut_gates
@@ -29,6 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def check(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - .")],
+    path: Annotated[
+        MeasuringPath | None, typer.Option("--for", help="Also say which clauses this way of measuring can fill.")
+    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Say everything that is wrong with contracts, by file and line. Exits 2 when a contract cannot be used."""
@@ -37,8 +42,17 @@ def check(
         for result in check_all(paths)
     ]
     problems = [problem for result in results for problem in result.problems]
+    covered = {
+        result.source: coverage(result.contract, path)
+        for result in results
+        if path is not None and result.contract is not None
+    }
     if as_json:
-        typer.echo(json.dumps({"files": [_result(result) for result in results]}, indent=2))
+        files = [
+            _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
+            for result in results
+        ]
+        typer.echo(json.dumps({"files": files}, indent=2))
     else:
         for problem in problems:
             typer.echo(str(problem))
@@ -46,8 +60,20 @@ def check(
         typer.echo(
             f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
         )
+        for source, found in covered.items():
+            typer.echo("\n".join(_coverage(source, str(path), found)))
     if any(result.contract is None for result in results):
         raise typer.Exit(2)
+
+
+def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
+    yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {found.automatic} without more ado"
+    if found.measured:
+        yield f"  measured: {', '.join(found.measured)}"
+    for attribute, where in found.attributes.items():
+        yield f"  slices need {attribute}: {where}"
+    for clause, why in found.unmeasured.items():
+        yield f"  never {clause}: {why}"
 
 
 def compare(

@@ -13,6 +13,7 @@ import typer
 
 from kc_otel.cli.terminal import refuse
 from kc_otel.contract.errors import ContractError
+from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import KernelSpec
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def init(
     confidence: Annotated[
         str | None, typer.Option("--confidence", metavar="C", help="Of verdicts. [default: 0.99]")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="|".join(MeasuringPath), help="How the kernels are measured. [default: loop]"),
+    ] = None,
     recording: Annotated[
         Path | None,
         typer.Option("--from", metavar="RECORDING", help="Log-probabilities of self-noise: .npz, .jsonl or .parquet."),
@@ -84,6 +89,7 @@ def init(
         "horizon": horizon,
         "clip": clip,
         "slices": slices,
+        "data": data,
         "name": name,
         "owner": owner,
         "confidence": confidence,
@@ -168,6 +174,14 @@ def _optional(text: str) -> float | None:
     return None if text.strip().lower() in {"", "none"} else _number(text)
 
 
+def _path(text: str) -> MeasuringPath:
+    try:
+        return MeasuringPath(text.strip())
+    except ValueError:
+        msg = f"{text!r} is no way of measuring; write one of {', '.join(MeasuringPath)}"
+        raise ValueError(msg) from None
+
+
 def _slices(text: str) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for part in text.split(";"):
@@ -201,6 +215,12 @@ _QUESTIONS: Final = (
     _Question("clip", "PPO clip range epsilon, or none", _optional, "none"),
     _Question(
         "slices", "Traffic to judge on its own: code: task=code; long: prompt_tokens>=8192, or none", _slices, "none"
+    ),
+    _Question(
+        "data",
+        f"How the kernels are measured: {', '.join(MeasuringPath)}; loop is a program of your own",
+        _path,
+        "loop",
     ),
     _Question("name", "Name of the contract: an attribute of every metric, short and stable", str, "policy"),
     _Question("owner", "Team or person that answers for it", str, assumed="unknown"),

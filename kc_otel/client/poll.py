@@ -59,7 +59,7 @@ class Poller(threading.Thread):
         super().__init__(name="kc-otel-router", daemon=True)
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4319")
+            raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
         self._on_table, self._on_contact = on_table, on_contact

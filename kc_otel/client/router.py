@@ -34,7 +34,7 @@ _MAPPINGS: Final = (dict, Mapping)
 class Router:
     """Which kernel serves a request, and what the evaluator asks of this process.
 
-        with Router("http://127.0.0.1:4319", contracts=[contract]) as router:
+        with Router("http://127.0.0.1:4320", contracts=[contract]) as router:
             kernel = router.choose("policy-7b", {"prompt_tokens": 9000}, inference_version="9f1c2ab04d77")
 
     Make it after forking worker processes: threads do not survive a fork.

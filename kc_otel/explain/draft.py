@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
+from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.stats.inverses import mean_token_tv_for_sequence_tv
 from kc_otel.stats.rewards import token_kl_for_sequence_tv, tv_for_reward_budget
@@ -38,6 +39,7 @@ class Draft:
         clip: PPO clip range; None where there is none.
         slices: Name of each slice, and its conditions by attribute.
         confidence: Confidence of verdicts.
+        data: How the kernels are measured; clauses that this cannot measure are left out.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Draft:
     clip: float | None = None
     slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     confidence: float = 0.99
+    data: MeasuringPath = MeasuringPath.LOOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.load import load_text
+from kc_otel.contract.measuring_paths import why_not
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded
@@ -23,6 +25,7 @@ __all__ = ["BUDGET", "Written", "floor_sentence", "write"]
 _WIDTH: Final = 112
 BUDGET: Final = "reward"
 """The clause that is the budget itself: no noise floor raises it."""
+_LAG: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +166,18 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
 
 
 def _foot(draft: Draft) -> Iterator[str]:
-    yield "runtime:"
-    yield from _comment(
-        "With older weights every number above measures the policy's own change. 1 is what asynchronous recipes run "
-        "at; write 0 where rollouts wait for the sync.",
-        "  ",
-    )
-    yield "  - id: weights-lag"
-    yield "    metric: weights_lag"
-    yield "    limit: 1"
-    yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
+    lag = not why_not(_LAG, draft.data)
+    if lag:
+        yield "runtime:"
+        yield from _comment(
+            "With older weights every number above measures the policy's own change. 1 is what asynchronous recipes "
+            "run at; write 0 where rollouts wait for the sync.",
+            "  ",
+        )
+        yield f"  - id: {_LAG.id}"
+        yield f"    metric: {_LAG.metric}"
+        yield "    limit: 1"
+        yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
     yield from _comment(
         "A PASS needs the whole confidence interval below the limit. A kernel pair that reports nothing for a "
         "heartbeat is NO_DATA, which is not a PASS."
@@ -188,25 +193,25 @@ def _foot(draft: Draft) -> Iterator[str]:
     yield "escalation:"
     yield from _comment("Any clause: somebody looks, and more is measured, which is what decides early warnings.", "  ")
     yield "  - {on: fail, severity: warning, do: [notify, sample-more]}"
-    yield from _comment(
-        "The budget or the weights: traffic goes back to the training kernel, and somebody is woken.", "  "
-    )
-    yield from _step("2m", "[{route: train-kernel}, {webhook: pager}]")
+    what = "The budget or the weights" if lag else "The budget"
+    yield from _comment(f"{what}: traffic goes back to the training kernel, and somebody is woken.", "  ")
+    clauses = f"{BUDGET}, {_LAG.id}" if lag else BUDGET
+    yield from _step("2m", "[{route: train-kernel}, {webhook: pager}]", clauses)
     yield from _comment("Still broken after half an hour: no more gradients from these rollouts.", "  ")
-    yield from _step("30m", "[quarantine-rollouts, hold-promotion]")
+    yield from _step("30m", "[quarantine-rollouts, hold-promotion]", clauses)
     yield from _comment("Silence and unusable input are never a PASS.", "  ")
     yield "  - {on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}"
     yield "  - {on: invalid-input, severity: warning, do: [notify]}"
     yield ""
 
 
-def _step(after: str, actions: str) -> Iterator[str]:
+def _step(after: str, actions: str, clauses: str) -> Iterator[str]:
     yield "  - on: fail"
     yield f"    for: {after}"
     yield "    clear_for: 10m"
     yield "    severity: critical"
     yield f"    do: {actions}"
-    yield f"    clauses: [{BUDGET}, weights-lag]"
+    yield f"    clauses: [{clauses}]"
 
 
 def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[NoiseFloor]) -> Iterator[str]:

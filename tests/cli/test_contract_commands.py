@@ -167,3 +167,17 @@ def test_metrics_lists_the_registry(run):
     listed = json.loads(run("metrics", "--json")[1])
     assert [entry["metric"] for entry in listed["quantities"]] == list(QUANTITIES)
     assert [entry["metric"] for entry in listed["derived"]] == list(DERIVED)
+
+
+def test_check_says_what_a_plain_vllm_cannot_fill(run):
+    """The vLLM page's contract, before anybody waits: cells, attributes that clients have to send, dead clauses."""
+    code, out, _ = run("check", _CONTRACTS / "serving-int8.yaml", "--for", "vllm")
+    assert code == 0
+    assert "vllm can fill 8 of 24 cells, 4 without more ado" in out
+    assert "measured: token-kl, token-tv\n" in out
+    assert "slices need task: clients send it in vllm_xargs" in out
+    assert [line.split(":")[0].strip() for line in out.splitlines() if line.startswith("  never")] == [
+        "never logit-kl", "never top1", "never first-token", "never next-token",
+    ]  # fmt: skip
+    found = json.loads(run("check", _CONTRACTS / "serving-int8.yaml", "--for", "gate", "--json")[1])
+    assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from kc_otel.cli import init_command as commands
 from kc_otel.contract import load
 from kc_otel.contract.load import check
+from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.explain import explain
 
 _GIVEN = (
@@ -122,13 +123,23 @@ def test_a_script_needs_a_budget_only(run):
 @pytest.mark.usefixtures("terminal")
 def test_on_a_terminal_it_asks_for_what_is_missing(run):
     """With one line of explanation each; a wrong answer is asked again, an empty one takes the default."""
-    answers = ["engine=vllm,kind=x", "engine=vllm,dtype=fp8", "", "128", "", "", "mine", "rl", ""]
+    answers = ["engine=vllm,kind=x", "engine=vllm,dtype=fp8", "", "128", "", "", "vlm", "trl", "mine", "rl", ""]
     code, _, err = run("--train=engine=torch", "--reward-budget=0.1", stdin="\n".join(answers) + "\n")
     assert code == 0, err
     made = load("mine.yaml")
     assert (made.kernels.inference.dtype, made.assumptions.horizon, made.metadata.owner) == ("fp8", 128, "rl")
     assert "The kernel that samples" in err
     assert "'kind' is no field" in err
+    assert "'vlm' is no way of measuring; write one of vllm, trl, loop, gate" in err
+
+
+@pytest.mark.parametrize("data", ["vllm", "trl", "loop", "gate"])
+def test_every_clause_is_one_that_the_data_can_fill(run, data):
+    """No clause, and no step of the policy, waits for what this way of measuring never brings."""
+    assert run("--reward-budget=0.1", "--yes", f"--data={data}")[0] == 0
+    made = load("policy.yaml")
+    assert coverage(made, MeasuringPath(data)).unmeasured == {}
+    assert ("weights-lag" in {clause.id for clause in made.clauses}) == (data in {"trl", "loop"})
 
 
 @pytest.mark.usefixtures("terminal")

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
+from kc_otel.integrations.trl.rollouts import OWN
 from kc_otel.integrations.vllm.completion import Completion, FinishedCapture, processing_of, request_of, weights_of
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
@@ -313,3 +315,10 @@ def test_a_recorder_gets_the_kernel_and_the_processing_of_its_log_probabilities(
     recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
     recorder.force_flush()
     assert recorder.stats().invalid
+
+
+def test_check_knows_what_every_request_has():
+    """`check --for vllm` asks nobody to send an attribute that each request has, and relies on no other."""
+    request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {})
+    assert set(request.attributes) == AUTOMATIC[MeasuringPath.VLLM]
+    assert AUTOMATIC[MeasuringPath.TRL] == OWN
