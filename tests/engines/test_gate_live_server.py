@@ -14,7 +14,7 @@ import pytest
 from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
 from kc_otel.recordings import load_recording
-from tests.engines._checkpoints import through_fp8
+from tests.engines._checkpoints import in_three_bits
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ KEY = "sk-of-the-trainer"
 SERVERS = {
     "train": ("--dtype", "float32", "--api-key", KEY),
     "float32": ("--dtype", "float32"),
-    "fp8": ("--dtype", "bfloat16"),
+    "bfloat16": ("--dtype", "bfloat16"),
 }
 EACH, TOKENS = 60, 32
 
@@ -41,7 +41,7 @@ def gates(tiny_model, tmp_path_factory):
     """Exit code, output and recording of the gate, by the number format of the inference endpoint."""
     folder = tmp_path_factory.mktemp("gate")
     (folder / "contract.yaml").write_text(CONTRACT)
-    models = dict.fromkeys(SERVERS, tiny_model) | {"fp8": through_fp8(tiny_model, folder / "fp8-model")}
+    models = dict.fromkeys(SERVERS, tiny_model) | {"bfloat16": in_three_bits(tiny_model, folder / "three-bits")}
     rows = [{"prompt": text, "task": "code"} for text in prompts("code", EACH, characters=60)]
     talks = [[{"role": "user", "content": text}] for text in prompts("prose", EACH, characters=60)]
     rows += [{"messages": talk, "task": "prose"} for talk in talks]
@@ -55,7 +55,7 @@ def gates(tiny_model, tmp_path_factory):
             for name, options in SERVERS.items()
         }
         address = {name: each.result().address for name, each in begun.items()}
-        return {name: gate(folder, name, address) for name in ("float32", "fp8")}
+        return {name: gate(folder, name, address) for name in ("float32", "bfloat16")}
 
 
 def gate(folder, name, address):
@@ -90,8 +90,8 @@ def test_the_same_format_on_both_endpoints_passes(gates):
 
 
 def test_a_narrower_format_is_refused(gates):
-    """Weights rounded to fp8 under bfloat16 break the limit, on code and on prose."""
-    code, out, recording = gates["fp8"]
+    """Weights rounded to three bits, under bfloat16, break the limit, on code and on prose."""
+    code, out, recording = gates["bfloat16"]
     assert (code, out.startswith("rollback: vllm ")) == (1, True), out
     assert "FAIL token-tv on slice code" in out
     assert "FAIL token-tv on slice prose" in out
