@@ -51,6 +51,9 @@ def serve(
     standby: Annotated[
         bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
     ] = _DEFAULT.standby,
+    max_request: Annotated[
+        int, typer.Option(help="MiB of the largest OTLP request, also after decompression.", min=1)
+    ] = _DEFAULT.max_request_bytes // _MIB,
     record: Annotated[
         Path | None, typer.Option(help="File that keeps what arrives, for `kc-otel replay`.", metavar="FILE")
     ] = None,
@@ -85,6 +88,7 @@ def serve(
         standby=standby,
         record=record,
         record_limit=record_limit * _MIB,
+        max_request_bytes=max_request * _MIB,
     )
     try:
         run(load_all(contracts), config)

@@ -137,6 +137,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     command = [
         *(sys.executable, "-m", "kc_otel", "serve", str(ROOT / "contracts" / "serving-int8.yaml"), "--no-webhooks"),
         *("--state", ":memory:", "--grpc-port", "0", "--http-port", "0", "--api-port", "0"),
+        *("--max-request", "8"),
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -147,7 +148,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
                     break
             else:
                 pytest.fail(f"kc-otel serve ended: {said}")
-            yield Target(found[2], found[1], 16 << 20, _of_an_unknown_contract(), own=True)
+            yield Target(found[2], found[1], 8 << 20, _of_an_unknown_contract(), own=True)
         finally:
             process.terminate()
             process.communicate()

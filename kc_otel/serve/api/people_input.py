@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field
 __all__ = ["Name", "Reason", "Until", "refusals"]
 
 _YEAR_10000: Final = 253_402_300_800.0
-_CATEGORIES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Control characters, surrogates, line and paragraph separators."""
+_CATEGORIES: Final = frozenset({"Cc", "Zl", "Zp"})
+"""Control characters, line and paragraph separators; lone surrogates pydantic itself takes for no text."""
 _DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """What changes the direction of text: it makes a line read as another one than it is."""
 _SHOWN: Final = 5

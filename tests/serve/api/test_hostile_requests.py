@@ -46,6 +46,7 @@ HOSTILE = {
     "c1": "a\x9bb",
     "surrogate": "a\ud800b",
     "line separator": "a\u2028b",
+    "paragraph separator": "a\u2029b",
     "bidi": "a\u202eb",
     "too long": MARK * 1000,
     "number": 5,
