@@ -18,6 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
+from kc_otel.record.directives import Directives, GuidedLoop
 from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
@@ -360,6 +361,26 @@ class Recorder:
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
         """Go on with another kernel version: what comes next is recorded for the new pair, apart from the old one."""
         self._process.rollout(train, inference)
+
+    def follow(
+        self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
+    ) -> GuidedLoop:
+        """Obey what the evaluator asks for, in a loop of your own.
+
+        From now on everything is measured while a `sample-more` step fires. What is returned sends weights, keeps
+        rollouts out and says when to stop.
+
+        Args:
+            directives: A `kc_otel.client.router.Router`.
+            send_weights: Gives the inference kernel the trainer's weights.
+            pause: Steps between two calls of it while the same reason lasts.
+
+        Raises:
+            ValueError: If `pause` is not 1 or more.
+        """
+        loop = GuidedLoop(self, directives, send_weights, pause)
+        self._sampler.ask(lambda share: directives.sampling(self.contract.name, share))
+        return loop
 
     def force_flush(self, timeout: float = _TIMEOUT) -> bool:
         """Measure and export what was recorded; whether that was done within `timeout` seconds."""

@@ -33,6 +33,7 @@ class Sampler:
         if not callable(rate) and not 0.0 <= rate <= 1.0:
             raise ValueError(f"sampling: {rate!r} is not a share; write a number from 0 to 1")
         self._rate = rate
+        self._asked: Callable[[float], float] | None = None
         # Its own generator: drawing from the global one would change what the caller's program draws next.
         self._random = random.Random()  # noqa: S311 - a share, not a secret
 
@@ -42,9 +43,20 @@ class Sampler:
         Raises:
             ValueError: If the function returned something that is not a share.
         """
-        if not callable(self._rate):
-            return self._rate
-        rate = float(self._rate())
+        if self._asked is not None:
+            return self._checked(self._asked(self._own()))
+        return self._own()
+
+    def ask(self, asked: Callable[[float], float]) -> None:
+        """From now on the share is what this returns of the one that there was."""
+        self._asked = asked
+
+    def _own(self) -> float:
+        return self._checked(self._rate()) if callable(self._rate) else self._rate
+
+    @staticmethod
+    def _checked(rate: float) -> float:
+        rate = float(rate)
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"sampling: the function returned {rate!r}; it must return a number from 0 to 1")
         return rate
