@@ -208,6 +208,17 @@ class Clause(Strict):
             return f"p{100 * parsed.argument:.10g}"
         return f"fraction > {parsed.argument:g}" if parsed.kind == "fraction" else parsed.kind
 
+    def allows_none(self, slice: str) -> bool:
+        """Whether a share is limited to 0 on a slice: one observation breaks the promise, and while none does it holds.
+
+        A share is a fraction, or the mean of a quantity that has two values.
+        """
+        known = QUANTITIES.get(self.metric)
+        shares = (
+            known is not None and known.two_valued and not self.by_sequence and self.parsed_statistic.kind == "mean"
+        )
+        return (shares or self.parsed_statistic.kind == "fraction") and self.limit_for(slice) == 0.0
+
     def limit_for(self, slice: str) -> float:
         """Limit on a slice, in the metric's unit."""
         return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.limit_unit)

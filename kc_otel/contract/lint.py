@@ -194,7 +194,7 @@ def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[
         yield LintFinding(
             loc, f"{shown} can never be exceeded: {possible.noun} is at most {shown}; write a smaller limit"
         )
-    elif limit == possible.low and clause.parsed_statistic.kind in {"mean", "fraction"}:
+    elif limit == possible.low and clause.parsed_statistic.kind == "mean" and not clause.allows_none(ALL):
         yield LintFinding(
             loc,
             f"{shown} can never be shown to be kept: from samples, {clause.metric} is only known to be below "
@@ -232,10 +232,12 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFind
 def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
     """Tokens of a window tell less about those to come than their confidence says; whoever acts on them has to say so.
 
-    A maximum is left out: that one token was above it is a fact, whatever comes next.
+    A maximum is left out, and a share of none: that one token was above it is a fact, whatever comes next.
     """
     quantity, kind = clause.quantity, clause.parsed_statistic.kind
-    if clause.unit is not None or quantity is None or quantity.per is not Unit.TOKEN or kind == "max":
+    if clause.unit is not None or quantity is None or quantity.per is not Unit.TOKEN:
+        return
+    if kind == "max" or clause.allows_none(ALL):
         return
     acting = contract.acts_on(clause)
     if not acting:

@@ -87,6 +87,8 @@ def facts_of(promise: Promise, support_deficit: float | None = None) -> Facts:
         needs.discard("support")
         kl = promise.limit + support_deficit
         facts = replace(facts, mean_kl=kl, mean_tv=_pinsker(kl))
+    if promise.kind == "fraction" and promise.limit == 0.0 and facts != Facts():
+        needs.add("unobserved")
     if promise.metric in _LOGITS and facts != Facts():
         needs.add("prefixes")
     return replace(facts, needs=frozenset(needs), per_sequence=promise.by_sequence)

@@ -96,6 +96,8 @@ def evidence(clause: Clause, promise: Promise) -> str:
         case "quantile":
             share = promise.tail[1]
             return f"a {clause.statistic_text}, which is no worst case: 1 {unit} in {1.0 / share:,.4g} may do anything"
+        case "fraction" if promise.limit == 0.0:
+            return f"a count: a PASS says that no {unit} was seen beyond {promise.argument:g}, and how many may be"
         case "fraction":
             return f"a share: what the {100 * promise.limit:.3g} % of {unit}s beyond {promise.argument:g} do is open"
     return f"a maximum: a {unit} that was not observed may be worse"

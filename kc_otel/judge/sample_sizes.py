@@ -70,6 +70,8 @@ def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
         interval = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
         return interval.upper <= limit
 
+    if clause.allows_none(slice):
+        return 1 if value <= clause.parsed_statistic.argument else None
     if clause.parsed_statistic.kind == "max" or (clause.quantity is not None and clause.quantity.per is Unit.BATCH):
         return 1 if value <= limit else None
     high = 2

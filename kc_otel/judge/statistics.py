@@ -9,6 +9,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry import DERIVED, Unit
 from kc_otel.judge.points import series_name
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import (
     Binned,
     Interval,
@@ -103,7 +104,9 @@ def clause_interval(
         case "quantile":
             return quantile_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
         case "fraction":
-            return fraction_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+            # What recorders count as 0 is not above it, whatever width a histogram gives it.
+            above = statistic.argument or ZERO_THRESHOLD
+            return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     if clause.metric not in DERIVED:
         return _mean(clause, sample, alpha_lower, alpha_upper)
     if clause.metric == "support_deficit":

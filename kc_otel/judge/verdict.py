@@ -81,7 +81,12 @@ class Verdict:
 
     @property
     def margin(self) -> float:
-        """Limit minus the bound that decides: the lower bound on FAIL, else the upper; negative is bad."""
+        """Limit minus the bound that decides: the lower bound on FAIL, else the upper; negative is bad.
+
+        0 on a PASS whose upper bound is above the limit: of what none may be, none was seen.
+        """
+        if self.status is Status.PASS and self.upper > self.limit:
+            return 0.0
         return self.limit - (self.lower if self.status is Status.FAIL else self.upper)
 
 

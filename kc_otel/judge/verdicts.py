@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Unit
+from kc_otel.contract.registry import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -24,6 +24,10 @@ __all__ = ["Evidence", "Memo", "Window", "decide"]
 
 Window = Literal["short", "long"]
 
+_DISTANCES: Final = frozenset(
+    key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
+) - {"weights_lag"}
+"""Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _PROJECTION: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
 _REMEMBERED: Final = 4
@@ -63,12 +67,18 @@ class _Case:
         few = self.interval.samples < self.needed
         if self.interval.lower > self.limit and (self.fails_at_once or not few):
             return Status.FAIL
-        return Status.PASS if self.interval.upper <= self.limit and not few else Status.INCONCLUSIVE
+        kept = self.interval.upper <= self.limit or (self.allows_none and self.interval.estimate == 0.0)
+        return Status.PASS if kept and not few else Status.INCONCLUSIVE
+
+    @property
+    def allows_none(self) -> bool:
+        """Whether one observation breaks the promise, and while none does it holds: no sample bounds a share by 0."""
+        return self.evidence.clause.allows_none(self.evidence.cell.slice)
 
     @property
     def fails_at_once(self) -> bool:
         """Whether too few observations to pass may be enough to fail: what was observed above a maximum is a fact."""
-        return self.evidence.clause.parsed_statistic.kind == "max"
+        return self.evidence.clause.parsed_statistic.kind == "max" or self.allows_none
 
 
 class Memo:
@@ -214,6 +224,8 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     note = f" ({interval.note})" if interval.note else ""
     quantity = case.evidence.clause.quantity
     what = "sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples"
+    if case.allows_none and interval.samples and not interval.note:
+        return _counted(contract, case, span)
     if case.status is Status.FAIL:
         return f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
     if case.status is Status.PASS:
@@ -232,6 +244,25 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
         f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
     return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
+
+
+def _counted(contract: Contract, case: _Case, span: str) -> str:
+    """How many broke a promise that none does, and the most that they can be where none was seen.
+
+    With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
+    on what: 1{x = 0} / (1 - p) multiplied up is a martingale, so that P(none seen and prod (1 - p) <= alpha) <= alpha.
+    """
+    interval, clause = case.interval, case.evidence.clause
+    quantity, statistic = clause.quantity, clause.parsed_statistic
+    what = f"{quantity.per}s" if quantity is not None else "observations"
+    distance = statistic.kind == "mean" or (statistic.argument == 0.0 and clause.metric in _DISTANCES)
+    do = "differ" if distance else f"are above {statistic.argument:g}"
+    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
+    if case.status is Status.FAIL:
+        return f"{said}, and none may"
+    most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
+    more = f": {case.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
+    return f"{said}; {most}{more}"
 
 
 def _missing(contract: Contract, case: _Case, alpha: float) -> str:

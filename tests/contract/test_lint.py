@@ -238,7 +238,6 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
         ),
         ([_clause("numerical", metric="logit_half_range", limit=0.1)], "numerical[0].metric: a p99.9 cannot PASS"),
         ([_clause("numerical", metric="js", limit=0)], "0 can never be shown to be kept"),
-        ([_clause("numerical", metric="js", statistic="fraction > 0.1", limit=0)], "0 can never be shown to be kept"),
         (
             ["numerical: [{id: a, metric: js, limit: 0.1}, {id: b, metric: js, limit: 0.1}]"],
             "promises exactly what 'a' promises",
@@ -316,6 +315,13 @@ def test_lint_is_pure_and_finds_nothing_in_a_sound_contract(contract):
     """The same contract gives the same findings, here none."""
     sound = contract()
     assert lint(sound) == lint(sound) == []
+
+
+@pytest.mark.parametrize("share", [{"metric": "js", "statistic": "fraction > 0.1"}, {"metric": "top1_disagreement"}])
+def test_a_share_of_none_is_a_promise_that_can_be_kept(written, said, share):
+    """A limit of 0 on it holds while none is seen; and who acts on the one that was seen acts on a fact."""
+    route = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
+    assert said(written(_clause("numerical", **share, limit=0), route)) == []
 
 
 def test_a_limit_that_is_not_finite_is_refused(contract):

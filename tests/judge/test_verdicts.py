@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import clause_interval, factors
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
 
 NOW = 1_800_000_000.0
@@ -258,3 +260,50 @@ def test_false_fails_stay_within_alpha(contract: Any) -> None:
                 cells.append(evidence(made, values, values, slice=slice, clause=clause))
         wrong += any(verdict.status is Status.FAIL for verdict in decide(made, cells, NOW))
     assert wrong / runs <= 0.1
+
+
+NONE_MAY = {"id": "same", "metric": "abs_log_ratio", "statistic": "fraction > 0", "limit": 0}
+
+
+def test_a_share_of_none_holds_while_none_is_seen_and_one_breaks_it(contract: Any) -> None:
+    """How many differ is counted; none of enough tokens is a PASS that says how many may at most, one is a FAIL."""
+    made = contract(statistical=[NONE_MAY])
+    none, one = np.zeros(5000), np.r_[np.zeros(4999), 1e-6]
+    kept = judge(made, none, none)
+    assert (kept.status, kept.reason) == (Status.PASS, "0 of 5,000 tokens differ in 5m; at most 0.00106 at 99 %")
+    assert kept.upper == pytest.approx(1.0 - 0.005 ** (1 / 5000))
+    assert kept.margin == 0.0
+    broken = judge(made, one, one)
+    assert (broken.status, broken.reason) == (Status.FAIL, "1 of 5,000 tokens differ in 5m, and none may")
+    few = judge(made, none[:99], none[:99])
+    assert (few.status, few.reason) == (
+        Status.INCONCLUSIVE, "0 of 99 tokens differ in 1h; at most 0.0521 at 99 %: 1 more needed",
+    )  # fmt: skip
+    assert judge(made, one[-10:], one[-10:]).status is Status.FAIL
+
+
+def test_equal_log_probabilities_differ_nowhere_in_what_the_recorder_sends(contract: Any) -> None:
+    """The zero bucket of its histograms holds them, also beside tokens that differ."""
+    made = contract(statistical=[NONE_MAY])
+    train = -RNG.exponential(size=(4, 500))
+    for moved, status in ((0, Status.PASS), (1, Status.FAIL), (3, Status.FAIL)):
+        inference = train.copy()
+        inference[0, :moved] += 1e-5
+        recorded = Accumulator(["all"])
+        recorded.add_sampled(train, inference)
+        binned = recorded.snapshot()["abs_log_ratio", "all"].binned()
+        item = Evidence(Cell(made.name, "same", "all", "a", "b"), made.clauses[0], lambda _: binned)  # noqa: B023
+        (verdict,) = decide(made, [item], NOW)
+        assert verdict.status is status
+        assert verdict.reason.startswith(f"{moved} of 2,000 tokens differ in 5m")
+
+
+def test_what_has_two_values_is_counted_too(contract: Any) -> None:
+    """And a threshold above 0 is named."""
+    greedy = contract(statistical=[], numerical=[{"id": "top1", "metric": "top1_disagreement", "limit": 0}])
+    flips = np.repeat([0.0, 1.0], [998, 2])
+    assert judge(greedy, flips, flips).reason == "2 of 1,000 tokens differ in 5m, and none may"
+    far = contract(statistical=[{**NONE_MAY, "statistic": "fraction > 0.5"}])
+    assert judge(far, flips, flips).reason == "2 of 1,000 tokens are above 0.5 in 5m, and none may"
+    (needed,) = (observations_to_pass(far, clause, "all") for clause in far.clauses)
+    assert needed.observations == 1

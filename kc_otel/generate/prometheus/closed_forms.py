@@ -30,14 +30,14 @@ from kc_otel.generate.prometheus.histogram_queries import GROWTH, SCALE, Reading
 from kc_otel.judge.statistics import factors, samples_needed
 from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 
-__all__ = ["PAIRS", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
+__all__ = ["NOT_ONE", "PAIRS", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
 
 PAIRS: Final = 4
 """Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
 
 _DOUBLINGS: Final = 10
 """Sizes of a sample that a quantile's rank is shifted for."""
-_ONE: Final = 1e-6
+NOT_ONE: Final = 1e-6
 """Less than one observation, and more than rounding makes of none."""
 
 
@@ -91,7 +91,7 @@ def forms(clause: Clause, contract: Contract, histogram: Reading, samples: str) 
             needed = samples_needed(clause, contract.observability)
             return _quantile(statistic.argument, needed, levels, histogram, samples, signed=signed)
         case "fraction":
-            return _fraction(statistic.argument, levels, histogram, samples)
+            return _fraction(statistic.argument or ZERO_THRESHOLD, levels, histogram, samples)
     if clause.metric not in DERIVED:
         return _mean(clause.quantity, clause.cap, levels, histogram, samples)
     scale, offset = factors(clause.metric, contract.assumptions)
@@ -156,7 +156,7 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Read
 def _unless_beyond(side: str, share: str, samples: str, instead: str) -> str:
     """The side, where no observation may lie beyond the cap."""
     beyond = f"{share} * {samples}"
-    return f"({side} and {beyond} <= {text(_ONE)} or {beyond} * 0 + {instead})"
+    return f"({side} and {beyond} <= {text(NOT_ONE)} or {beyond} * 0 + {instead})"
 
 
 def _quantile(rank: float, needed: int, levels: Alphas, histogram: Reading, samples: str, *, signed: bool) -> Forms:

@@ -15,7 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import CELL_LABELS
-from kc_otel.generate.prometheus.closed_forms import forms
+from kc_otel.generate.prometheus.closed_forms import NOT_ONE, forms
 from kc_otel.generate.prometheus.histogram_queries import Reading
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
@@ -79,7 +79,8 @@ def _limits(clause: Clause, contract: Contract, own: Own) -> str:
 def _judged(clause: Clause, contract: Contract, own: Own) -> str:
     """FAIL above the limit, PASS at or below it, and INCONCLUSIVE between or with too few observations.
 
-    A maximum is broken by any number of them.
+    A maximum is broken by any number of them. A share of none is kept while none is seen; it takes more than one to
+    break it here, because a store may count what is 0 as a little above.
     """
     limit = f"on ({CELL}) group_left () {own('kc.rule.limit')}"
     needed = samples_needed(clause, contract.observability)
@@ -87,6 +88,9 @@ def _judged(clause: Clause, contract: Contract, own: Own) -> str:
     any_ = f"({own('kc.rule.window.samples')} >= bool 1)" if clause.parsed_statistic.kind == "max" else enough
     fails = f"({own('kc.rule.window.lower')} > bool {limit})"
     passes = f"({own('kc.rule.window.upper')} <= bool {limit})"
+    if all(clause.allows_none(slice) for slice in (ALL, *contract.slices)):
+        seen = f"{own('kc.rule.window.estimate')} * {own('kc.rule.window.samples')}"
+        passes = f"({seen} <= bool {NOT_ONE!r})"
     doubt = Status.INCONCLUSIVE.code
     return (
         f"{doubt} + {Status.FAIL.code - doubt} * {fails} * {any_}\n- {doubt - Status.PASS.code} * {passes} * {enough}"
