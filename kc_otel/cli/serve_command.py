@@ -9,7 +9,7 @@ import typer
 
 from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse
-from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.config import ServeConfig, Sync
 
 __all__ = ["register"]
 
@@ -31,6 +31,9 @@ def serve(
     state: Annotated[
         Path, typer.Option(help="SQLite file of what must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
+    sync: Annotated[
+        Sync, typer.Option(help="Force what arrives to the disk before the sender is told that it was taken, or never.")
+    ] = _DEFAULT.sync,
     tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULT.tick,
     external_url: Annotated[
         str | None, typer.Option(help="How a person reaches the API, for links in webhooks.")
@@ -79,6 +82,7 @@ def serve(
         http_port=http_port,
         api_port=api_port,
         state=None if str(state) == ":memory:" else state,
+        sync=sync,
         tick=tick,
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),

@@ -103,6 +103,10 @@ class Evaluator:
                 self._gen_ai.setdefault(name, []).append(state)
         self._slices = {name: {ALL, OTHER, *state.contract.slices} for name, state in self.states.items()}
 
+    def listen(self, since: float) -> None:
+        """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
+        self._listen(since)
+
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest that arrived at `now`, Unix seconds."""
         self._listen(now)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["ServeConfig"]
+__all__ = ["ServeConfig", "Sync"]
+
+
+class Sync(StrEnum):
+    """When what was received is forced to the disk."""
+
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +25,8 @@ class ServeConfig:
         grpc_port: OTLP over gRPC; 0 lets the system choose.
         http_port: OTLP over HTTP; 0 lets the system choose.
         api_port: API, `/metrics`, health; 0 lets the system choose.
-        state: SQLite file; None keeps nothing across restarts.
+        state: SQLite file; None keeps nothing across restarts. Beside it is the folder STATE-log of what was received.
+        sync: When what was received is forced to the disk: before the sender is told so, or when the system likes.
         tick: Seconds between two evaluations.
         external_url: How a person reaches the API, for links in webhooks; None for the bound address.
         webhooks: False lets webhooks whose endpoint is not configured wait in the outbox instead of refusing to start.
@@ -36,6 +45,7 @@ class ServeConfig:
     http_port: int = 4318
     api_port: int = 4320
     state: Path | None = None
+    sync: Sync = Sync.ALWAYS
     tick: float = 1.0
     external_url: str | None = None
     webhooks: bool = True

@@ -82,6 +82,8 @@ class Core:
         self.external_url = external_url
         self.announce = announce
         self.recording: RecordingFile | None = None
+        self.forget: Callable[[int], None] = lambda _position: None
+        """Told up to which position of the write-ahead log all is in the state."""
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
         self._connection = connection
@@ -91,6 +93,7 @@ class Core:
             self.evaluator = Evaluator(contracts)
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
+            self.position = self._evaluator_store.position
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
@@ -116,9 +119,9 @@ class Core:
         """Silences and acknowledgements in force."""
         return self.escalation.people
 
-    def metrics(self, request: Any) -> ExportResult:
-        """Take an ExportMetricsServiceRequest."""
-        now = time.time()
+    def metrics(self, request: Any, at: float | None = None) -> ExportResult:
+        """Take an ExportMetricsServiceRequest that arrived at `at`, Unix seconds; None for now."""
+        now = time.time() if at is None else at
         outcome = self.evaluator.ingest_metrics(request, now)
         if self.recording is not None:
             self.recording.received(request, now)
@@ -153,7 +156,9 @@ class Core:
             escalation = replace(escalation, state=replace(escalation.state, decisions=decisions))
             announcements += self._write(escalation, now) + moved
             self._evaluator_store.save(self.evaluator, unit)
+            self._evaluator_store.save_position(self.position)
             unit.on_commit(lambda: self._adopt(escalation.state, evaluations, now))
+            unit.on_commit(lambda: self.forget(self.position))
         self.tick_seconds = time.perf_counter() - started
         self.announce_all(announcements)
 

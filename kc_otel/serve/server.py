@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -19,13 +20,14 @@ import uvicorn
 from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.offline.replay.traffic_reading import TrafficFileError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
-from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.config import ServeConfig, Sync
 from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
@@ -35,6 +37,7 @@ from kc_otel.serve.standby import active
 from kc_otel.serve.store.evaluator_store import StoreError
 from kc_otel.serve.store.state_file import StateError, StatePlace
 from kc_otel.serve.store.traffic_file import RecordingFile
+from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -62,7 +65,7 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (BindError, WebhookEndpointError, TrafficFileError, StateError, StoreError) as error:
+    except (BindError, WebhookEndpointError, TrafficFileError, StateError, StoreError, LogError) as error:
         raise ServiceError(str(error)) from None
 
 
@@ -138,12 +141,13 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
+        sink = stack.enter_context(_sink(core, config.state, config.sync))
         if config.record is not None:
             core.recording = RecordingFile(config.record, config.record_limit)
             stack.callback(core.recording.close)
-        grpc = await start_grpc(core, config.host, config.grpc_port, limits, requests)
+        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests)
         stack.push_async_callback(grpc.stop, _GRACE)
-        await stack.enter_async_context(_http(http_app(core, limits, requests), http_socket))
+        await stack.enter_async_context(_http(http_app(sink, limits, requests), http_socket))
         api = make_api(core, readings, decided, version("kc-otel"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(_http(own, api_socket))
@@ -166,6 +170,21 @@ async def _serve(
         for task in done - {stopping}:
             task.result()
         _log.info("stopping")
+
+
+@contextlib.contextmanager
+def _sink(core: Core, state: Path | None, sync: Sync) -> Iterator[TelemetrySink]:
+    """The core by way of the log beside the state file; what the log has and the state has not is applied."""
+    if state is None:
+        yield core
+        return
+    log = WriteAheadLog(state.with_name(f"{state.name}-log"), sync=sync, begin=core.position)
+    try:
+        if count := recover(core, log):
+            _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)
+        yield DurableSink(core, log)
+    finally:
+        log.close()
 
 
 class _Server(uvicorn.Server):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -102,7 +102,7 @@ LOGS: Final = Signal(
 SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
-def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
+async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
     """Hand a decoded request to the sink and return the response message.
 
     Raises:
@@ -110,7 +110,8 @@ def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str, c
         InternalError: If the sink failed in a way of its own; the cause is logged here.
     """
     try:
-        outcome: ExportResult = getattr(sink, signal.name)(request)
+        taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)
+        outcome = await taken if isinstance(taken, Awaitable) else taken
     except ReceiveError:
         raise
     except Exception:  # noqa: BLE001 - the server outlives whatever the sink does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,20 +24,20 @@ class ExportResult:
 
 
 class TelemetrySink(Protocol):
-    """Takes decoded requests. The methods run on the servers' event loop: synchronous, and quick.
+    """Takes decoded requests. The methods run on the servers' event loop: they are quick, or coroutines that wait.
 
     A method may raise `ThrottledError` to make the sender wait and send again.
     """
 
-    def metrics(self, request: Any) -> ExportResult:
+    def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
         """Take an ExportMetricsServiceRequest."""
         ...
 
-    def traces(self, request: Any) -> ExportResult:
+    def traces(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
         """Take an ExportTraceServiceRequest."""
         ...
 
-    def logs(self, request: Any) -> ExportResult:
+    def logs(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
         """Take an ExportLogsServiceRequest."""
         ...
 

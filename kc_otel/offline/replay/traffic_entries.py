@@ -9,15 +9,32 @@ of the message. Source: README of opentelemetry-collector-contrib, exporter/file
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-__all__ = ["EVALUATED", "MOST_BYTES", "RECEIVED", "TrafficEntry", "entry_of", "evaluated_frame", "received_frame"]
+__all__ = [
+    "CHECKSUM",
+    "EVALUATED",
+    "MOST_BYTES",
+    "RECEIVED",
+    "SEAL_BYTES",
+    "TrafficEntry",
+    "entry_of",
+    "evaluated_frame",
+    "is_sealed",
+    "ours",
+    "received_frame",
+    "sealed_frame",
+]
 
 RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""
+CHECKSUM: Final = "kc.recording.crc32"
+"""Attribute beside it: CRC-32 of the request and of that time (IEEE 754, little-endian), in hex."""
 EVALUATED: Final = "kc.recording.evaluated"
 """Attribute of the resource that says when the evaluator judged, Unix time in seconds."""
 MOST_BYTES: Final = 64 * 1024 * 1024
@@ -45,8 +62,8 @@ def entry_of(request: Any) -> TrafficEntry | None:
     Where the message does not say when it arrived, the newest of its points does.
     """
     last = request.resource_metrics[-1] if request.resource_metrics else None
-    if last is not None and not last.scope_metrics and len(last.resource.attributes) == 1:
-        (mark,) = last.resource.attributes
+    if last is not None and not last.scope_metrics and 1 <= len(last.resource.attributes) <= 2:
+        mark = last.resource.attributes[0]
         if mark.key == EVALUATED:
             return TrafficEntry(mark.value.double_value)
         if mark.key == RECEIVED:
@@ -55,32 +72,7 @@ def entry_of(request: Any) -> TrafficEntry | None:
     return TrafficEntry(newest / 1e9, request) if newest else None
 
 
-def received_frame(request: Any, at: float) -> bytes:
-    """A request as a recording has it; empty when nothing in it could concern a contract."""
-    ours = _ours(request)
-    if not ours.resource_metrics:
-        return b""
-    # Concatenated messages are one message: a protobuf parser appends to what it has.
-    return _frame(ours.SerializeToString() + _mark(RECEIVED, at))
-
-
-def evaluated_frame(at: float) -> bytes:
-    """An evaluation as a recording has it."""
-    return _frame(_mark(EVALUATED, at))
-
-
-def _frame(message: bytes) -> bytes:
-    return struct.pack(">I", len(message)) + message
-
-
-def _mark(name: str, at: float) -> bytes:
-    request = ExportMetricsServiceRequest()
-    request.resource_metrics.add().resource.attributes.add(key=name).value.double_value = at
-    serialized: bytes = request.SerializeToString()
-    return serialized
-
-
-def _ours(request: Any) -> Any:
+def ours(request: Any) -> Any:
     """The request without metrics that no contract can be about: a Collector may send everything that it has."""
     metrics = [
         metric.name.startswith(_OURS)
@@ -102,6 +94,55 @@ def _ours(request: Any) -> Any:
     return kept
 
 
+def received_frame(request: Any, at: float) -> bytes:
+    """A request as a recording has it; empty when nothing in it could concern a contract."""
+    kept = ours(request)
+    if not kept.resource_metrics:
+        return b""
+    # Concatenated messages are one message: a protobuf parser appends to what it has.
+    return _frame(kept.SerializeToString() + _mark(RECEIVED, at))
+
+
+def sealed_frame(message: bytes, at: float) -> bytes:
+    """A serialized request with a checksum: what `is_sealed` accepts."""
+    return _frame(message + _mark(RECEIVED, at, _checksum(message, at)))
+
+
+def is_sealed(message: bytes) -> bool:
+    """Whether a message is a sealed one of which nothing is damaged."""
+    seal = message[-SEAL_BYTES:]
+    mark = ExportMetricsServiceRequest()
+    try:
+        mark.ParseFromString(seal)
+        at = mark.resource_metrics[0].resource.attributes[0].value.double_value
+    except (DecodeError, IndexError):
+        return False
+    return seal == _mark(RECEIVED, at, _checksum(message[:-SEAL_BYTES], at))
+
+
+def evaluated_frame(at: float) -> bytes:
+    """An evaluation as a recording has it."""
+    return _frame(_mark(EVALUATED, at))
+
+
+def _frame(message: bytes) -> bytes:
+    return struct.pack(">I", len(message)) + message
+
+
+def _checksum(message: bytes, at: float) -> str:
+    return f"{zlib.crc32(struct.pack('<d', at), zlib.crc32(message)):08x}"
+
+
+def _mark(name: str, at: float, checksum: str = "") -> bytes:
+    request = ExportMetricsServiceRequest()
+    attributes = request.resource_metrics.add().resource.attributes
+    attributes.add(key=name).value.double_value = at
+    if checksum:
+        attributes.add(key=CHECKSUM).value.string_value = checksum
+    serialized: bytes = request.SerializeToString()
+    return serialized
+
+
 def _newest(request: Any) -> int:
     times = [0]
     for resource in request.resource_metrics:
@@ -111,3 +152,7 @@ def _newest(request: Any) -> int:
                 if field:
                     times += [point.time_unix_nano for point in getattr(metric, field).data_points]
     return max(times)
+
+
+SEAL_BYTES: Final = len(_mark(RECEIVED, 0.0, _checksum(b"", 0.0)))
+"""Length of the mark at the end of a sealed message."""

@@ -135,7 +135,7 @@ def _handler(
                 body = await context.read()
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
-            answer = deliver(sink, signal, from_protobuf(body, signal, limits), "grpc", counts)
+            answer = await deliver(sink, signal, from_protobuf(body, signal, limits), "grpc", counts)
         except ReceiveError as error:
             counts.add("grpc", error.outcome)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()

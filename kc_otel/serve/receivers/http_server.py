@@ -103,11 +103,11 @@ class _App:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
         async with self._places.taken():
             body = await self._body(headers, receive)
-        return self._decoded(inflate(body, headers.get("content-encoding", ""), self._limits), signal, media)
+        return await self._decoded(inflate(body, headers.get("content-encoding", ""), self._limits), signal, media)
 
-    def _decoded(self, body: bytes, signal: Signal, media: str) -> Any:
+    async def _decoded(self, body: bytes, signal: Signal, media: str) -> Any:
         request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
-        return deliver(self._sink, signal, request, "http", self._counts)
+        return await deliver(self._sink, signal, request, "http", self._counts)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
         limit = self._limits.max_bytes

@@ -1,7 +1,7 @@
 """The evaluator's memory in SQLite: what changed since the last save is written, and all of it is read at the start.
 
-What a crash loses between two saves, a sender of cumulative histograms sends again: its next value differs from the
-saved one by all that is missing. The store never begins or commits a transaction; who owns the connection does.
+With it goes the position in the write-ahead log up to which it has what was received: what came later is there, and is
+applied at the start. The store never begins or commits a transaction; who owns the connection does.
 """
 
 from __future__ import annotations
@@ -78,6 +78,16 @@ class EvaluatorStore:
                 f"use the program that wrote it, or {_REMEDY}"
             )
             raise StoreError(msg)
+
+    @property
+    def position(self) -> int:
+        """Position in the write-ahead log up to which what was received is in the state."""
+        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'log_position'").fetchone()
+        return int(row[0]) if row else 0
+
+    def save_position(self, position: int) -> None:
+        """Write it, in the transaction that also has `save`."""
+        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('log_position', ?)", (str(position),))
 
     def save(self, evaluator: Evaluator, unit: UnitOfWork) -> None:
         """Write what changed since the last save that lasted.

@@ -1,0 +1,306 @@
+"""The write-ahead log: what a sender is told has been taken is on disk before it is told so.
+
+An append-only folder of segments, each in the Collector's own file format `proto` (see `traffic_entries`), so that
+whatever reads the Collector's files reads these. A message ends with a mark that says when it arrived and has its
+checksum: what a crash tore is found and cut off. Positions are bytes since the log began; a segment's name is the
+position of its first byte. What is kept is applied in the order of the log, whoever waits for it or no longer does.
+
+Requests that arrive while the disk is busy are written together and synced once (group commit), so that the cost of a
+sync is shared by as many as there are. `Sync` says when that is:
+
+| policy | acknowledged is lost | costs |
+| --- | --- | --- |
+| `always` | never, as far as the disk keeps its word | one sync for each group |
+| `never` | when the machine goes down, not when the process does | what writing costs |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from kc_otel.offline.replay.traffic_entries import MOST_BYTES, SEAL_BYTES, is_sealed, sealed_frame
+from kc_otel.record.worker import BoundedWorker
+from kc_otel.serve.config import Sync
+
+__all__ = ["LogError", "LogRecord", "WriteAheadLog"]
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger(__name__)
+_SEGMENT_BYTES: Final = 64 * 1024 * 1024
+_WAITING_BYTES: Final = MOST_BYTES + 1024
+"""Bytes that may wait for the disk before more is refused; one message as long as it may be has room."""
+_GROUP: Final = 256
+"""Most messages that are written at once; fewer than what one call of writev takes."""
+_LENGTH: Final = struct.Struct(">I")
+_SEAL: Final = sealed_frame(b"", 0.0)[_LENGTH.size :][:12]
+"""How every mark begins."""
+_NAME: Final = re.compile(r"(\d{20})\.otlp")
+
+
+class LogError(OSError):
+    """The log cannot be written or read; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A message of the log.
+
+    Attributes:
+        start: Position of its first byte.
+        end: Position after it.
+        message: The ExportMetricsServiceRequest as it arrived, serialized, with its mark.
+    """
+
+    start: int
+    end: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    frame: bytes
+    apply: Callable[[int], Any]
+    done: asyncio.Future[Any]
+
+
+class WriteAheadLog:
+    """Appends requests and tells when they are on disk. Use it from one event loop.
+
+    Args:
+        folder: Where the segments are; made if it is not there.
+        sync: When what was written is forced to the disk.
+        begin: Position at which a log begins that is not there, or that ends before it because it was taken away.
+        segment: Bytes after which a new segment begins.
+
+    Raises:
+        LogError: If the folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, *, sync: Sync = Sync.ALWAYS, begin: int = 0, segment: int = _SEGMENT_BYTES
+    ) -> None:
+        self.folder = folder
+        self._sync, self._segment = sync, segment
+        self._file: int | None = None
+        self._trouble = ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._starts = sorted(map(_start, filter(_is_segment, folder.iterdir())))
+            self._end = max(self._mended() if self._starts else 0, begin)
+        except OSError as error:
+            raise LogError(f"{folder}: cannot be written ({_said(error)}); name a folder that can be") from None
+        self._worker: BoundedWorker[_Waiting] = BoundedWorker(
+            self._write, self._dropped, name="kc-otel-log", max_bytes=_WAITING_BYTES, batch=_GROUP
+        )
+
+    @property
+    def end(self) -> int:
+        """Position after the newest message that was written."""
+        return self._end
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest message that is kept."""
+        return self._starts[0] if self._starts else self._end
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait for the disk."""
+        return self._worker.depth()[1]
+
+    async def append(self, message: bytes, at: float, apply: Callable[[int], T]) -> T:
+        """Keep a request, and apply it once it is kept.
+
+        Args:
+            message: A serialized ExportMetricsServiceRequest.
+            at: When it arrived, Unix seconds.
+            apply: Called on the event loop with the position after the message, in the order of the log, also when
+                whoever appended does not wait any more.
+
+        Returns:
+            What `apply` returned; what it raises is raised.
+
+        Raises:
+            LogError: If it cannot be kept: nothing of it is in the log, nor applied.
+        """
+        if len(message) + SEAL_BYTES > MOST_BYTES:
+            raise LogError(errno.EFBIG, f"a message of {len(message)} bytes is more than a log's message may have")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(sealed_frame(message, at), apply, done)
+        if not self._worker.put(lambda: waiting, len(waiting.frame)):
+            raise LogError(errno.EAGAIN, f"{self.folder}: more arrives than the disk takes")
+        return await done
+
+    def records(self, since: int) -> Iterator[LogRecord]:
+        """Messages after a position, oldest first. What is damaged is left out, and said in the log."""
+        for start, until in zip(
+            self._starts, [*self._starts[1:], self._end], strict=False
+        ):  # at first there is no segment
+            if until <= since:
+                continue
+            at = start
+            for record in _whole(self._path(start).read_bytes()[: until - start], start):
+                if record.start > max(at, since):
+                    _log.error("%s: damaged from byte %d to %d", self._path(start), at - start, record.start - start)
+                if record.end > since:
+                    yield record
+                at = record.end
+            if at < until:
+                _log.error("%s: damaged from byte %d to its end", self._path(start), at - start)
+
+    def forget(self, before: int) -> None:
+        """Everything before a position is in the state: segments that only hold such are removed."""
+        while len(self._starts) > 1 and self._starts[1] <= before:
+            with suppress(OSError):  # one that stays is tried again after the next start
+                self._path(self._starts[0]).unlink()
+            del self._starts[0]
+
+    def close(self, timeout: float = 3.0) -> None:
+        """Write what waits, for at most `timeout` seconds."""
+        self._worker.close(timeout)
+        self._shut()
+
+    def _write(self, group: Sequence[_Waiting]) -> None:
+        try:
+            if self._file is None or self._end - self._starts[-1] >= self._segment:
+                self._open()
+            assert self._file is not None
+            _write_all(self._file, [each.frame for each in group])
+            if self._sync is Sync.ALWAYS:
+                os.fdatasync(self._file)
+        except OSError as error:
+            self._failed(group, error)
+            return
+        if self._trouble:
+            _log.warning("%s: can be written again", self.folder)
+            self._trouble = ""
+        ends = []
+        for each in group:
+            self._end += len(each.frame)
+            ends.append(self._end)
+        group[0].done.get_loop().call_soon_threadsafe(_apply, group, ends)
+
+    def _open(self) -> None:
+        self._shut()
+        if not self._starts or self._end > self._starts[-1]:
+            self._starts.append(self._end)
+        self._file = os.open(self._path(self._starts[-1]), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        # What an attempt that failed has left behind goes, and the name of a new file is made to last.
+        os.ftruncate(self._file, self._end - self._starts[-1])
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _shut(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+    def _failed(self, group: Sequence[_Waiting], error: OSError) -> None:
+        with suppress(OSError):
+            if self._file is not None:  # nothing of what is refused may be read back
+                os.ftruncate(self._file, self._end - self._starts[-1])
+        with suppress(OSError):
+            self._shut()
+        if _said(error) != self._trouble:
+            self._trouble = _said(error)
+            _log.error("%s: nothing is taken until it can be written: %s", self.folder, self._trouble)
+        why = LogError(error.errno, f"{self.folder}: {_said(error)}")
+        group[0].done.get_loop().call_soon_threadsafe(_refuse, group, why)
+
+    def _dropped(self, reason: str, why: object, _count: int) -> None:
+        _log.warning("%s: %s: %s", self.folder, reason, why)
+
+    def _mended(self) -> int:
+        """Position after the last whole message; what a crash left of another one is cut off."""
+        start = self._starts[-1]
+        path = self._path(start)
+        content = path.read_bytes()
+        end = start
+        for record in _whole(content, start):
+            end = record.end
+        if end - start < len(content):
+            os.truncate(path, end - start)
+            _log.warning("%s: %d bytes of a message that was never acknowledged", path, start + len(content) - end)
+        return end
+
+    def _path(self, start: int) -> Path:
+        return self.folder / f"{start:020d}.otlp"
+
+
+def _whole(content: bytes, start: int) -> Iterator[LogRecord]:
+    """The messages of a segment that are whole, also those that follow on damage."""
+    at: int | None = 0
+    while at is not None:
+        if end := _end_of(content, at):
+            yield LogRecord(start + at, start + end, content[at + _LENGTH.size : end])
+            at = end
+        else:
+            at = _next(content, at)
+
+
+def _end_of(content: bytes, at: int) -> int:
+    """Where the message that begins here ends; 0 where none does."""
+    if at + _LENGTH.size > len(content):
+        return 0
+    end: int = at + _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
+    return end if end <= len(content) and is_sealed(content[at + _LENGTH.size : end]) else 0
+
+
+def _next(content: bytes, at: int) -> int | None:
+    """Where the next whole message begins, after damage: found by the mark at its end."""
+    mark = at
+    while (mark := content.find(_SEAL, mark + 1)) >= 0:
+        end = mark + SEAL_BYTES
+        for begin in range(at + 1, mark - _LENGTH.size + 1):
+            if _LENGTH.unpack_from(content, begin)[0] == end - begin - _LENGTH.size and _end_of(content, begin):
+                return begin
+    return None
+
+
+def _write_all(file: int, frames: Sequence[bytes]) -> None:
+    if os.writev(file, frames) < sum(map(len, frames)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _apply(group: Sequence[_Waiting], ends: Sequence[int]) -> None:
+    for each, end in zip(group, ends, strict=True):
+        try:
+            result = each.apply(end)
+        except Exception as error:  # noqa: BLE001 - it is raised to whoever appended
+            if not each.done.done():
+                each.done.set_exception(error)
+        else:
+            if not each.done.done():
+                each.done.set_result(result)
+
+
+def _refuse(group: Sequence[_Waiting], why: LogError) -> None:
+    for each in group:
+        if not each.done.done():
+            each.done.set_exception(why)
+
+
+def _is_segment(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
+
+
+def _start(path: Path) -> int:
+    return int(path.name[:20])
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error)

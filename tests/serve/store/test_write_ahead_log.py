@@ -1,0 +1,205 @@
+"""The log before the acknowledgement: what was acknowledged is read back, whatever ended the process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.offline.replay.traffic_entries import entry_of
+from kc_otel.offline.replay.traffic_reading import read_recordings
+from kc_otel.serve.config import Sync
+from kc_otel.serve.store import write_ahead_log
+from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
+
+
+def request_of(number: int) -> bytes:
+    """A serialized request that can be told from others."""
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token")
+    metric.gauge.data_points.add(as_int=number, time_unix_nano=10**18)
+    return request.SerializeToString()
+
+
+async def keep(log: WriteAheadLog, number: int, at: float) -> int:
+    """Position after what was kept."""
+    return await log.append(request_of(number), at, lambda position: position)
+
+
+def numbers_of(log: WriteAheadLog, since: int = 0) -> list[int]:
+    """What `request_of` was given, as read back."""
+    found = []
+    for record in log.records(since):
+        entry = entry_of(ExportMetricsServiceRequest.FromString(record.message))
+        assert entry is not None
+        metric = entry.request.resource_metrics[0].scope_metrics[0].metrics[0]
+        found.append(metric.gauge.data_points[0].as_int)
+    return found
+
+
+def written(folder: Path, count: int, **options: Any) -> list[int]:
+    """Positions after each of `count` messages, appended all at once."""
+
+    async def append() -> list[int]:
+        log = WriteAheadLog(folder, **options)
+        ends: list[int] = []
+        for first in range(0, count, 4):
+            group = range(first, min(first + 4, count))
+            ends += await asyncio.gather(*(keep(log, number, 100.0 + number) for number in group))
+        log.close()
+        return ends
+
+    return asyncio.run(append())
+
+
+@pytest.mark.parametrize("sync", Sync)
+def test_what_was_acknowledged_is_read_back_in_order(tmp_path: Path, sync: Sync) -> None:
+    """Every message with its time, in the order of the acknowledgements, over segments and a restart."""
+    assert numbers_of(WriteAheadLog(tmp_path)) == []
+    ends = written(tmp_path, 50, sync=sync, segment=1_000)
+    assert len(list(tmp_path.iterdir())) > 3
+    log = WriteAheadLog(tmp_path)
+    assert numbers_of(log) == list(range(50))
+    assert numbers_of(log, ends[29]) == list(range(30, 50))
+    assert log.end == ends[-1]
+    first = entry_of(ExportMetricsServiceRequest.FromString(next(log.records(0)).message))
+    assert first is not None
+    assert first.at == 100.0
+
+
+def test_the_collectors_tools_and_replay_read_it(tmp_path: Path) -> None:
+    """A segment is a recording: `kc-otel replay` takes it as it is."""
+    written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    damage: list[str] = []
+    assert [entry.at for entry in read_recordings([segment], damage)] == [100.0, 101.0, 102.0]
+    assert damage == []
+
+
+def test_a_torn_tail_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
+    """For every byte at which the last write may have ended: all whole messages are there, and the log goes on."""
+    ends = written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    content = segment.read_bytes()
+    for size in range(ends[1], len(content)):
+        segment.write_bytes(content[:size])
+        log = WriteAheadLog(tmp_path)
+        assert numbers_of(log) == [0, 1]
+        assert log.end == ends[1]
+    assert written(tmp_path, 1)[0] > ends[1]
+    assert numbers_of(WriteAheadLog(tmp_path)) == [0, 1, 0]
+
+
+def test_a_damaged_byte_is_found(tmp_path: Path) -> None:
+    """No byte of a message can change unnoticed, and no other message is lost with it."""
+    ends = written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    content = bytearray(segment.read_bytes())
+    for at in range(ends[0]):
+        damaged = bytearray(content)
+        damaged[at] ^= 0x40
+        segment.write_bytes(damaged)
+        assert numbers_of(WriteAheadLog(tmp_path)) == [1, 2]
+
+
+def test_a_damaged_segment_does_not_take_the_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The messages of every other segment are there, and the log says where the damage is."""
+    written(tmp_path, 60, segment=1_000)
+    segment = sorted(tmp_path.iterdir())[1]
+    content = bytearray(segment.read_bytes())
+    content[10] ^= 1
+    segment.write_bytes(content)
+    found = numbers_of(WriteAheadLog(tmp_path))
+    assert found == sorted(set(found))
+    assert len(found) == 59
+    assert f"{segment}: damaged from byte 0 to " in caplog.text
+
+
+def test_segments_go_once_the_state_holds_them(tmp_path: Path) -> None:
+    """Only segments of which all lies before the given position are removed."""
+    ends = written(tmp_path, 60, segment=1_000)
+    log = WriteAheadLog(tmp_path)
+    log.forget(ends[30])
+    assert numbers_of(log, ends[30]) == list(range(31, 60))
+    assert ends[30] - 1_500 < log.first <= ends[30]
+
+
+def test_a_log_that_was_taken_away_goes_on_where_the_state_is(tmp_path: Path) -> None:
+    """What is appended after that is after the state's position, so that it is applied after a crash."""
+    ends = written(tmp_path / "log", 10)
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    written(tmp_path / "log", 3, begin=ends[-1])
+    assert numbers_of(WriteAheadLog(tmp_path / "log", begin=ends[-1]), ends[-1]) == [0, 1, 2]
+
+
+def test_what_is_kept_is_applied_in_order_though_nobody_waits(tmp_path: Path) -> None:
+    """A sender that hangs up leaves no hole; what fails to apply is raised to its own sender only."""
+    applied: list[int] = []
+
+    def applying(number: int) -> Any:
+        def apply(position: int) -> int:
+            applied.append(number)
+            if number == 3:
+                raise ValueError("three")
+            return position
+
+        return apply
+
+    async def scenario() -> list[Any]:
+        log = WriteAheadLog(tmp_path)
+        tasks = [asyncio.create_task(log.append(request_of(n), 1.0, applying(n))) for n in range(6)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        log.close()
+        return found
+
+    found = asyncio.run(scenario())
+    assert applied == [0, 1, 2, 3, 4, 5]
+    assert isinstance(found[2], asyncio.CancelledError)
+    assert isinstance(found[3], ValueError)
+    assert [one for one in found if isinstance(one, int)] == sorted(one for one in found if isinstance(one, int))
+    assert numbers_of(WriteAheadLog(tmp_path)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_is_said_and_the_log_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What could not be written whole is refused, leaves nothing behind, and is said once."""
+    real, full = os.writev, [False]
+
+    def writev(file: int, frames: Any) -> int:
+        whole = b"".join(frames)
+        # A whole message of a group, and a part of the next: none of them is acknowledged, none may come back.
+        return os.write(file, whole + whole[:20]) - len(whole) if full[0] else real(file, frames)
+
+    monkeypatch.setattr(write_ahead_log.os, "writev", writev)
+
+    async def scenario() -> list[int]:
+        log = WriteAheadLog(tmp_path)
+        await keep(log, 0, 1.0)
+        full[0] = True
+        for number in (1, 2):
+            with pytest.raises(LogError, match="No space left on device") as caught:
+                await keep(log, number, 1.0)
+            assert caught.value.errno == errno.ENOSPC
+        full[0] = False
+        await keep(log, 3, 1.0)
+        log.close()
+        return numbers_of(WriteAheadLog(tmp_path))
+
+    assert asyncio.run(scenario()) == [0, 3]
+    assert caplog.text.count("nothing is taken until it can be written") == 1
+    assert caplog.text.count("can be written again") == 1
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """The error names the folder and what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match=r"file.*name a folder that can be"):
+        WriteAheadLog(tmp_path / "file")

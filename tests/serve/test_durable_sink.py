@@ -1,0 +1,134 @@
+"""What was acknowledged is judged after a crash, once; what cannot be kept is refused so that its sender keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.store import write_ahead_log
+from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.write_ahead_log import WriteAheadLog
+from tests.tools.full_disk import refuse_commits, relieve
+
+
+def taken(core: Core, folder: Path, *requests: Any) -> None:
+    """Requests, acknowledged one after the other."""
+
+    async def send() -> None:
+        log = WriteAheadLog(folder, begin=core.position)
+        sink = DurableSink(core, log)
+        for request in requests:
+            await sink.metrics(request)
+        log.close()
+
+    asyncio.run(send())
+
+
+def content(core: Core) -> dict[Any, tuple[int, float]]:
+    now = time.time()
+    found = {one: core.evaluator.distribution(one, 300.0, now) for one in core.evaluator.series()}
+    return {one: (binned.total, binned.sum) for one, binned in found.items()}
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 2])
+def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path, ticks: int
+) -> None:
+    """Whatever was saved by the last tick, the rest is applied from the log: the same content, the same verdicts."""
+    path, log = tmp_path / "state", tmp_path / "log"
+    connection = open_file(path)
+    core = make_core(connection)
+    for number, sigma in enumerate((0.3, 0.4)):
+        taken(core, log, drift(sigma))
+        if number < ticks:
+            core.tick(time.time())
+    before = content(core)
+    assert before
+    connection.close()
+
+    again = make_core(open_file(path))
+    assert recover(again, WriteAheadLog(log, begin=again.position)) == 2 - ticks
+    assert content(again) == before
+    again.tick(time.time())
+    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
+    assert recover(again, WriteAheadLog(log, begin=again.position)) == 0
+
+
+def test_a_tick_that_cannot_be_written_leaves_the_log_as_it_is(
+    make_core: Callable[..., Core],
+    open_file: Callable[..., sqlite3.Connection],
+    drift: Callable,
+    tmp_path: Path,
+) -> None:
+    """Position and panes are of one transaction: after a refused commit all is still applied from the log."""
+    connection = open_file(tmp_path / "state")
+    core = make_core(connection)
+    taken(core, tmp_path / "log", drift(0.3))
+    refuse_commits(connection)
+    with pytest.raises(StateError):
+        core.tick(time.time())
+    relieve(connection)
+    connection.close()
+    again = make_core(open_file(tmp_path / "state"))
+    assert recover(again, WriteAheadLog(tmp_path / "log", begin=again.position)) == 1
+
+
+def test_nobody_was_silent_while_nobody_listened(
+    make_core: Callable[..., Core],
+    open_file: Callable,
+    drift: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start long after the crash does not call the kernels silent because of when their last report arrived."""
+    connection = open_file(tmp_path / "state")
+    core, now = make_core(connection), time.time()
+    taken(core, tmp_path / "log", drift(0.3))
+    connection.close()
+    again = make_core(open_file(tmp_path / "state"))
+    monkeypatch.setattr(time, "time", lambda: now + 200.0)
+    recover(again, WriteAheadLog(tmp_path / "log", begin=again.position))
+    again.tick(now + 201.0)
+    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
+
+
+def test_a_full_disk_is_said_to_the_sender_who_may_try_again(
+    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 with Retry-After, counted as `not_kept`, nothing judged; 200 once there is room."""
+    core, counts, real = make_core(), RequestCounts(), os.writev
+
+    async def send() -> list[httpx.Response]:
+        log = WriteAheadLog(tmp_path)
+        transport = httpx.ASGITransport(http_app(DurableSink(core, log), None, counts))
+        async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
+            body, headers = drift(0.3).SerializeToString(), {"content-type": "application/x-protobuf"}
+            monkeypatch.setattr(write_ahead_log.os, "writev", lambda file, frames: real(file, [frames[0][:9]]))
+            refused = await client.post("/v1/metrics", content=body, headers=headers)
+            series = core.evaluator.series_count
+            monkeypatch.setattr(write_ahead_log.os, "writev", real)
+            accepted = await client.post("/v1/metrics", content=body, headers=headers)
+        log.close()
+        assert series == 0
+        return [refused, accepted]
+
+    refused, accepted = asyncio.run(send())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert b"No space left on device" in refused.content
+    assert accepted.status_code == 200
+    assert counts.snapshot() == {("http", "not_kept"): 1, ("http", "accepted"): 1}
+    assert core.evaluator.series_count > 0
+    assert core.position == WriteAheadLog(tmp_path).end
