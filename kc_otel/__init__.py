@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from kc_otel.contract import Contract, ContractError, load
     from kc_otel.record.kernel import Kernel
     from kc_otel.record.recorder import Recorder
+    from kc_otel.report.notebook import compare
 
-__all__ = ["Contract", "ContractError", "Kernel", "Recorder", "load"]
+__all__ = ["Contract", "ContractError", "Kernel", "Recorder", "compare", "load"]
 
 _HOMES: Final = {
     "Contract": "kc_otel.contract",
     "ContractError": "kc_otel.contract",
     "Kernel": "kc_otel.record.kernel",
     "Recorder": "kc_otel.record.recorder",
+    "compare": "kc_otel.report.notebook",
     "load": "kc_otel.contract",
 }
 

@@ -1,0 +1,211 @@
+"""Two kernels' log-probabilities, judged where they are at hand: verdicts, and a report that a notebook shows."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel._extras import extra
+
+with extra("stats", "kc_otel.compare"):
+    from kc_otel.charts import draw_interval
+    from kc_otel.contract.load import load
+    from kc_otel.contract.model import Contract
+    from kc_otel.contract.slices import Scalar
+    from kc_otel.contract.words import interval, number, place
+    from kc_otel.judge.plain_json import finite_or_none
+    from kc_otel.judge.verdict import Status, Verdict
+    from kc_otel.offline.gate.recorded_verdicts import UnjudgedClause, by_contract, judge
+    from kc_otel.record.capture import on_host, taken
+    from kc_otel.recordings.assemble import assembled
+    from kc_otel.recordings.recording import RecordingError
+    from kc_otel.recordings.rows import Ragged, RaggedTable
+    from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text, to_html
+
+__all__ = ["JudgedComparison", "compare"]
+
+_NAMES: Final = {"train": "train_logprobs", "inference": "inference_logprobs"}
+_WORST: Final = (Status.FAIL, Status.NO_DATA, Status.INCONCLUSIVE, Status.PASS)
+_DRAWN: Final = 12
+_ROW: Final = 34
+_HEAD: Final = 260
+_PICTURE: Final = 120
+
+Slices = Mapping[str, Any] | Sequence[Mapping[str, Scalar]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JudgedComparison:
+    """What a contract says of a comparison. A notebook shows it as a report, `print` as lines.
+
+    Attributes:
+        contract: The contract.
+        verdicts: One for each clause and slice that can be judged from log-probabilities, the worst first.
+        left_out: Clauses that cannot, and why.
+        sequences: Sequences that were compared.
+        tokens: Their tokens.
+    """
+
+    contract: Contract
+    verdicts: tuple[Verdict, ...]
+    left_out: tuple[UnjudgedClause, ...]
+    sequences: int
+    tokens: int
+
+    @property
+    def status(self) -> Status:
+        """The worst status of all verdicts; NO_DATA without any."""
+        return min((each.status for each in self.verdicts), key=_WORST.index, default=Status.NO_DATA)
+
+    def html(self) -> str:
+        """The report as one HTML file that asks for nothing else."""
+        return to_html(f"{self.contract.name}: {self.status}", self._blocks())
+
+    def _repr_html_(self) -> str:
+        # A frame, so that neither page's style reaches the other.
+        height = _HEAD + _ROW * (len(self.verdicts) + len(self.left_out)) + _PICTURE * min(len(self.verdicts), _DRAWN)
+        return (
+            f'<iframe sandbox="" style="width:100%;height:{height}px;border:0" srcdoc="{html.escape(self.html())}">'
+            "</iframe>"
+        )
+
+    def __repr__(self) -> str:
+        lines = [self._headline()]
+        for one in self.verdicts:
+            bounds = interval(finite_or_none(one.lower), finite_or_none(one.upper))
+            lines.append(
+                f"  {one.status:<12} {one.cell.clause} on {place(one.cell.slice)}: "
+                f"{number(finite_or_none(one.estimate))}, interval {bounds}, limit {number(one.limit)}"
+            )
+        return "\n".join([*lines, *(f"  not judged: {one}" for one in self.left_out)])
+
+    def _headline(self) -> str:
+        contract = f"{self.contract.name} v{self.contract.metadata.version}"
+        return f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"
+
+    def _blocks(self) -> tuple[Block, ...]:
+        rows = tuple(
+            (
+                one.status.value,
+                one.cell.clause,
+                place(one.cell.slice),
+                number(finite_or_none(one.estimate)),
+                interval(finite_or_none(one.lower), finite_or_none(one.upper)),
+                number(one.limit),
+                f"{one.samples:,}",
+                one.reason,
+            )
+            for one in self.verdicts
+        )
+        header = ("Verdict", "Clause", "Slice", "Estimate", "Interval", "Limit", "Samples", "Why")
+        blocks: list[Block] = [Heading(1, self._headline())]
+        blocks.append(Table(header, rows) if rows else Text("No clause can be judged from log-probabilities."))
+        blocks += [_drawn(one) for one in self.verdicts[:_DRAWN] if finite_or_none(one.estimate) is not None]
+        if self.left_out:
+            blocks += [Heading(2, "Not judged"), Bullets(tuple(str(one) for one in self.left_out))]
+        return tuple(blocks)
+
+
+def compare(
+    train: Any,
+    inference: Any,
+    *,
+    contract: Contract | str | os.PathLike[str],
+    slices: Slices | None = None,
+    mask: Any = None,
+    advantages: Any = None,
+) -> JudgedComparison:
+    """Judge two kernels on tokens that the inference kernel sampled, without an evaluator.
+
+    >>> rng = np.random.default_rng(0)
+    >>> rollout = -rng.exponential(1.0, (200, 40)) - 0.1
+    >>> train = rollout + 0.002 * rng.standard_normal(rollout.shape)
+    >>> found = compare(train, rollout, contract="contracts/rl-rollouts-bf16-fp8.yaml", slices={"task": ["code"] * 200})
+    >>> found.sequences, found.tokens
+    (200, 8000)
+
+    Intervals and statuses are the evaluator's own, as if this were all that its windows hold.
+
+    Args:
+        train: log P(y), nats, under the training kernel: [sequences, tokens] or [tokens], NumPy or torch, or a list of
+            sequences of different lengths.
+        inference: log Q(y) of the same tokens under the kernel that sampled them.
+        contract: The contract, or the path of its file.
+        slices: What decides the contract's slices: of each attribute its value for each sequence, such as
+            `{"task": ["code", "prose"]}`, or one value for all; or a mapping for each sequence.
+        mask: Which tokens count.
+        advantages: Per token, or per sequence.
+
+    Raises:
+        RecordingError: If the sides cannot be compared, with everything that is wrong.
+        ValueError: If arguments do not fit, or a clause needs an assumption that the contract does not state.
+        OSError: If the contract cannot be read.
+    """
+    promise = contract if isinstance(contract, Contract) else load(contract)
+    given = {"train": train, "inference": inference, "mask": mask, "advantages": advantages}
+    ragged = {name: _ragged(name, data) for name, data in given.items() if data is not None}
+    sequences = ragged["train"].lengths.size
+    for name, part in ragged.items():
+        if part.lengths.size != sequences:
+            raise RecordingError(f"{name}: {part.lengths.size} sequences, but train has {sequences}")
+    table = RaggedTable(
+        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, _attributes(slices, sequences), _row
+    )
+    recording = assembled(table)
+    judged = judge(promise, by_contract(recording, promise), time.time())
+    ordered = sorted(judged.verdicts, key=lambda one: _WORST.index(one.status))
+    return JudgedComparison(promise, tuple(ordered), judged.left_out, recording.lengths.size, recording.train.size)
+
+
+def _row(row: int) -> str:
+    return f"sequence {row}"
+
+
+def _ragged(name: str, data: Any) -> Ragged:
+    if isinstance(data, str | Path):
+        msg = f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare-log` files"
+        raise TypeError(msg)
+    tree = taken(data)
+    if isinstance(tree, list):
+        return Ragged.of_rows([np.atleast_1d(on_host(row)) for row in tree])
+    array = on_host(tree)
+    if array.ndim not in {1, 2}:
+        msg = f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]"
+        raise ValueError(msg)
+    if name == "advantages" and array.ndim == 1:
+        return Ragged.of_rows(list(array[:, None]))
+    return Ragged.of_rows(list(np.atleast_2d(array)))
+
+
+def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Scalar], ...]:
+    if slices is None:
+        return tuple({} for _ in range(sequences))
+    if not isinstance(slices, Mapping):
+        rows = [dict(each) for each in slices]
+        if len(rows) != sequences:
+            msg = f"slices: {len(rows)} mappings for {sequences} sequences; give one for each"
+            raise ValueError(msg)
+        return tuple(rows)
+    columns: dict[str, list[Any]] = {}
+    for name, values in slices.items():
+        one = isinstance(values, str) or np.ndim(values) == 0
+        columns[name] = [values] * sequences if one else np.asarray(values).tolist()
+        if len(columns[name]) != sequences:
+            msg = f"slices: {name} has {len(columns[name])} values for {sequences} sequences; give one for each"
+            raise ValueError(msg)
+    return tuple({name: values[row] for name, values in columns.items()} for row in range(sequences))
+
+
+def _drawn(one: Verdict) -> Figure:
+    title = f"{one.cell.clause} on {place(one.cell.slice)}"
+    bounds = (finite_or_none(one.lower), finite_or_none(one.upper))
+    says = f"{title}: {one.status}, estimate {number(one.estimate)}, limit {number(one.limit)}."
+    chart = draw_interval(title, one.estimate, *bounds, one.limit, failing=one.status is Status.FAIL)
+    return Figure(chart, says, repeated=True)

@@ -1,0 +1,121 @@
+"""`kc_otel.compare`: verdicts and a report from arrays, without an evaluator."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import kc_otel
+from kc_otel.contract.load import load_text
+from kc_otel.judge.verdict import Status
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.recordings import RecordingError, load_recording
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 2, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+numerical: [{id: kl, metric: kl_train_inference, limit: 0.1}]
+observability: {min_samples: 500}
+"""
+
+
+@pytest.fixture
+def contract():
+    return load_text(CONTRACT)
+
+
+@pytest.fixture
+def sides():
+    """Two kernels of which the second half of the sequences, task code, has drifted."""
+    rng = np.random.default_rng(0)
+    inference = -rng.exponential(1.0, (120, 40)) - 1.0
+    train = inference + 0.01 * rng.standard_normal(inference.shape)
+    train[60:] -= np.abs(0.6 * rng.standard_normal((60, 40)))
+    return train, inference, ["prose"] * 60 + ["code"] * 60
+
+
+def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
+    """The same numbers as from a file with the same arrays; the worst first."""
+    train, inference, task = sides
+    found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})
+    assert (found.status, found.sequences, found.tokens) == (Status.FAIL, 120, 4800)
+    assert (found.verdicts[0].cell.clause, found.verdicts[0].status) == ("token-tv", Status.FAIL)
+    np.savez(tmp_path / "log.npz", train_logprobs=train, inference_logprobs=inference, task=np.array(task))
+    recording = load_recording(tmp_path / "log.npz")
+    same = judge(contract, by_contract(recording, contract), time.time())
+    numbers = {(one.cell.slice, one.estimate, one.lower, one.upper, one.status) for one in same.verdicts}
+    assert {(one.cell.slice, one.estimate, one.lower, one.upper, one.status) for one in found.verdicts} == numbers
+
+
+def test_a_notebook_shows_a_report_that_asks_for_nothing(contract, sides):
+    """Verdicts, intervals and what is not judged, in a frame of its own without scripts; names cannot break out."""
+    train, inference, task = sides
+    found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})
+    shown = found._repr_html_()
+    (page,) = re.findall(r'srcdoc="([^"]*)"', shown)
+    assert html.unescape(page) == found.html()
+    assert 'sandbox=""' in shown
+    assert "FAIL under policy v2: 120 sequences, 4,800 tokens" in found.html()
+    assert found.html().count("<figure>") == len(found.verdicts) == 2
+    assert "kl: kl_train_inference cannot be told" in found.html()
+    assert "<script" not in found.html()
+    text = repr(found)
+    assert text.startswith("FAIL under policy v2")
+    assert "not judged: kl" in text
+
+
+@pytest.mark.parametrize("form", ["lists", "torch", "rows", "bfloat16"])
+def test_arrays_of_every_kind(contract, sides, form):
+    """Lists of different lengths with a mask, tensors of any dtype, one mapping for each sequence."""
+    train, inference, task = sides
+    mask = np.ones(train.shape, dtype=bool)
+    mask[0, 20:] = False
+    slices = {"task": task}
+    if form == "lists":
+        lengths = mask.sum(1)
+        train, inference = ([row[:n] for row, n in zip(side, lengths, strict=True)] for side in (train, inference))
+        mask = None
+    elif form == "rows":
+        slices = [{"task": each} for each in task]
+    else:
+        dtype = torch.float64 if form == "torch" else torch.bfloat16
+        train, inference, mask = (torch.as_tensor(each) for each in (train, inference, mask))
+        train, inference = (side.to(dtype).requires_grad_() for side in (train, inference))
+    found = kc_otel.compare(train, inference, contract=contract, slices=slices, mask=mask)
+    assert (found.sequences, found.tokens, found.status) == (120, 4780, Status.FAIL)
+    assert {one.cell.slice for one in found.verdicts} == {"all", "code"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inference": np.zeros((3, 40))}, "inference: 3 sequences, but train has 120"),
+        (
+            {"inference": np.zeros((120, 39))},
+            "sequence 0: inference_logprobs: has 39 numbers where train_logprobs",
+        ),
+        ({"mask": np.zeros((120, 40))}, "mask leaves no token of any row"),
+        ({"slices": {"task": ["code"]}}, "slices: task has 1 values for 120 sequences"),
+        ({"slices": [{"task": "code"}]}, "slices: 1 mappings for 120 sequences"),
+        ({"train": np.zeros((2, 3, 4))}, r"train: shape \(2, 3, 4\) is neither"),
+    ],
+)
+def test_what_does_not_fit_is_said(contract, sides, change, said):
+    """By argument and sequence, with numbers."""
+    train, inference, _ = sides
+    with pytest.raises((RecordingError, ValueError), match=said):
+        kc_otel.compare(**{"train": train, "inference": inference, "contract": contract} | change)
+
+
+def test_a_path_is_no_array(contract):
+    """Files have a command of their own."""
+    with pytest.raises(TypeError, match="compare takes arrays, and `kc-otel compare-log` files"):
+        kc_otel.compare("a.npz", "b.npz", contract=contract)
