@@ -151,3 +151,26 @@ def test_a_contract_that_rules_cannot_judge_has_no_group(policy: Contract) -> No
     )
     assert expressible(foreign) == ()
     assert yaml.safe_load(standalone_file(foreign).text) == {"groups": []}
+
+
+def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None:
+    """What the zero bucket holds is not above 0, and a PASS asks for none above it: no bound can reach the limit."""
+    none = {"id": "same", "metric": "abs_log_ratio", "statistic": "fraction > 0", "limit": 0}
+    share = {**none, "limit": 0.5}
+    made = (Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [one]}) for one in (none, share))
+    counted, bounded = (
+        next(
+            str(rule["expr"])
+            for rule in _rules(contract)
+            if rule.get("record") == "kc_rule_window_status" and rule["labels"].get("kc_clause") == "same"
+        )
+        for contract in made
+    )
+    assert "<= bool 1e-06" in counted
+    assert "upper" not in counted
+    assert "upper" in bounded
+    assert "1e-06" not in bounded
+    contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [none]})
+    estimate = forms(contract.statistical[0], contract, Native("h"), "n").estimate
+    assert f"histogram_fraction({2.0**-30!r}, +Inf, h)" in estimate
+    assert "histogram_fraction(-" not in estimate
