@@ -69,11 +69,12 @@ class JudgedComparison:
         return to_html(f"{self.contract.name}: {self.status}", self._blocks())
 
     def _repr_html_(self) -> str:
-        # A frame, so that neither page's style reaches the other.
+        # A frame, so that neither page's style reaches the other; nothing in it may run. Without the same origin a
+        # browser gives it a process of its own, which prints and pictures of the page leave blank.
         height = _HEAD + _ROW * (len(self.verdicts) + len(self.left_out)) + _PICTURE * min(len(self.verdicts), _DRAWN)
         return (
-            f'<iframe sandbox="" style="width:100%;height:{height}px;border:0" srcdoc="{html.escape(self.html())}">'
-            "</iframe>"
+            f'<iframe sandbox="allow-same-origin" style="width:100%;height:{height}px;border:0" '
+            f'srcdoc="{html.escape(self.html())}"></iframe>'
         )
 
     def __repr__(self) -> str:

@@ -62,7 +62,7 @@ def test_a_notebook_shows_a_report_that_asks_for_nothing(contract, sides):
     shown = found._repr_html_()
     (page,) = re.findall(r'srcdoc="([^"]*)"', shown)
     assert html.unescape(page) == found.html()
-    assert 'sandbox=""' in shown
+    assert 'sandbox="allow-same-origin"' in shown  # and no allow-scripts
     assert "FAIL under policy v2: 120 sequences, 4,800 tokens" in found.html()
     assert found.html().count("<figure>") == len(found.verdicts) == 2
     assert "kl: kl_train_inference cannot be told" in found.html()
