@@ -67,6 +67,10 @@ def attempts(world: World) -> Counter:
     return of_evaluators(world, ["kc_endpoint", "kc_outcome"], lambda moment: moment.attempts)
 
 
+def failures(world: World) -> Counter:
+    return of_evaluators(world, ["kc_contract"], lambda moment: moment.failures)
+
+
 def waiting(world: World) -> Rows:
     return world.rows(lambda moment: [({"kc_endpoint": name}, number) for name, number in moment.waiting.items()])
 

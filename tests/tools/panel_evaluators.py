@@ -47,6 +47,7 @@ class Moment:
         points: Data points received by outcome; likewise `requests` by (transport, outcome) and `attempts` by
             (endpoint, outcome).
         waiting: Webhooks by endpoint.
+        failures: Times that judging a contract failed; three at each evaluation are planted in the first one.
         series: Series that state is kept for.
         tick_seconds: How long the evaluation took.
     """
@@ -62,6 +63,7 @@ class Moment:
     requests: Mapping[tuple[str, str], int]
     attempts: Mapping[tuple[str, str], int]
     waiting: Mapping[str, int]
+    failures: Mapping[str, int]
     series: int
     tick_seconds: float
 
@@ -96,6 +98,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                 core.clock = now
                 _receive(otlp, recorded, now - late)
                 core.tick(now)
+                core.evaluator.faults.counts[contracts[0].name] += 3
                 if now == recorded.end - 2 * STEP:
                     _promote(core, contracts[0].name, recorded)
                 asyncio.run(_deliver(dispatcher))
@@ -111,6 +114,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                     requests=dict(requests.snapshot()),
                     attempts=dict(dispatcher.attempts),
                     waiting={one.endpoint: one.waiting for one in core.outbox.status()},
+                    failures={one.name: core.evaluator.faults.counts[one.name] for one in contracts},
                     series=core.evaluator.series_count,
                     tick_seconds=core.tick_seconds,
                 )

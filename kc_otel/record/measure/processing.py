@@ -11,6 +11,7 @@ m the mass that was kept: the same sign at every token, and |l| < -log top_p.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -211,9 +212,18 @@ def _filled(train: NDArray[np.floating], inference: NDArray[np.floating]) -> boo
         return shared >= PAD_RUN
     # Both kernels may be sure of many tokens in a row, but not only of the last ones.
     rest = slice(0, train.size - shared)
-    as_sure = np.count_nonzero((train[rest] == train[-1]) & (inference[rest] == inference[-1]))
-    chance = ((as_sure + 1) / (train.size - shared + 1)) ** shared
-    return bool(train[-1] == inference[-1] and chance < _CHANCE)
+    as_sure = int(np.count_nonzero((train[rest] == train[-1]) & (inference[rest] == inference[-1])))
+    return bool(train[-1] == inference[-1] and _chance_of_run(as_sure, train.size - shared, shared) < _CHANCE)
+
+
+def _chance_of_run(hits: int, tokens: int, run: int) -> float:
+    """Probability of a run of hits after so many in so many tokens, where nothing else is known of their share.
+
+    The share's prior is uniform, so that few tokens leave it open: B(hits + 1 + run, misses + 1) divided by
+    B(hits + 1, misses + 1).
+    """
+    logs = math.lgamma(hits + 1 + run) - math.lgamma(hits + 1) + math.lgamma(tokens + 2) - math.lgamma(tokens + 2 + run)
+    return math.exp(logs)
 
 
 def _run(side: NDArray[np.floating]) -> int:
