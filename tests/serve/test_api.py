@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry import METRICS
 from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
@@ -105,13 +106,16 @@ def test_an_unknown_contract_has_no_gate(client: TestClient) -> None:
     assert "policy" in answer.json()["detail"]
 
 
-def test_a_failing_version_is_rolled_back_with_evidence(client: TestClient) -> None:
-    """The gate's decision, and a record that proves it."""
+def test_a_failing_version_is_rolled_back_with_evidence(client: TestClient, core: Core) -> None:
+    """The gate's decision, and a record that proves it, also when the data that failed has left the window since."""
+    core.tick(time.time() + 3600.0)
+    assert core.history.cells()[0][0].status != "FAIL"
     (contract,) = client.get("/api/v1/contracts").json()["contracts"]
     kernel = next(one["version"] for one in contract["kernels"] if one["role"] == "inference")
     answer = client.get("/api/v1/gates/policy", params={"kernel": kernel, "stage": "canary"}).json()
     assert answer["decision"]["outcome"] == "rollback"
     assert answer["evidence"]["contract"]["hash"] == contract["hash"]
+    verify_evidence(answer["evidence"])
 
 
 def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None:

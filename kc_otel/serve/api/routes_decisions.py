@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.judge.decisions.table import DirectiveKind
 from kc_otel.judge.plain_json import to_json, to_plain
-from kc_otel.judge.promotion.stages import GateSpec, Stage, decide
+from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, decide
 from kc_otel.offline.gate.evidence import make_evidence
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.views import Resumed, ResumeRequest
@@ -72,8 +72,12 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         ]
         history = core.gate_history.since(contract, since)
         decision = decide(GateSpec.of(found, stage, windows), kernel, history, holds, now)
-        latest = [v for v in (history[-1].verdicts if history else ()) if v.cell.kernel_inference == kernel]
-        evidence = make_evidence(found, stage, kernel, decision, latest, now) if latest else None
+        # A rollback stands on the evaluation that failed, also when a later one does not.
+        failed = (one for one in reversed(history) if one.fails(kernel))
+        shown = next(failed, None) if decision.outcome is GateOutcome.ROLLBACK else None
+        shown = shown or (history[-1] if history else None)
+        verdicts = [v for v in shown.verdicts if v.cell.kernel_inference == kernel] if shown else []
+        evidence = make_evidence(found, stage, kernel, decision, verdicts, now) if verdicts else None
         return JSONResponse({"decision": to_plain(decision), "evidence": evidence})
 
     return router
