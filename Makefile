@@ -48,7 +48,7 @@ test-oldest: $(OLDEST)/.oldest ## the quick tests with each dependency at its lo
 	  -W ignore::DeprecationWarning $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 600 $(ARGS)
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
 
