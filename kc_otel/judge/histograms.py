@@ -23,6 +23,8 @@ __all__ = ["ExplicitHistogram", "Histogram", "difference", "layout", "magnitude"
 
 _ROUNDING: Final = 1e-9
 """Relative error that a sum of doubles may have picked up."""
+_UNSAID_ZERO: Final = 2.0**-30
+"""Half width that a zero bucket may have without saying so: OpenTelemetry's SDK for Python cannot say it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +182,7 @@ def _sums(histogram: Histogram) -> tuple[float, float]:
     """Smallest and largest sum that the buckets allow, with one bucket to spare on either side of exponential ones."""
     if isinstance(histogram, ExplicitHistogram):
         return _explicit_sums(histogram)
-    zero = histogram.zero_count * histogram.zero_threshold
+    zero = histogram.zero_count * max(histogram.zero_threshold, _UNSAID_ZERO)
     wider = 2.0 ** (3.0 * 2.0**-histogram.scale)
     positive, negative = _least(histogram.positive, histogram.scale), _least(histogram.negative, histogram.scale)
     return positive - negative * wider - zero, positive * wider - negative + zero

@@ -70,6 +70,16 @@ def test_an_endpoint_that_forgets_is_told_every_minute_what_still_fires(
             assert (again.id, again.seq > waiting[-1][0].seq) == (waiting[-1][0].id, True)
 
 
+def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core], drift: Callable) -> None:
+    """Differences below what the recorder's buckets tell apart add up to a sum that is believed."""
+    core = make_core()
+    for sigma in (0.0, 1e-12, 1e-9, 1e-6, 1e-4):
+        outcome = core.metrics(drift(sigma))
+        assert not outcome.rejected, (sigma, outcome.message)
+    core.tick(time.time())
+    assert {verdict.status for verdict, _, _ in core.history.cells()} == {Status.PASS}
+
+
 def test_a_tick_that_fails_half_way_leaves_no_trace(
     make_core: Callable[..., Core], drift: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
