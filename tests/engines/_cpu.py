@@ -10,3 +10,7 @@ AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text().split()
 """Whether vLLM can keep keys and values in fp8."""
 
 needs_avx512 = pytest.mark.skipif(not AVX512, reason="vLLM keeps keys and values in fp8 only on a CPU with AVX-512")
+
+avx512_arithmetic = pytest.mark.skipif(
+    not AVX512, reason="the limits are for vLLM's kernels with AVX-512, whose int8 products and sums are others"
+)

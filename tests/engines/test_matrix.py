@@ -20,7 +20,7 @@ from kc_otel.recordings.rescore import Rescorer
 from kc_otel.recordings.scoring import hf_scorer
 from kc_otel.recordings.spool import SpoolReader
 from tests.engines._checkpoints import in_int8
-from tests.engines._cpu import needs_avx512
+from tests.engines._cpu import avx512_arithmetic, needs_avx512
 from tests.engines._matrix import (
     CASES,
     CONTRACT,
@@ -142,7 +142,7 @@ def test_no_verdict_contradicts_the_exact_drift(matrix, name):
     ("name", "clause"),
     [
         ("bf16", "rounding"),
-        ("int8 W8A8", "weights-and-activations"),
+        pytest.param("int8 W8A8", "weights-and-activations", marks=avx512_arithmetic),
         pytest.param("fp8 KV cache", "cache", marks=needs_avx512),
     ],
 )
@@ -165,7 +165,9 @@ def test_a_quantised_cache_is_worse_on_long_prompts(matrix):
     assert verdicts["cache", "long"].estimate > verdicts["cache", "short"].estimate
 
 
-@pytest.mark.parametrize(("name", "broken"), [("bf16", {"long"}), ("bf16, one KV split", set())])
+@pytest.mark.parametrize(
+    ("name", "broken"), [("bf16", {"long"}), pytest.param("bf16, one KV split", set(), marks=avx512_arithmetic)]
+)
 def test_splitting_keys_and_values_makes_a_kernel_depend_on_its_batch(matrix, name, broken):
     """A request alone against the same in a batch, one kernel: the numbers differ where attention splits a long one."""
     kept = matrix.kept[name]
