@@ -130,6 +130,14 @@ def test_warnings_are_in_vllms_log(tmp_path, loggers):
     assert len(loggers) == 1
 
 
+def test_a_handler_of_both_loggers_gets_a_line_once(loggers):
+    """A program that gave one handler to the root logger and to vLLM's sees our lines once."""
+    logging.getLogger().addHandler(logging.getLogger("vllm").handlers[0])
+    EngineLog.attach()
+    logging.getLogger("kc_otel.integrations").warning("once")
+    assert [record.getMessage() for record in loggers] == ["once"]
+
+
 @pytest.mark.usefixtures("loggers")
 def test_a_program_with_handlers_of_its_own_keeps_them():
     """Whoever has configured logging of kc_otel gets each line there and not a second time in vLLM's log."""

@@ -19,7 +19,8 @@ class EngineLog(logging.Handler):
     """Gives the records of `kc_otel` to the handlers of vLLM's logger, at vLLM's level and in its format.
 
     They are looked up for each record: vLLM may be imported, and configured anew, later. Where it has none, because
-    VLLM_CONFIGURE_LOGGING is 0, the program's own get them as ever, and without any, standard error does.
+    VLLM_CONFIGURE_LOGGING is 0, the program's own get them as ever, and without any, standard error does. A handler
+    that the root logger has too gets them from there, once.
     """
 
     @classmethod
@@ -34,8 +35,9 @@ class EngineLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand a record over."""
         engine = logging.getLogger(_VLLM)
-        handlers = engine.handlers
-        if not handlers and not logging.getLogger().handlers and logging.lastResort is not None:
+        programs = logging.getLogger().handlers
+        handlers = [handler for handler in engine.handlers if handler not in programs]
+        if not engine.handlers and not programs and logging.lastResort is not None:
             handlers = [logging.lastResort]
         if engine.isEnabledFor(record.levelno):
             for handler in handlers:
