@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
-    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = _DEFAULT.host,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
     grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULT.grpc_port,
     http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULT.http_port,
     api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULT.api_port,
@@ -40,8 +40,12 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that API and page answer to; may be given several times.", metavar="NAME"),
+        typer.Option(help="Host name that all but OTLP/gRPC answers to; may be given several times.", metavar="NAME"),
     ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Listen where other machines reach it, and let all of them in."),
+    ] = _DEFAULT.allow_unauthenticated,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
     ] = _DEFAULT.webhooks,
@@ -86,6 +90,7 @@ def serve(
         tick=tick,
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),
+        allow_unauthenticated=allow_unauthenticated,
         webhooks=webhooks,
         dry_run=dry_run,
         dry_run_contracts=tuple(dry_run_contract or ()),

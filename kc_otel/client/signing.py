@@ -37,6 +37,7 @@ __all__ = [
     "VerificationError",
     "WebhookError",
     "new_secret",
+    "parsed_body",
     "sign",
     "verify",
 ]
@@ -166,22 +167,38 @@ def verify(
     message_id, timestamp, signature = (
         _header(lowered, f"webhook-{name}") for name in ("id", "timestamp", "signature")
     )
+    if not message_id.isprintable():  # neither is a lone surrogate
+        raise HeaderError("webhook-id has characters that no header carries")
     if not _TIMESTAMP.fullmatch(timestamp):
         raise HeaderError("webhook-timestamp is not a unix time in whole seconds")
     late = (time.time() if now is None else now) - int(timestamp)
     if abs(late) > tolerance:
         side = "old" if late > 0 else "new"
         raise TimestampError(f"the attempt is {abs(late):.0f} s too {side}; {tolerance:.0f} s are allowed")
-    raw = body.encode() if isinstance(body, str) else bytes(body)
+    try:
+        raw = body.encode() if isinstance(body, str) else bytes(body)
+    except UnicodeEncodeError:
+        raise BodyError("the body has characters that no request can carry; verify the bytes as received") from None
     expected = [_digest(secret, message_id, timestamp, raw) for secret in parsed]
     given = [_decoded(part) for part in signature.split(" ")[:_MOST_SIGNATURES]]
     # Every pair is compared, so that the time taken says nothing about which one matched.
     if not sum(hmac.compare_digest(ours, theirs) for ours in expected for theirs in given):
         raise SignatureError("no signature matches; check that sender and receiver share the secret and the raw body")
+    return parsed_body(raw)
+
+
+def parsed_body(raw: bytes) -> Any:
+    """What a body that is trusted says.
+
+    Raises:
+        BodyError: If it is not JSON, or nests deeper than can be read.
+    """
     try:
         return json.loads(raw)
     except ValueError:
         raise BodyError("the body is not JSON") from None
+    except RecursionError:
+        raise BodyError("the body nests too deeply to be read") from None
 
 
 def _digest(secret: Secret, message_id: str, timestamp: str, body: bytes) -> bytes:

@@ -42,7 +42,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -58,6 +57,7 @@ from kc_otel.client.signing import (
     VerificationError,
     WebhookError,
     new_secret,
+    parsed_body,
     verify,
 )
 
@@ -116,15 +116,15 @@ def verify_grafana(
     signed = body
     if timestamp_header is not None:
         timestamp = lowered.get(timestamp_header.lower(), "")
-        if not timestamp.isdigit() or len(timestamp) > 12:
+        if not (timestamp.isascii() and timestamp.isdigit()) or len(timestamp) > 12:
             raise HeaderError(f"{timestamp_header} is not a unix time in whole seconds")
         if abs((time.time() if now is None else now) - int(timestamp)) > tolerance:
             raise TimestampError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
         signed = timestamp.encode() + b":" + body
     expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-    if not hmac.compare_digest(expected.encode(), given.lower().encode()):
+    if not hmac.compare_digest(expected.encode(), given.lower().encode(errors="surrogatepass")):
         raise SignatureError("the signature does not match; check that Grafana and receiver share the secret")
-    return _parsed(body)
+    return parsed_body(body)
 
 
 def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
@@ -140,16 +140,11 @@ def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
     if not given:
         raise HeaderError("header authorization is missing")
     scheme, _, credentials = given.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(credentials.strip().encode(), token.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(
+        credentials.strip().encode(errors="surrogatepass"), token.encode()
+    ):
         raise SignatureError("the bearer token does not match")
-    return _parsed(body)
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        raise BodyError("the body is not JSON") from None
+    return parsed_body(body)
 
 
 class receiver:  # noqa: N801 - reads as the function it is used as

@@ -21,7 +21,7 @@ class ServeConfig:
     """Where the evaluator listens, keeps its state and finds itself.
 
     Attributes:
-        host: Address that every port binds to; loopback unless told otherwise, for there is no authentication.
+        host: Address that every port binds to; loopback unless told otherwise.
         grpc_port: OTLP over gRPC; 0 lets the system choose.
         http_port: OTLP over HTTP; 0 lets the system choose.
         api_port: API, `/metrics`, health; 0 lets the system choose.
@@ -35,8 +35,9 @@ class ServeConfig:
         standby: Where another evaluator holds the state file, wait until it ends, and take over then.
         record: File that keeps what arrives, for `kc-otel replay`; None for none.
         record_limit: Bytes that it and the file that it takes the place of may have together.
-        allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API and page answer to;
-            addresses need none.
+        allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
+            answer to; addresses need none.
+        allow_unauthenticated: Listen where other machines reach it although nothing asks them who they are.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
 
@@ -55,4 +56,5 @@ class ServeConfig:
     record: Path | None = None
     record_limit: int = 1024 * 1024 * 1024
     allowed_hosts: tuple[str, ...] = ()
+    allow_unauthenticated: bool = False
     max_request_bytes: int = 16 * 1024 * 1024

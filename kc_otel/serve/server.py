@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -28,6 +29,7 @@ from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.config import ServeConfig, Sync
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
@@ -60,6 +62,7 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    _closed(config)
     try:
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
@@ -67,6 +70,17 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
     except (BindError, WebhookEndpointError, TrafficFileError, StateError, StoreError, LogError) as error:
         raise ServiceError(str(error)) from None
+
+
+def _closed(config: ServeConfig) -> None:
+    """Refuse to listen where others reach us and nothing asks who they are."""
+    if config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
+        return
+    raise ServiceError(
+        f"--host {config.host} lets other machines send, read and act here, and nothing asks them who they are; "
+        "leave --host out to listen on loopback, or say --allow-unauthenticated where the network itself keeps "
+        "everybody else away"
+    )
 
 
 def _dry_run(contracts: Sequence[Contract], config: ServeConfig) -> frozenset[str]:
@@ -147,7 +161,7 @@ async def _serve(
             stack.callback(core.recording.close)
         grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests)
         stack.push_async_callback(grpc.stop, _GRACE)
-        await stack.enter_async_context(_http(http_app(sink, limits, requests), http_socket))
+        await stack.enter_async_context(_http(http_app(sink, limits, requests, _names(config)), http_socket))
         api = make_api(core, readings, decided, version("kc-otel"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(_http(own, api_socket))
@@ -170,6 +184,10 @@ async def _serve(
         for task in done - {stopping}:
             task.result()
         _log.info("stopping")
+
+
+def _names(config: ServeConfig) -> HostNames:
+    return HostNames((config.host, *config.allowed_hosts, urlsplit(config.external_url or "").hostname or ""))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 from datetime import UTC, datetime
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from kc_otel.client import signing
 from kc_otel.client.signing import Secret, new_secret, sign, verify
+from kc_otel.client.webhooks import verify_bearer, verify_grafana
 
 NOW = 1_700_000_000.0
 KEY = base64.b64encode(bytes(range(32))).decode()
@@ -24,9 +27,6 @@ def headers(**changes):
 
 def test_signature_is_the_documented_one():
     """The signature is HMAC-SHA256 of id, timestamp and body, written by hand here."""
-    import hashlib
-    import hmac
-
     digest = hmac.new(bytes(range(32)), b"msg_1.1700000000." + BODY, hashlib.sha256).digest()
     assert headers() == {
         "webhook-id": "msg_1",
@@ -141,3 +141,65 @@ def test_message_id_cannot_smuggle_a_dot():
     """A dot in the id would let two different messages have one signature."""
     with pytest.raises(ValueError, match="message id"):
         sign([SECRET], "msg.1", BODY, now=NOW)
+
+
+DEEP = b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("message_id", "raw", "error"),
+    [
+        ("msg_1", DEEP, signing.BodyError),
+        ("msg_1", b"9" * 5000, signing.BodyError),
+        ("msg_1", b"\xff\xfe", signing.BodyError),
+        ("msg_\ud800", BODY, signing.HeaderError),
+        ("msg\n1", BODY, signing.HeaderError),
+    ],
+)
+def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, error):
+    """Deep JSON, endless numbers, what is no text, and ids that no header carries: a receiver answers 401 to each."""
+    digest = hmac.new(SECRET.key, f"{message_id}.{int(NOW)}.".encode(errors="surrogatepass") + raw, hashlib.sha256)
+    given_headers = {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(NOW)),
+        "webhook-signature": "v1," + base64.b64encode(digest.digest()).decode(),
+    }
+    with pytest.raises(error):
+        verify(SECRET, given_headers, raw, now=NOW)
+
+
+def test_a_body_that_no_request_can_carry_is_refused():
+    """Text with half a character in it was never received as bytes."""
+    with pytest.raises(signing.BodyError, match="as received"):
+        verify(SECRET, headers(), "\ud800", now=NOW)
+
+
+@given(
+    names=st.dictionaries(st.sampled_from(["webhook-id", "webhook-timestamp", "webhook-signature"]), st.text()),
+    raw=st.binary() | st.text(),
+)
+def test_any_headers_and_body_are_verified_or_refused(names, raw):
+    """Whatever comes, the caller has to catch one kind of error."""
+    with pytest.raises(signing.VerificationError):
+        verify(SECRET, names, raw, now=NOW)
+
+
+@given(raw=st.binary(), value=st.text(), timestamp=st.text())
+def test_any_request_of_alertmanager_or_grafana_is_verified_or_refused(raw, value, timestamp):
+    """The same for the other two ways of proving who one is."""
+    with pytest.raises(signing.VerificationError):
+        verify_bearer("secret", {"authorization": f"Bearer {value}x"}, raw)
+    with pytest.raises(signing.VerificationError):
+        verify_grafana(
+            "secret", {"x-grafana-alerting-signature": value or "x", "x-t": timestamp}, raw, timestamp_header="x-t"
+        )
+
+
+@pytest.mark.parametrize("raw", [DEEP, b"\xff", b"9" * 5000])
+def test_a_trusted_body_that_cannot_be_read_is_refused(raw):
+    """Of Alertmanager's and of Grafana's too."""
+    with pytest.raises(signing.BodyError):
+        verify_bearer("secret", {"authorization": "Bearer secret"}, raw)
+    signature = hmac.new(b"secret", raw, hashlib.sha256).hexdigest()
+    with pytest.raises(signing.BodyError):
+        verify_grafana("secret", {"x-grafana-alerting-signature": signature}, raw)

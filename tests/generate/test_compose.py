@@ -104,6 +104,15 @@ def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: 
         assert given <= known
 
 
+def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> None:
+    """Our own image has a user of its own, no capability, and writes to its volume and /tmp only."""
+    for service in (one for one in compose["services"].values() if one["image"].startswith("kc-otel:")):
+        assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp"])
+        assert "no-new-privileges:true" in service["security_opt"]
+    user = re.findall(r"^USER (.+)$", (repository / "Dockerfile").read_text(), re.MULTILINE)[-1]
+    assert min(map(int, user.split(":"))) > 1000
+
+
 def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path) -> None:
     """Its contract exists, every slice of it gets sequences, and one slice drifts beyond the limit for a while."""
     demo = compose["services"]["demo"]

@@ -30,6 +30,10 @@ def test_a_page_of_another_site_neither_reads_nor_acts(tmp_path: Path) -> None:
             assert pinned(origin="https://evil.example") == 403
             assert client.get("/api/v1/decisions").json()["pins"] == []
             assert client.get("/metrics", headers={"host": "evaluator:4320"}).status_code == 200
+            otlp = f"{evaluator.http}/v1/metrics"
+            sent = {"content": b"{}", "headers": {"content-type": "application/json", "host": "evil.example"}}
+            assert client.post(otlp, **sent).status_code == 421
+            assert client.post(otlp, **sent | {"headers": sent["headers"] | {"host": "evaluator"}}).status_code == 200
             assert pinned(origin=evaluator.api) == 200
             assert pinned() == 200
     finally:

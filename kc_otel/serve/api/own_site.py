@@ -9,7 +9,6 @@ has to be for a name of the evaluator's, and what a page of somebody else's woul
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 
 from kc_otel.serve.api.views import ProblemDetails
+from kc_otel.serve.host_names import HostNames
 
 __all__ = ["BoundedBodies", "OwnSite"]
 
@@ -36,8 +36,6 @@ _PROMOTIONS: Final = "/api/v1/promotions/"
 class OwnSite:
     """Refuses requests for a name that is not the evaluator's (421), and changes that another site asks for (403).
 
-    Addresses need no permission: a page cannot have one of ours as its own name. Neither does `localhost`.
-
     Args:
         app: What is asked otherwise.
         names: Other host names that the evaluator is reached by, without a port.
@@ -47,7 +45,7 @@ class OwnSite:
     def __init__(self, app: Application, names: Iterable[str] = (), external_url: str | None = None) -> None:
         external = urlsplit(external_url or "")
         self._app = app
-        self._names = {"localhost", *map(_plain, names), _plain(external.hostname or "")} - {""}
+        self._names = HostNames((*names, external.hostname or ""))
         self._origin = external.netloc.lower()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -58,7 +56,7 @@ class OwnSite:
     def _refusal(self, scope: Message) -> Application | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "").lower()
-        if not self._ours(host):
+        if host not in self._names:
             return _problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
         if scope["method"] in _READING:
             return None
@@ -69,13 +67,6 @@ class OwnSite:
         if origin is not None and _netloc(origin) in {host, self._origin} - {""}:
             return None
         return _problem(403, "a page of another site asks for this; use the evaluator's own page, or kc-otel")
-
-    def _ours(self, host: str) -> bool:
-        try:
-            name = _plain(urlsplit(f"//{host}").hostname or "")
-        except ValueError:
-            return False
-        return name in self._names or _is_address(name)
 
 
 class BoundedBodies:
@@ -118,18 +109,6 @@ def _netloc(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def _plain(name: str) -> str:
-    return name.lower().strip("[]").rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _problem(status: int, detail: str) -> Application:

@@ -19,6 +19,7 @@ from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError, Thr
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["http_app"]
@@ -49,24 +50,36 @@ class _NotAllowedError(ReceiveError):
     outcome = "not_allowed"
 
 
+class _MisdirectedError(ReceiveError):
+    http_status = 421
+    code = 7
+    outcome = "misdirected"
+
+
 class _DisconnectedError(Exception):
     """The sender hung up; there is nobody to answer."""
 
 
-def http_app(sink: TelemetrySink, limits: Limits | None = None, counts: RequestCounts | None = None) -> Application:
+def http_app(
+    sink: TelemetrySink,
+    limits: Limits | None = None,
+    counts: RequestCounts | None = None,
+    names: HostNames | None = None,
+) -> Application:
     """The ASGI application.
 
     Args:
         sink: Takes what arrives.
         limits: What is accepted.
         counts: Counted into, transport `http`.
+        names: By which senders may call it; None for any.
     """
-    return _App(sink, limits or Limits(), counts or RequestCounts())
+    return _App(sink, limits or Limits(), counts or RequestCounts(), names)
 
 
 class _App:
-    def __init__(self, sink: TelemetrySink, limits: Limits, counts: RequestCounts) -> None:
-        self._sink, self._limits, self._counts = sink, limits, counts
+    def __init__(self, sink: TelemetrySink, limits: Limits, counts: RequestCounts, names: HostNames | None) -> None:
+        self._sink, self._limits, self._counts, self._names = sink, limits, counts, names
         self._places = ReadingPlaces(limits)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -93,6 +106,8 @@ class _App:
             await _respond(send, 200, answer, media, {})
 
     async def _handle(self, scope: Message, headers: dict[str, str], media: str, receive: Receive) -> Any:
+        if self._names is not None and (host := headers.get("host", "")) not in self._names:
+            raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         signal = _ROUTES.get(path)
         if signal is None:

@@ -15,6 +15,12 @@ from urllib.parse import urlsplit, urlunsplit
 __all__ = ["AddressError", "pinned"]
 
 _PORTS: Final = {"http": 80, "https": 443}
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_TUNNELS: Final = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
+"""6to4 and Teredo: a relay sends what goes there to the IPv4 address within."""
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The third quarter of an address whose last one is an IPv4 address that the site's router sends to."""
 
 
 class AddressError(Exception):
@@ -38,7 +44,7 @@ async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
     except OSError as error:
         raise AddressError(f"the host's name cannot be resolved ({error.strerror or error})") from None
     addresses = [ipaddress.ip_address(str(where[0]).partition("%")[0]) for *_, where in found]
-    public = [address for address in addresses if address.is_global and not address.is_multicast]
+    public = [address for address in addresses if _is_public(address)]
     if not public:
         said = ", ".join(sorted({str(address) for address in addresses}))
         raise AddressError(f"{said} is not a public address; set ..._ALLOW_PRIVATE=1 if it is meant")
@@ -48,3 +54,18 @@ async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
     netloc = f"{userinfo}@" * bool(userinfo) + f"{literal}:{port}"
     shown = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=netloc)), {"host": shown}, {"sni_hostname": host}
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is somebody's on the internet, also by the IPv4 address that is within it.
+
+    Sources: RFC 4291 (2000::/3 is what is assigned as global unicast), RFC 6052 (NAT64), RFC 3056, RFC 4380, RFC 5214.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:  # what networks without IPv4 reach all of IPv4 by
+            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address not in _UNICAST or any(address in tunnel for tunnel in _TUNNELS):
+            return False
+        if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
+            return False
+    return address.is_global and not address.is_multicast

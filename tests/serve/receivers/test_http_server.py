@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from kc_otel.judge.otlp import ExportResult, Limits, RequestCounts, ThrottledError
+from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.http_server import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -206,3 +207,19 @@ def test_no_bytes_are_a_server_error(body: bytes, media: str, encoding: str, nam
 
     response = call(http_app(Quiet()), "POST", f"/v1/{name}", body, content_type=media, content_encoding=encoding)
     assert response.status_code in {200, 400}
+
+
+@pytest.mark.parametrize("media", [PROTOBUF, JSON])
+def test_a_name_that_is_not_ours_is_not_answered(sink: Any, media: str) -> None:
+    """By DNS rebinding a page sends under a name of its own; the refusal is in the request's encoding."""
+    counts = RequestCounts()
+    app = http_app(sink, counts=counts, names=HostNames(["evaluator"]))
+    body = b"{}" if media == JSON else b""
+    refused = call(app, "POST", "/v1/metrics", body, content_type=media, host="evil.example:4318")
+    assert refused.status_code == 421
+    assert status(refused)[0] == 7
+    assert "--allowed-host" in status(refused)[1]
+    assert sink.requests == []
+    for host in ("evaluator:4318", "localhost:4318", "127.0.0.1:4318", "[::1]:4318"):
+        assert call(app, "POST", "/v1/metrics", body, content_type=media, host=host).status_code == 200
+    assert counts.snapshot() == {("http", "misdirected"): 1, ("http", "accepted"): 4}

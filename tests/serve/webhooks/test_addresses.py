@@ -19,12 +19,21 @@ from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
     [
         "127.0.0.1", "10.1.2.3", "192.168.0.9", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "[::1]",
         "[fe80::1]", "[fd00::1]", "[::ffff:127.0.0.1]", "localhost", "2130706433", "0x7f.1", "224.0.0.1",
+        "[64:ff9b::7f00:1]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::a00:1]", "[2002:7f00:1::]", "[2002:a00:1::1]",
+        "[::127.0.0.1]", "[::7f00:1]", "[2001:0:7f00:1::1]", "[2606:4700::5efe:7f00:1]", "[2606:4700::200:5efe:a00:1]",
+        "[fec0::1]", "[::]", "[ff02::1]", "[::ffff:0:127.0.0.1]", "[100::1]", "[2001:db8::1]", "[5f00::1]",
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_refused(host):
     """Loopback, private, link-local, metadata, shared, mapped and oddly spelled ones alike."""
     with pytest.raises(AddressError, match=r"not a public address|cannot be resolved"):
         asyncio.run(pinned(f"http://{host}/hook"))
+
+
+@pytest.mark.parametrize("host", ["93.184.216.34", "[2606:2800:220:1::1]", "[64:ff9b::5db8:d822]"])
+def test_an_address_that_is_public_is_connected_to(host):
+    """One of IPv4, one of IPv6, and one of IPv4 as a network without IPv4 reaches it."""
+    assert asyncio.run(pinned(f"http://{host}/hook"))[0] == f"http://{host}:80/hook"
 
 
 def test_the_connection_goes_to_the_address_that_was_looked_at(monkeypatch):

@@ -1,0 +1,53 @@
+"""Where nothing asks who somebody is, nobody but this machine is let in."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import serve_command
+from kc_otel.serve import server
+from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.host_names import reachable_from_elsewhere
+from kc_otel.serve.server import ServiceError
+from tests.serve.conftest import POLICY
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "fd00::1", "no-such-name.invalid"])
+def test_listening_where_others_reach_it_is_refused(host, monkeypatch):
+    """Every address but loopback's, and names that cannot be told; the error names what to say instead."""
+    monkeypatch.setattr(server, "_serve", None)  # it must not come to that
+    with pytest.raises(ServiceError, match="--allow-unauthenticated"):
+        server.run([], ServeConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_loopback_is_nobody_elses(host):
+    """Any of it, by address or by name."""
+    assert not reachable_from_elsewhere(host)
+
+
+def test_whoever_says_so_listens_anywhere(monkeypatch):
+    """The option is what lets it go on."""
+    went_on = []
+
+    async def serve(*_args):
+        went_on.append(True)
+
+    monkeypatch.setattr(server, "_serve", serve)
+    server.run([], ServeConfig(host="0.0.0.0", allow_unauthenticated=True))
+    assert went_on == [True]
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    """`kc-otel serve --host 0.0.0.0` ends with 2 and a sentence, before any port is open."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    app = typer.Typer()
+    serve_command.register(app)
+    found = CliRunner().invoke(
+        app, [str(tmp_path / "policy.yaml"), "--host", "0.0.0.0", "--state", ":memory:", "--no-webhooks"]
+    )
+    assert found.exit_code == 2
+    assert "--allow-unauthenticated" in found.output
+    assert "Traceback" not in found.output
