@@ -21,18 +21,19 @@ import errno
 import logging
 import os
 import re
-import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kc_otel.offline.replay.traffic_entries import MOST_BYTES, SEAL_BYTES, is_sealed, sealed_frame
+from kc_otel.offline.replay.traffic_entries import MOST_BYTES, SEAL_BYTES, sealed_frame
 from kc_otel.record.worker import BoundedWorker
 from kc_otel.serve.config import Sync
+from kc_otel.serve.store.log_segments import LogRecord, Segment
 
-__all__ = ["LogError", "LogRecord", "WriteAheadLog"]
+__all__ = ["LogError", "WriteAheadLog"]
 
 T = TypeVar("T")
 
@@ -42,29 +43,11 @@ _WAITING_BYTES: Final = MOST_BYTES + 1024
 """Bytes that may wait for the disk before more is refused; one message as long as it may be has room."""
 _GROUP: Final = 256
 """Most messages that are written at once; fewer than what one call of writev takes."""
-_LENGTH: Final = struct.Struct(">I")
-_SEAL: Final = sealed_frame(b"", 0.0)[_LENGTH.size :][:12]
-"""How every mark begins."""
 _NAME: Final = re.compile(r"(\d{20})\.otlp")
 
 
 class LogError(OSError):
     """The log cannot be written or read; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """A message of the log.
-
-    Attributes:
-        start: Position of its first byte.
-        end: Position after it.
-        message: The ExportMetricsServiceRequest as it arrived, serialized, with its mark.
-    """
-
-    start: int
-    end: int
-    message: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +77,7 @@ class WriteAheadLog:
         self._sync, self._segment = sync, segment
         self._file: int | None = None
         self._trouble = ""
+        self._kept: deque[tuple[_Waiting, int]] = deque()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._starts = sorted(map(_start, filter(_is_segment, folder.iterdir())))
@@ -150,14 +134,16 @@ class WriteAheadLog:
             if until <= since:
                 continue
             at = start
-            for record in _whole(self._path(start).read_bytes()[: until - start], start):
+            segment = Segment(self._path(start).read_bytes()[: until - start], start)
+            for record in segment.records():
                 if record.start > max(at, since):
                     _log.error("%s: damaged from byte %d to %d", self._path(start), at - start, record.start - start)
                 if record.end > since:
                     yield record
                 at = record.end
             if at < until:
-                _log.error("%s: damaged from byte %d to its end", self._path(start), at - start)
+                more = "; what follows was not searched to its end" if segment.given_up else ""
+                _log.error("%s: damaged from byte %d to its end%s", self._path(start), at - start, more)
 
     def forget(self, before: int) -> None:
         """Everything before a position is in the state: segments that only hold such are removed."""
@@ -179,7 +165,7 @@ class WriteAheadLog:
             _write_all(self._file, [each.frame for each in group])
             if self._sync is Sync.ALWAYS:
                 os.fdatasync(self._file)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the senders are told
             self._failed(group, error)
             return
         if self._trouble:
@@ -189,7 +175,28 @@ class WriteAheadLog:
         for each in group:
             self._end += len(each.frame)
             ends.append(self._end)
-        group[0].done.get_loop().call_soon_threadsafe(_apply, group, ends)
+        group[0].done.get_loop().call_soon_threadsafe(self._take_over, group, ends)
+
+    def _take_over(self, group: Sequence[_Waiting], ends: Sequence[int]) -> None:
+        idle = not self._kept
+        self._kept.extend(zip(group, ends, strict=True))
+        if idle:
+            self._apply_next()
+
+    def _apply_next(self) -> None:
+        """Apply the oldest that is kept: one at a time, so that ports and ticks come in between."""
+        waiting, end = self._kept[0]
+        try:
+            result = waiting.apply(end)
+        except Exception as error:  # noqa: BLE001 - it is raised to whoever appended
+            if not waiting.done.done():
+                waiting.done.set_exception(error)
+        else:
+            if not waiting.done.done():
+                waiting.done.set_result(result)
+        self._kept.popleft()
+        if self._kept:
+            waiting.done.get_loop().call_soon(self._apply_next)
 
     def _open(self) -> None:
         self._shut()
@@ -209,7 +216,7 @@ class WriteAheadLog:
             file, self._file = self._file, None
             os.close(file)
 
-    def _failed(self, group: Sequence[_Waiting], error: OSError) -> None:
+    def _failed(self, group: Sequence[_Waiting], error: Exception) -> None:
         with suppress(OSError):
             if self._file is not None:  # nothing of what is refused may be read back
                 os.ftruncate(self._file, self._end - self._starts[-1])
@@ -218,7 +225,7 @@ class WriteAheadLog:
         if _said(error) != self._trouble:
             self._trouble = _said(error)
             _log.error("%s: nothing is taken until it can be written: %s", self.folder, self._trouble)
-        why = LogError(error.errno, f"{self.folder}: {_said(error)}")
+        why = LogError(getattr(error, "errno", None) or errno.EIO, f"{self.folder}: {_said(error)}")
         group[0].done.get_loop().call_soon_threadsafe(_refuse, group, why)
 
     def _dropped(self, reason: str, why: object, _count: int) -> None:
@@ -229,9 +236,11 @@ class WriteAheadLog:
         start = self._starts[-1]
         path = self._path(start)
         content = path.read_bytes()
-        end = start
-        for record in _whole(content, start):
+        segment, end = Segment(content, start), start
+        for record in segment.records():
             end = record.end
+        if segment.given_up:  # there may be more that was acknowledged: nothing goes, a new segment begins
+            return start + len(content)
         if end - start < len(content):
             os.truncate(path, end - start)
             _log.warning("%s: %d bytes of a message that was never acknowledged", path, start + len(content) - end)
@@ -241,51 +250,9 @@ class WriteAheadLog:
         return self.folder / f"{start:020d}.otlp"
 
 
-def _whole(content: bytes, start: int) -> Iterator[LogRecord]:
-    """The messages of a segment that are whole, also those that follow on damage."""
-    at: int | None = 0
-    while at is not None:
-        if end := _end_of(content, at):
-            yield LogRecord(start + at, start + end, content[at + _LENGTH.size : end])
-            at = end
-        else:
-            at = _next(content, at)
-
-
-def _end_of(content: bytes, at: int) -> int:
-    """Where the message that begins here ends; 0 where none does."""
-    if at + _LENGTH.size > len(content):
-        return 0
-    end: int = at + _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
-    return end if end <= len(content) and is_sealed(content[at + _LENGTH.size : end]) else 0
-
-
-def _next(content: bytes, at: int) -> int | None:
-    """Where the next whole message begins, after damage: found by the mark at its end."""
-    mark = at
-    while (mark := content.find(_SEAL, mark + 1)) >= 0:
-        end = mark + SEAL_BYTES
-        for begin in range(at + 1, mark - _LENGTH.size + 1):
-            if _LENGTH.unpack_from(content, begin)[0] == end - begin - _LENGTH.size and _end_of(content, begin):
-                return begin
-    return None
-
-
 def _write_all(file: int, frames: Sequence[bytes]) -> None:
     if os.writev(file, frames) < sum(map(len, frames)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _apply(group: Sequence[_Waiting], ends: Sequence[int]) -> None:
-    for each, end in zip(group, ends, strict=True):
-        try:
-            result = each.apply(end)
-        except Exception as error:  # noqa: BLE001 - it is raised to whoever appended
-            if not each.done.done():
-                each.done.set_exception(error)
-        else:
-            if not each.done.done():
-                each.done.set_result(result)
 
 
 def _refuse(group: Sequence[_Waiting], why: LogError) -> None:
@@ -302,5 +269,5 @@ def _start(path: Path) -> int:
     return int(path.name[:20])
 
 
-def _said(error: OSError) -> str:
-    return error.strerror or str(error)
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.offline.replay.traffic_entries import entry_of
+from kc_otel.offline.replay.traffic_entries import SEAL_BYTES, entry_of, is_sealed
 from kc_otel.offline.replay.traffic_reading import read_recordings
 from kc_otel.serve.config import Sync
-from kc_otel.serve.store import write_ahead_log
+from kc_otel.serve.store import log_segments, write_ahead_log
+from kc_otel.serve.store.log_segments import Segment
 from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
 
 
@@ -40,6 +44,17 @@ def numbers_of(log: WriteAheadLog, since: int = 0) -> list[int]:
         metric = entry.request.resource_metrics[0].scope_metrics[0].metrics[0]
         found.append(metric.gauge.data_points[0].as_int)
     return found
+
+
+class Opened:
+    """Stands for `is_sealed`, and knows what it was asked about."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, message: bytes) -> bool:
+        self.sizes.append(len(message))
+        return is_sealed(message)
 
 
 def written(folder: Path, count: int, **options: Any) -> list[int]:
@@ -118,6 +133,83 @@ def test_a_damaged_segment_does_not_take_the_others_with_it(tmp_path: Path, capl
     assert found == sorted(set(found))
     assert len(found) == 59
     assert f"{segment}: damaged from byte 0 to " in caplog.text
+
+
+def test_what_a_sender_made_up_does_not_hold_up_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torn message full of beginnings and ends of messages that are none: the search ends, and nothing is cut off."""
+    ends = written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    content = segment.read_bytes()
+    whole = content[ends[0] : ends[1]]
+    seal = whole[-SEAL_BYTES:]
+    # Every four bytes the length of a message that would end with the mark at the end.
+    size = 400_000
+    made_up = (size - np.arange(4, size + 4, 4) + SEAL_BYTES).astype(">u4").tobytes() + seal
+    segment.write_bytes(content[: ends[1]] + b"\xff" + made_up + content[ends[1] :])
+    opened = Opened()
+    monkeypatch.setattr(log_segments, "is_sealed", opened)
+    read = Segment(segment.read_bytes(), 0, checked=50 * size)
+    assert [record.end for record in read.records()] == ends[:2]
+    assert read.given_up
+    assert len(opened.sizes) < 200
+    monkeypatch.setattr(write_ahead_log, "Segment", partial(Segment, checked=50 * size))
+    before = segment.stat().st_size
+    assert WriteAheadLog(tmp_path).end >= before
+    assert segment.stat().st_size == before
+
+
+def test_messages_after_damage_are_found_whatever_lies_between(tmp_path: Path) -> None:
+    """Beginnings and marks without a message, also where the search goes from one part of the segment to the next."""
+    ends = written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    content = segment.read_bytes()
+    seal = content[ends[0] - SEAL_BYTES : ends[0]]
+    noise = np.random.default_rng(3)
+    for size in (1, 3, 4, 1024**2 - 5, 1024**2, 1024**2 + 1):
+        middle = noise.bytes(size) + seal + (SEAL_BYTES + 4).to_bytes(4, "big") + b"four" + seal
+        read = Segment(content[: ends[0]] + middle + content[ends[0] :], 0)
+        assert [record.message for record in read.records()] == [
+            content[first + 4 : last] for first, last in pairwise([0, *ends])
+        ]
+
+
+def test_a_long_queue_leaves_room_for_others(tmp_path: Path) -> None:
+    """Messages that were written together are applied one at a time: a port that was ready first is served first."""
+    order: list[object] = []
+
+    async def scenario() -> None:
+        log = WriteAheadLog(tmp_path)
+        loop = asyncio.get_running_loop()
+
+        def applying(number: int) -> Any:
+            def apply(_position: int) -> None:
+                order.append(number)
+                loop.call_soon(order.append, "port")
+
+            return apply
+
+        await asyncio.gather(*(log.append(request_of(n), 1.0, applying(n)) for n in range(100)))
+        log.close()
+
+    asyncio.run(scenario())
+    assert [one for one in order if one != "port"] == list(range(100))
+    assert order[1:200:2] == ["port"] * 100
+
+
+def test_what_nobody_thought_of_is_said_to_the_senders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong while a message is written, its sender hears of it, and the log goes on."""
+
+    async def scenario() -> list[int]:
+        log = WriteAheadLog(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(write_ahead_log, "_write_all", lambda *_: 1 / 0)
+            with pytest.raises(LogError, match="division by zero"):
+                await asyncio.wait_for(keep(log, 0, 1.0), 10)
+        await keep(log, 1, 1.0)
+        log.close()
+        return numbers_of(WriteAheadLog(tmp_path))
+
+    assert asyncio.run(scenario()) == [1]
 
 
 def test_segments_go_once_the_state_holds_them(tmp_path: Path) -> None:
