@@ -8,7 +8,7 @@ ladder by what they wait for.
 - So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means;
   and one that is about another operator.
 - Less evidence for a PASS (confidence, min_samples, min_sequences, sampling down) loosens; a longer silence before
-  NO_DATA does too.
+  NO_DATA does too, and so does more time between false alarms: what is wrong is then found later.
 - An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
 - A slice loosens when some traffic that was in it no longer is; more traffic in it is a change.
 """
@@ -34,6 +34,7 @@ __all__ = ["ChangeKind", "ContractChange", "diff"]
 ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
 _MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "min_sequences", "sampling", "max_series")
+_LESS_IS_TIGHTER: Final = ("heartbeat", "false_alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
         shown: Callable[[Any], str] = _shown
         if name in _MORE_IS_TIGHTER:
             kind = "tightens" if after > before else "loosens"
-        elif name == "heartbeat":
+        elif name in _LESS_IS_TIGHTER:
             kind = "loosens" if after > before else "tightens"
         if name not in _MORE_IS_TIGHTER:
             before, after, shown = format_duration(before), format_duration(after), str
@@ -251,6 +252,7 @@ _WHY: Final = {
     "window": "alarms look at another span of time",
     "long_window": "verdicts look at another span of time",
     "confidence": "a PASS needs this much certainty",
+    "false_alarms": "this much time lies between false alarms on average, and what is wrong is found sooner with less",
     "min_samples": "a verdict on tokens needs this many of them",
     "min_sequences": "a verdict on sequences needs this many of them",
     "sampling": "this share of batches is measured",

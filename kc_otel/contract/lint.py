@@ -273,6 +273,12 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
             f"{format_duration(seen.heartbeat)} is longer than window ({format_duration(seen.window)}): "
             "the window would be empty before silence is noticed; write a shorter heartbeat",
         )
+    if seen.false_alarms < seen.window:
+        yield LintFinding(
+            ("observability", "false_alarms"),
+            f"{format_duration(seen.false_alarms)} is shorter than window ({format_duration(seen.window)}): every "
+            "window would raise one; write a time that an engineer on call would bear, such as 30d",
+        )
     if 1.0 - seen.confidence < _SMALLEST_ALPHA:
         yield LintFinding(
             ("observability", "confidence"),

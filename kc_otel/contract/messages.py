@@ -20,7 +20,7 @@ from kc_otel.contract.yaml_document import Document
 
 __all__ = ["explain"]
 
-_DURATIONS: Final = frozenset({"window", "long_window", "heartbeat", "for", "clear_for", "repeat"})
+_DURATIONS: Final = frozenset({"window", "long_window", "heartbeat", "false_alarms", "for", "clear_for", "repeat"})
 _LONGEST: Final = 60
 _WRONG_TYPE: Final = {
     "string_type": "is not text; put it in quotes",

@@ -147,6 +147,8 @@ class Observability(Strict):
     """Rolling window that decides where the short one cannot."""
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
     """Chance that no PASS cell fails is at least this; the rest is split over cells for FAIL."""
+    false_alarms: Duration = 30 * 86400.0
+    """Expected time between false alarms of the whole contract, all cells together, is at least this."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
     """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell is
     INCONCLUSIVE."""
@@ -239,6 +241,8 @@ class Contract(Strict):
         content = self.model_dump(mode="json", by_alias=True)
         if self.promotion == PromotionTerms():
             del content["promotion"]  # contracts from before there was such a section keep their hash
+        if self.observability.false_alarms == Observability().false_alarms:
+            del content["observability"]["false_alarms"]  # contracts from before it could be said keep their hash
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
         for name, spec in self.slices.items():

@@ -382,6 +382,11 @@ _METRICS: Final = (
         "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL.",
     ),
     Metric("kc.verdict.since", "s", Instrument.GAUGE, _CELL, "Unix time since when a cell has had its verdict."),
+    Metric(
+        "kc.verdict.evidence", "1", Instrument.GAUGE, _CELL,
+        "What is held against a cell's limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often "
+        "than once per observability.false_alarms.",
+    ),
     Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
     Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
     Metric("kc.bound.upper", "1", Instrument.GAUGE, _CELL, "Upper confidence bound of a clause's statistic."),

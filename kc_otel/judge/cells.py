@@ -49,9 +49,9 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
                 if silence or not present:
                     span = _span(contract.observability.long_window)
                     absence = silence or f"no observations of {metric} on slice {slice} in {span}"
-                    yield Evidence(cell, clause, _nothing, absence)
+                    yield Evidence(cell, clause, _nothing, absence, against=state.evidence.share(cell))
                 else:
-                    yield Evidence(cell, clause, partial(_sample, here[pair], now))
+                    yield Evidence(cell, clause, partial(_sample, here[pair], now), against=state.evidence.share(cell))
 
 
 def _current(

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
-from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.fail_evidence import FailEvidence
+from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.panes import Ring
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of, series_name
@@ -31,6 +32,8 @@ _LONG_PANES: Final = 12
 _PAIRS: Final = 8
 """Kernel pairs per metric whose newest observation is remembered after their panes are gone."""
 _GAPS: Final = 8
+_PARTS: Final = 8
+"""Increments of a series that wait for the next evaluation before they are merged."""
 
 Pair = tuple[str, str]
 """Short fingerprints of the training and the inference kernel."""
@@ -110,6 +113,8 @@ class ContractState:
         changed_panes: (series, ring, pane) that differ from what was saved.
         clock: Latest time seen, Unix seconds.
         template: Empty rings, for arithmetic with panes.
+        arrived: What was counted since the last evaluation, by series.
+        evidence: What is held against the limits.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -125,6 +130,8 @@ class ContractState:
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
         self.template = rings(contract)
+        self.arrived: dict[SeriesKey, list[Histogram]] = {}
+        self.evidence = FailEvidence(contract, self.template[SHORT].width)
         self._judged = {
             series_name(clause.quantity.name, clause.operator) for clause in contract.clauses if clause.quantity
         }
@@ -161,6 +168,11 @@ class ContractState:
             for name in slices:
                 self._count(SeriesKey(point.series, name, *pair), step.increment, point.time / 1e9, now)
         return step.outcome
+
+    def weigh(self, now: float) -> None:
+        """Hold what was counted since the last evaluation against the limits."""
+        self.evidence.take(self.arrived, now)
+        self.arrived.clear()
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
@@ -210,6 +222,10 @@ class ContractState:
                 )
             self.changed_panes.add((key, number, ring.index(time)))
         series.newest = max(series.newest, time)
+        arrived = self.arrived.setdefault(key, [])
+        arrived.append(increment)
+        if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
+            self.arrived[key] = [union(arrived)]
         newest = self.newest.setdefault(key.metric, {})
         newest[key.pair] = max(newest.get(key.pair, 0.0), time)
         if len(newest) > _PAIRS:
@@ -222,6 +238,8 @@ class ContractState:
 
     def _drop(self, key: SeriesKey) -> None:
         del self.series[key]
+        self.arrived.pop(key, None)
+        self.evidence.forget(key)
         pairs = self._by_slice[key.metric, key.slice]
         del pairs[key.pair]
         if not pairs:

@@ -197,6 +197,7 @@ class Evaluator:
         contract = state.contract
         try:
             state.evict(now)
+            state.weigh(now)
             cells = self._cells[contract.name] = list(evidence(state, now, self._listen(now)))
             verdicts, errors = decide_apart(contract, cells, now, self._memos[contract.name])
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'

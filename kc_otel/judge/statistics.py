@@ -23,7 +23,7 @@ from kc_otel.stats import (
     two_valued_mean_interval,
 )
 
-__all__ = ["clause_interval", "factors", "metric_name", "samples_needed"]
+__all__ = ["clause_interval", "factors", "mean_range", "metric_name", "samples_needed"]
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
@@ -124,12 +124,17 @@ def clause_interval(
     return affine(_mean(clause, sample, alpha_lower, alpha_upper), scale, offset)
 
 
-def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float) -> Interval:
+def mean_range(clause: Clause) -> tuple[float, float, float]:
+    """(low, high, cap) of a mean: the range of what is observed, and the |value| at which its intervals stop."""
     quantity = clause.quantity
     if quantity is None:
-        low, high, cap = 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
-    else:
-        low, high, cap = quantity.low, quantity.high, clause.cap or quantity.cap
+        return 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
+    return quantity.low, quantity.high, clause.cap or quantity.cap
+
+
+def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float) -> Interval:
+    quantity = clause.quantity
+    low, high, cap = mean_range(clause)
     if quantity is not None and quantity.two_valued:
         return two_valued_mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     if math.isfinite(low) and math.isfinite(high):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,6 +63,9 @@ class Verdict:
         contract_version: metadata.version.
         contract_hash: Content hash of the contract.
         about: `population` where it speaks of what the slice will show, `traffic` where of what this window saw only.
+        evidence: What is held against the limit, in 0..1: at 1 it is what chance alone reaches once per `false_alarms`
+            at most, in any cell of the contract; nan where no such thing can be held, and where samples are judged
+            once.
     """
 
     cell: Cell
@@ -78,6 +82,7 @@ class Verdict:
     contract_version: int
     contract_hash: str
     about: About
+    evidence: float = math.nan
 
     @property
     def margin(self) -> float:

@@ -43,12 +43,14 @@ class Evidence:
         clause: Its clause.
         sample: The observations in a window; asked for only where they are needed.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
+        against: What is held against the limit, in 0..1; nan where nothing can be held, or nobody does.
     """
 
     cell: Cell
     clause: Clause
     sample: Callable[[Window], Binned]
     absence: str = ""
+    against: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=case.evidence.clause.about,
+        evidence=case.evidence.against,
     )
 
 
@@ -214,6 +217,7 @@ def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=item.clause.about,
+        evidence=item.against,
     )
 
 

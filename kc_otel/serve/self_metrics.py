@@ -31,6 +31,7 @@ Series = list[tuple[Mapping[str, str], float]]
 
 _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
     "kc.verdict": lambda verdict: verdict.status.code,
+    "kc.verdict.evidence": lambda verdict: verdict.evidence,
     "kc.bound.estimate": lambda verdict: verdict.estimate,
     "kc.bound.lower": lambda verdict: verdict.lower,
     "kc.bound.upper": lambda verdict: verdict.upper,

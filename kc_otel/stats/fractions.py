@@ -13,7 +13,7 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, affine, nothing
 from kc_otel.stats.placement import finite_range
 
-__all__ = ["fraction_interval", "two_valued_mean_interval"]
+__all__ = ["fraction_interval", "surely_above", "two_valued_mean_interval"]
 
 
 def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha_upper: float) -> Interval:
@@ -48,8 +48,7 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
     if not n:
         return nothing("Clopper-Pearson")
     usable(sample)
-    beyond = int(np.searchsorted(sample.lower, above, side="right"))
-    surely = int(sample.count[beyond:].sum()) + _just_above(sample, beyond - 1, above)
+    surely = surely_above(sample, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
     with extra("stats", "an exact interval"):
         from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
@@ -62,6 +61,16 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
         method="Clopper-Pearson",
         note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
     )
+
+
+def surely_above(sample: Binned, above: float) -> int:
+    """Observations that lie above a threshold for certain; one in a bin that the threshold may cut does not.
+
+    >>> surely_above(Binned.of_samples(np.array([0.0, 0.5, 0.7])), 0.5)
+    1
+    """
+    beyond = int(np.searchsorted(sample.lower, above, side="right"))
+    return int(sample.count[beyond:].sum()) + _just_above(sample, beyond - 1, above)
 
 
 def two_valued_mean_interval(

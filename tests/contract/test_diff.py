@@ -80,6 +80,8 @@ _OLD = load_text(_TEXT)
         ("sampling: 0.1", "sampling: 0.05", ["loosens observability.sampling"]),
         ("heartbeat: 60s", "heartbeat: 2m", ["loosens observability.heartbeat"]),
         ("heartbeat: 60s", "heartbeat: 30s", ["tightens observability.heartbeat"]),
+        ("heartbeat: 60s", "heartbeat: 60s, false_alarms: 60d", ["loosens observability.false_alarms"]),
+        ("heartbeat: 60s", "heartbeat: 60s, false_alarms: 7d", ["tightens observability.false_alarms"]),
         ("window: 5m", "window: 10m", ["changes observability.window"]),
         ("heartbeat: 60s", "max_series: 100", ["loosens observability.max_series"]),
         # assumptions: factors of a bound

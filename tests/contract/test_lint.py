@@ -142,6 +142,7 @@ def _clause(section: str, **fields: object) -> str:
         ),
         (["observability: {heartbeat: 6m}"], "5: observability.heartbeat: 6m is longer than window (5m)"),
         (["observability: {window: 0s, long_window: 1h}"], "5: observability.window: 0s holds no data"),
+        (["observability: {false_alarms: 1m}"], "5: observability.false_alarms: 1m is shorter than window (5m)"),
         (["observability: {heartbeat: 0s}"], "5: observability.heartbeat: 0s holds no data"),
         (
             ["observability: {confidence: 0.9999999999}"],

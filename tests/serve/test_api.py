@@ -58,6 +58,7 @@ def test_verdicts_say_what_decided_them(client: TestClient) -> None:
         assert verdict["samples"] == 64 * 64
         assert "lower bound" in verdict["reason"]
         assert verdict["about"] == "traffic"
+        assert verdict["evidence"] == 1.0
     assert client.get("/api/v1/verdicts", params={"status": "PASS"}).json()["verdicts"] == []
 
 

@@ -51,6 +51,10 @@ def samples(verdict: Verdict, _: float) -> float:
     return verdict.samples
 
 
+def against(verdict: Verdict, _: float) -> float:
+    return verdict.evidence
+
+
 def margin(verdict: Verdict, _: float) -> float:
     """Distance from the bound that decides to the limit, as a share of the limit."""
     return (verdict.limit - (verdict.lower if verdict.status is Status.FAIL else verdict.upper)) / abs(verdict.limit)

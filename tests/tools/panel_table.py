@@ -15,6 +15,7 @@ from tests.tools.panel_cells import (
     Expected,
     Of,
     acting,
+    against,
     alone,
     broken,
     cells,
@@ -106,7 +107,7 @@ OVERVIEW: dict[str, tuple[Expected, ...]] = {
     "10 What was done": (grouped((*PLACE, "kc_action"), acting, max),),
     "11 Every cell: state, since when, margin": (
         cells(code), cells(milliseconds, min), cells(margin, min), cells(estimate), cells(lower), cells(upper),
-        cells(limit), cells(samples),
+        cells(limit), cells(samples), cells(against),
     ),
     "14 $contract: margin of each clause": (cells(margin, min, CELL[:2]),),
 }  # fmt: skip

@@ -93,14 +93,21 @@ def every_cell(id: int) -> Any:
         "Upper": queries.cells("kc.bound.upper"),
         "Limit": queries.cells("kc.bound.limit"),
         "Samples": queries.cells("kc.bound.samples"),
+        "Evidence": queries.cells("kc.verdict.evidence"),
     }
     return table_panel(
         id,
         "Every cell: state, since when, margin",
-        "The worst come first. Estimate, bounds and limit are in the unit of the clause.",
+        "The worst come first. Estimate, bounds and limit are in the unit of the clause. Evidence is what is held "
+        "against the limit since it was last kept: chance alone reaches 100 % in any cell of a contract no more often "
+        "than once per false_alarms of the contract.",
         columns,
         _TITLES,
-        {**_columns(), "Samples": (property_of("unit", "short"),)},
+        {
+            **_columns(),
+            "Samples": (property_of("unit", "short"),),
+            "Evidence": (property_of("unit", "percentunit"), property_of("decimals", 0)),
+        },
         sort=(("State", True), ("Margin", False)),
     ).height(11)
 

@@ -75,6 +75,10 @@ class VerdictView(_View):
     contract_hash: str
     about: About
     """`population` where it speaks of what the slice will show, `traffic` where of what this window saw only."""
+    evidence: Finite
+    """What is held against the limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often than
+    once per `observability.false_alarms`. Null where nothing of the kind can be held: of a maximum, of a share of
+    none."""
 
 
 class VerdictList(_View):

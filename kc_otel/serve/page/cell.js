@@ -107,6 +107,7 @@ function showNow(cell, found, contract, clause, now) {
     [`${level} confidence interval`, verdict.lower === null && verdict.upper === null ? "–" : `${number(verdict.lower)} to ${verdict.upper === null ? "unbounded" : number(verdict.upper)}`],
     ["Limit", `${number(verdict.limit)}${unit}`],
     ["Margin", verdict.margin === null ? "–" : `${number(verdict.margin)}${verdict.margin < 0 ? " (over)" : ""}`],
+    ["Evidence against it", verdict.evidence === null ? "–" : `${Math.floor(100 * verdict.evidence)} % of an alarm`],
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
     ["About", { population: "what this slice will show", traffic: "what this window saw only" }[verdict.about]],

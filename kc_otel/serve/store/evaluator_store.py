@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Final
 
 from kc_otel.contract.slices import ALL, OTHER
@@ -18,10 +18,13 @@ from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Seri
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.points import INVALID
+from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.stream_codec import (
     CodecError,
+    decode_evidence,
     decode_histogram,
     decode_stream,
+    encode_evidence,
     encode_histogram,
     encode_stream,
 )
@@ -39,6 +42,9 @@ _TABLES: Final = {
         UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
     "evaluator_panes": """series INTEGER, ring INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (series, ring, pane)""",
+    "evaluator_evidence": """contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, kernel_inference TEXT,
+        data BLOB NOT NULL, PRIMARY KEY (contract, clause, slice, kernel_train, kernel_inference)""",
+    "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
     "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
 }
 _REMEDY: Final = (
@@ -101,12 +107,14 @@ class EvaluatorStore:
             self._save_streams(name, state)
             self._save_panes(name, state)
             self._forget_panes(name, state)
+            self._save_evidence(name, state)
             self._save_facts(name, evaluator)
 
     def _committed(self, evaluator: Evaluator) -> None:
         for state in evaluator.states.values():
             state.changed_streams.clear()
             state.changed_panes.clear()
+            state.evidence.changed.clear()
 
     def _rolled_back(self) -> None:
         """The next save writes the same again, together with what changes until then."""
@@ -128,6 +136,7 @@ class EvaluatorStore:
         with _explained():
             self._restore_streams(evaluator)
             self._restore_series(evaluator)
+            self._restore_evidence(evaluator)
             self._restore_facts(evaluator)
 
     def _save_streams(self, name: str, state: ContractState) -> None:
@@ -178,6 +187,22 @@ class EvaluatorStore:
                     "(SELECT id FROM evaluator_series WHERE contract = ?)",
                     (number, oldest, name),
                 )
+
+    def _save_evidence(self, name: str, state: ContractState) -> None:
+        evidence = state.evidence
+        if not evidence.changed:
+            return
+        kept = [cell for cell in evidence.changed if cell in evidence.cells]
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO evaluator_evidence VALUES (?, ?, ?, ?, ?, ?)",
+            [(*astuple(cell), encode_evidence(evidence.cells[cell])) for cell in kept],
+        )
+        self._connection.executemany(
+            "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? AND kernel_train = ? "
+            "AND kernel_inference = ?",
+            [astuple(cell) for cell in evidence.changed if cell not in evidence.cells],
+        )
+        self._connection.execute("INSERT OR REPLACE INTO evaluator_most_cells VALUES (?, ?)", (name, evidence.most))
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
@@ -235,6 +260,23 @@ class EvaluatorStore:
                     self._connection.execute(
                         "DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", (id, number, pane)
                     )
+
+    def _restore_evidence(self, evaluator: Evaluator) -> None:
+        """Where a limit is another one now, what was held against the old one is nothing, and is deleted."""
+        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
+            if name in evaluator.states:
+                evaluator.states[name].evidence.most = most
+            else:
+                self._connection.execute("DELETE FROM evaluator_most_cells WHERE contract = ?", (name,))
+        for *fields, data in self._connection.execute("SELECT * FROM evaluator_evidence").fetchall():
+            cell, held = Cell(*fields), decode_evidence(data)
+            state = evaluator.states.get(cell.contract)
+            if state is None or not state.evidence.restore(cell, held):
+                self._connection.execute(
+                    "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? "
+                    "AND kernel_train = ? AND kernel_inference = ?",
+                    fields,
+                )
 
     def _restore_facts(self, evaluator: Evaluator) -> None:
         for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():

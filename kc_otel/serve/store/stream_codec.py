@@ -1,23 +1,35 @@
-"""Histograms and streams as bytes, for the store: little-endian, counts in the narrowest integers that hold them."""
+"""Histograms, streams and evidence as bytes, for the store: little-endian, counts in integers that just hold them."""
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.judge.fail_evidence import HeldEvidence, MeanTest
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
-__all__ = ["CodecError", "decode_histogram", "decode_stream", "encode_histogram", "encode_stream"]
+__all__ = [
+    "CodecError",
+    "decode_evidence",
+    "decode_histogram",
+    "decode_stream",
+    "encode_evidence",
+    "encode_histogram",
+    "encode_stream",
+]
 
 _EXPONENTIAL: Final = struct.Struct("<BbB4dq q")
 _EXPLICIT: Final = struct.Struct("<BB3dI")
 _RUN: Final = struct.Struct("<cqI")
 _STREAM: Final = struct.Struct("<dqBH")
+_TEST: Final = struct.Struct("<5d")
+_HELD: Final = struct.Struct("<dqB?I")
 _LAST: Final = struct.Struct("<qqI")
 _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"1": np.dtype("<u1"),
@@ -92,6 +104,41 @@ def decode_stream(data: bytes) -> PointStream:
     except (struct.error, ValueError) as error:
         raise CodecError(f"not a stream: {error}") from None
     return stream
+
+
+def encode_evidence(held: HeldEvidence) -> bytes:
+    """What is held against a cell as bytes."""
+    test, after = held.test, b"" if held.after is None else encode_histogram(held.after)
+    unsaid = [math.nan if value is None else value for value in (test.above, test.top)]
+    return b"".join(
+        (
+            _TEST.pack(test.limit, test.low, test.cap, *unsaid),
+            _HELD.pack(held.peak, held.pane, held.log_sums.size, held.failing, len(after)),
+            held.log_sums.astype("<f8").tobytes(),
+            after,
+        )
+    )
+
+
+def decode_evidence(data: bytes) -> HeldEvidence:
+    """What is held against a cell from its bytes.
+
+    Raises:
+        CodecError: If they are not those of evidence.
+    """
+    try:
+        limit, low, cap, above, top = _TEST.unpack_from(data)
+        peak, pane, size, failing, rest = _HELD.unpack_from(data, _TEST.size)
+        at = _TEST.size + _HELD.size + 8 * size
+        sums = np.frombuffer(data, "<f8", size, at - 8 * size).astype(np.float64)
+        after = decode_histogram(data[at : at + rest]) if rest else None
+    except (struct.error, ValueError) as error:
+        raise CodecError(f"not evidence: {error}") from None
+    if not np.isfinite(sums).all() or math.isnan(peak) or not limit > 0.0 or len(data) != at + rest:
+        raise CodecError("not evidence: a number is missing, or is none")
+    said = (None if math.isnan(value) else value for value in (above, top))
+    above, top = said
+    return HeldEvidence(MeanTest(limit, above, low, cap, top), sums, pane, failing, peak, after)
 
 
 def _exponential(data: bytes) -> ExponentialHistogram:

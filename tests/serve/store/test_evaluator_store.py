@@ -66,7 +66,7 @@ def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Con
 
 def same(a: Any, b: Any) -> bool:
     """Whether verdicts are equal; sums may have been added up in another order."""
-    numbers = ("limit", "estimate", "lower", "upper", "samples")
+    numbers = ("limit", "estimate", "lower", "upper", "samples", "evidence")
     pairs = list(zip(a, b, strict=True))
     return all(
         (x.cell, x.status, x.reason, x.window) == (y.cell, y.status, y.reason, y.window) for x, y in pairs
@@ -288,3 +288,45 @@ def test_what_was_rolled_back_is_written_again(
     assert again.series() == evaluator.series()
     for series in again.series():
         assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
+
+
+def test_evidence_survives_a_restart_where_the_limit_is_the_same(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """What is held, the most cells, and what came after the peak; what was held against another limit is gone."""
+    made, source = contract(), sender()
+    evaluator, store = Evaluator([made]), EvaluatorStore(connection)
+    for step, mean in enumerate((0.02, 0.001)):
+        evaluator.ingest_metrics(source.request(now + step, RNG.beta(1, 1 / mean, 4000)), now + step)
+        evaluator.evaluate(now + step)
+        written(store, evaluator, connection)
+    before = evaluator.states[made.name].evidence
+    after = Evaluator([made])
+    EvaluatorStore(connection).restore(after)
+    found = after.states[made.name].evidence
+    assert (found.most, found.cells.keys()) == (before.most, before.cells.keys())
+    ((cell, kept),) = found.cells.items()
+    held = before.cells[cell]
+    assert kept.log_sums.tolist() == held.log_sums.tolist()
+    assert (kept.failing, kept.peak, kept.pane, kept.test) == (held.failing, now, held.pane, held.test)
+    assert kept.after is not None
+    assert kept.after.count == 4000
+    other = Evaluator([contract(statistical=[{"id": "token-tv", "metric": "tv_token", "limit": 0.005}])])
+    EvaluatorStore(connection).restore(other)
+    assert other.states[made.name].evidence.cells == {}
+    assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
+def test_damaged_evidence_is_said_to_be_damaged(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection, spoil: Any
+) -> None:
+    """Bytes that are missing, and a number that is none."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
+    evaluator.evaluate(now)
+    written(store, evaluator, connection)
+    (data,) = connection.execute("SELECT data FROM evaluator_evidence").fetchone()
+    connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
+    with pytest.raises(StoreError, match="damaged: not evidence"):
+        EvaluatorStore(connection).restore(Evaluator([contract()]))

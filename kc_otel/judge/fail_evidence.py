@@ -1,0 +1,268 @@
+"""What is held against each cell's limit: an e-detector per cell, fed with observations in the order of arrival.
+
+A clause is turned into "the mean of something that is never negative is at most m" (`MeanTest`): a mean counts from the
+smallest value that its quantity can take, a fraction or quantile is the share of what lies above its threshold, and a
+limit from below on what has a largest value counts from there. What can be turned into nothing of the kind (a mean
+without a smallest value, a maximum, a share of none) is not here.
+
+M is what `kc_otel.stats.e_detector` says, with panes of the short ring's width on the evaluator's clock. Reaching A K,
+A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
+within A panes by any of the K cells together. K is the largest number of cells that were ever held at once: what they
+add up to, divided by K, may not grow because a cell went.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions, Contract
+from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.slices import ALL, OTHER
+from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.judge.statistics import factors, mean_range, metric_name
+from kc_otel.judge.verdict import Cell
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.stats import Binned, EDetector
+from kc_otel.stats.e_detector import BETS, alarm_level
+from kc_otel.stats.fractions import surely_above
+
+if TYPE_CHECKING:
+    from kc_otel.judge.contract_state import SeriesKey
+
+__all__ = ["FailEvidence", "HeldEvidence", "MeanTest", "mean_test"]
+
+Floats = NDArray[np.float64]
+
+_GONE: Final = 0.0
+"""Logarithm of the M at which no bet has won anything since it began."""
+_DIGITS: Final = 6
+"""Digits of what is held as a share: what rounding leaves below an alarm is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """That the mean of something that is never negative is at most `limit`, in terms of a recorded quantity x.
+
+    Attributes:
+        limit: m; positive and finite.
+        above: For a share: x counts as 1 above this, else as 0. None for a mean.
+        low: For a mean: x counts from here.
+        cap: For a mean: x counts up to here.
+        top: For a mean that is limited from below: x counts from here down. None for the others.
+    """
+
+    limit: float
+    above: float | None = None
+    low: float = 0.0
+    cap: float = math.inf
+    top: float | None = None
+
+    def in_limits(self, sample: Binned) -> tuple[Floats, Floats]:
+        """The least that observations can count for, in units of the limit, and how many there are of each [k], [k]."""
+        if self.above is not None:
+            surely = surely_above(sample, self.above)
+            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - surely, surely], dtype=np.float64)
+        if self.top is not None:
+            values = self.top - np.minimum(sample.upper, self.top)
+        else:
+            values = np.clip(sample.lower, self.low, self.cap) - self.low
+        return values / self.limit, sample.count.astype(np.float64)
+
+
+def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
+    """What a clause on a slice says, as a limit on a mean of what is never negative; None where it cannot be said so.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    limit, statistic = clause.limit_for(slice), clause.parsed_statistic
+    match statistic.kind:
+        case "max":
+            return None
+        case "quantile":
+            return MeanTest(1.0 - statistic.argument, above=limit or ZERO_THRESHOLD)
+        case "fraction":
+            # What recorders count as 0 is not above it, as for the interval.
+            return _share(limit, statistic.argument or ZERO_THRESHOLD)
+    scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    at = (limit - offset) / scale
+    low, high, cap = mean_range(clause)
+    if clause.quantity is not None and clause.quantity.two_valued:
+        return _share((at - low) / (high - low), (low + high) / 2.0)
+    if scale < 0.0:
+        top = min(high, clause.cap or math.inf)
+        return _mean(top - at, MeanTest(math.nan, top=top)) if math.isfinite(top) else None
+    return _mean(at - low, MeanTest(math.nan, low=low, cap=min(high, cap))) if math.isfinite(low) else None
+
+
+def _share(limit: float, above: float) -> MeanTest | None:
+    return MeanTest(limit, above=above) if 0.0 < limit < 1.0 else None
+
+
+def _mean(limit: float, test: MeanTest) -> MeanTest | None:
+    return MeanTest(limit, low=test.low, cap=test.cap, top=test.top) if 0.0 < limit < math.inf else None
+
+
+@dataclass(slots=True)
+class HeldEvidence:
+    """What is held against one cell.
+
+    Attributes:
+        test: What it is held against.
+        log_sums: Logarithm of M for each bet [bets].
+        pane: Number of the pane in which bets began last.
+        failing: Whether M reached the level, and nothing has cleared the cell since.
+        peak: Unix time in seconds at which M was at the level last; -inf before that.
+        after: What was observed since then; None for nothing, and before.
+    """
+
+    test: MeanTest
+    log_sums: Floats = field(default_factory=lambda: np.zeros(BETS.size))
+    pane: int = 0
+    failing: bool = False
+    peak: float = -math.inf
+    after: Histogram | None = None
+
+    @property
+    def log_evidence(self) -> float:
+        """Logarithm of M."""
+        return float(EDetector(self.log_sums[None]).log_evidence[0])
+
+
+class FailEvidence:
+    """What is held against the cells of one contract.
+
+    Args:
+        contract: The contract.
+        width: Seconds of a pane.
+
+    Attributes:
+        cells: What is held, by cell.
+        most: The largest number of cells that were held at once.
+        changed: Cells that differ from what was saved.
+    """
+
+    def __init__(self, contract: Contract, width: float) -> None:
+        self.cells: dict[Cell, HeldEvidence] = {}
+        self.most = 1
+        self.changed: set[Cell] = set()
+        self._contract = contract
+        self._width = width
+        self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
+        self._clauses: dict[str, list[Clause]] = {}
+        for clause in contract.clauses:
+            self._clauses.setdefault(metric_name(clause), []).append(clause)
+        self._by_id = {clause.id: clause for clause in contract.clauses}
+        self._tests: dict[tuple[str, str], MeanTest | None] = {}
+
+    @property
+    def level(self) -> float:
+        """Logarithm of the M at which a cell fails: `log(A K)`."""
+        return alarm_level(self._panes, self.most)
+
+    def test_of(self, cell: Cell) -> MeanTest | None:
+        """What a cell's limit says as a limit on a mean; None where it cannot be said so."""
+        where = (cell.clause, cell.slice)
+        if where not in self._tests:
+            clause = self._by_id.get(cell.clause) if cell.slice in {ALL, *self._contract.slices} else None
+            test = mean_test(clause, self._contract.assumptions, cell.slice) if clause is not None else None
+            self._tests[where] = test
+        return self._tests[where]
+
+    def share(self, cell: Cell) -> float:
+        """What is held against a cell, in 0..1: log M as a share of what FAIL takes; nan where nothing can be held."""
+        if self.test_of(cell) is None:
+            return math.nan
+        held = self.cells.get(cell)
+        if held is None or self.level <= 0.0:
+            return 0.0
+        return round(min(max(held.log_evidence, 0.0) / self.level, 1.0), _DIGITS)
+
+    def take(self, arrived: Mapping[SeriesKey, Sequence[Histogram]], now: float) -> None:
+        """Hold what arrived since the last time against the cells that it is about; at least one part of each series.
+
+        Args:
+            arrived: Observations by series; of each series any number of histograms.
+            now: Unix time in seconds.
+        """
+        found = [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
+        if not found:
+            return
+        held = [self._held(cell) for cell, _ in found]
+        self.most = max(self.most, len(self.cells))
+        gains = _gains([one.test for one in held], [parts for _, parts in found])
+        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        begins = [pane > one.pane for one in held]
+        before = EDetector(np.stack([one.log_sums for one in held])).opened(begins).gained(gains)
+        reached = before.log_evidence >= self.level
+        after = before.clipped(self.level)
+        gone = after.log_evidence < _GONE
+        for row, ((cell, parts), one) in enumerate(zip(found, held, strict=True)):
+            one.log_sums, one.pane = after.log_sums[row], pane
+            if reached[row]:
+                one.failing, one.peak, one.after = True, now, None
+            elif one.peak > -math.inf:
+                one.failing = one.failing and not gone[row]
+                one.after = _together([*([one.after] if one.after is not None else []), *parts])
+            self.changed.add(cell)
+
+    def restore(self, cell: Cell, held: HeldEvidence) -> bool:
+        """Take over what was held against a cell; returns False where its limit is another one now."""
+        if self.test_of(cell) != held.test or held.log_sums.shape != (BETS.size,):
+            return False
+        self.cells[cell] = held
+        self.most = max(self.most, len(self.cells))
+        return True
+
+    def forget(self, key: SeriesKey) -> None:
+        """A series is gone, and its cells with it."""
+        for cell in self._cells_of(key):
+            if self.cells.pop(cell, None) is not None:
+                self.changed.add(cell)
+
+    def _cells_of(self, key: SeriesKey) -> Iterator[Cell]:
+        if key.slice == OTHER:
+            return
+        for clause in self._clauses.get(key.metric, ()):
+            cell = Cell(self._contract.name, clause.id, key.slice, key.kernel_train, key.kernel_inference)
+            if self.test_of(cell) is not None:
+                yield cell
+
+    def _held(self, cell: Cell) -> HeldEvidence:
+        held = self.cells.get(cell)
+        if held is None:
+            test = self.test_of(cell)
+            assert test is not None
+            held = self.cells[cell] = HeldEvidence(test)
+        return held
+
+
+def _gains(tests: Sequence[MeanTest], samples: Sequence[Sequence[Histogram]]) -> Floats:
+    """What each cell's bets gain from what arrived [cells, bets]."""
+    binned: dict[int, Binned] = {}
+    values, counts, starts, size = [], [], [], 0
+    for test, parts in zip(tests, samples, strict=True):
+        starts.append(size)
+        for part in parts:
+            sample = binned.get(id(part))
+            if sample is None:
+                sample = binned[id(part)] = part.binned()
+            some, many = test.in_limits(sample)
+            values.append(some)
+            counts.append(many)
+            size += some.size
+    logs = np.log1p(BETS * (np.concatenate(values)[:, None] - 1.0)) * np.concatenate(counts)[:, None]
+    return np.add.reduceat(logs, starts, axis=0)
+
+
+def _together(parts: Iterable[Histogram]) -> Histogram | None:
+    """All of them; where the layout of buckets changed, those of the last one."""
+    known = list(parts)
+    return union([part for part in known if layout(part) == layout(known[-1])]) if known else None

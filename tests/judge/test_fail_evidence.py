@@ -1,0 +1,166 @@
+"""What is held against limits: its recursion observation by observation, what can be held, when it fails and clears."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.judge.contract_state import SeriesKey
+from kc_otel.judge.fail_evidence import FailEvidence, MeanTest, mean_test
+from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.verdict import Cell
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
+from tests.judge.conftest import NOW, make_contract
+
+WIDTH = 30.0
+EDGES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+BETS = np.geomspace(1e-4, 0.9, 16)
+CLAUSES = {
+    "mean": {"metric": "tv_token", "limit": 0.15},
+    "quantile": {"metric": "tv_token", "statistic": "p90", "limit": 0.2},
+    "share": {"metric": "tv_token", "statistic": "fraction > 0.1", "limit": 0.3},
+    "deficit": {"metric": "support_deficit", "cap": 2, "limit": 0.2},
+}
+
+
+def histogram(values: Any) -> ExplicitHistogram:
+    """Observations in buckets, extremes unknown."""
+    counts = np.bincount(np.searchsorted(EDGES, values), minlength=len(EDGES) + 1)
+    return ExplicitHistogram(EDGES, counts.astype(np.int64), float(np.sum(values)))
+
+
+def counted(kind: str, x: float) -> float:
+    """What one observation counts for, in limits: what its bucket leaves no doubt of."""
+    place = int(np.searchsorted(EDGES, x))
+    lower, upper = (0.0 if place == 0 else EDGES[place - 1]), EDGES[place]
+    match kind:
+        case "mean":
+            return lower / 0.15
+        case "quantile":
+            return (lower >= 0.2) / 0.1
+        case "share":
+            return (lower >= 0.1) / 0.3
+    return (2.0 - upper) / (2.0 - 0.8)
+
+
+def evidence_of(kind: str, **observability: Any) -> tuple[FailEvidence, SeriesKey, Cell]:
+    """Evidence of a contract with one clause, a series, and its cell."""
+    made = make_contract(statistical=[{"id": "c", **CLAUSES[kind]}], observability=observability)
+    metric = "kc.drift.ratio" if kind == "deficit" else "kc.drift.tv_token"
+    return FailEvidence(made, WIDTH), SeriesKey(metric, "all", "a", "b"), Cell(made.name, "c", "all", "a", "b")
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.floats(0.0, 40.0),
+        st.lists(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=6), min_size=1, max_size=3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(st.sampled_from(sorted(CLAUSES)), arrivals)
+def test_evidence_is_its_recursion_observation_by_observation(kind: str, steps: Any) -> None:
+    """M <- max(M, 1) at a pane's first observation, times 1 + lam (x/m - 1) at each, clipped where it was looked at."""
+    evidence, key, cell = evidence_of(kind, false_alarms="15m")
+    sums, pane, now, failing = np.ones(16), -1, NOW, False
+    for pause, parts in steps:
+        now += pause
+        evidence.take({key: [histogram(values) for values in parts]}, now)
+        if math.floor(now / WIDTH) > pane:
+            pane, sums = math.floor(now / WIDTH), np.maximum(sums, 1.0)
+        for x in (x for values in parts for x in values):
+            sums = sums * (1.0 + BETS * (counted(kind, x) - 1.0))
+        level = 30.0
+        reached = sums.mean() >= level
+        failing = reached or (failing and sums.mean() >= 1.0)
+        sums = sums * min(1.0, level / sums.mean())
+        held = evidence.cells[cell]
+        assert held.log_evidence == pytest.approx(math.log(sums.mean()), abs=1e-9)
+        assert held.failing == failing
+        assert evidence.share(cell) == pytest.approx(
+            min(max(math.log(sums.mean()), 0.0) / math.log(level), 1.0), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("clause", "expected"),
+    [
+        ({"metric": "tv_token", "limit": 0.004}, MeanTest(0.004, low=0.0, cap=1.0)),
+        ({"metric": "k3", "limit": 0.004, "cap": 2}, MeanTest(0.004, low=0.0, cap=2.0)),
+        ({"metric": "abs_log_ratio", "limit": 0.1}, MeanTest(0.1, low=0.0, cap=5.0)),
+        ({"metric": "reward_drift_bound", "limit": 0.1}, MeanTest(0.025, low=0.0, cap=1.0)),
+        ({"metric": "top1_disagreement", "limit": 0.02}, MeanTest(0.02, above=0.5)),
+        ({"metric": "log_ratio", "statistic": "p99", "limit": 0.3}, MeanTest(1.0 - 0.99, above=0.3)),
+        ({"metric": "tv_token", "statistic": "fraction > 0", "limit": 0.1}, MeanTest(0.1, above=ZERO_THRESHOLD)),
+        ({"metric": "support_deficit", "cap": 10, "limit": 0.05}, MeanTest(10 - 0.95, top=10.0)),
+        ({"metric": "gen_ai.client.operation.duration", "statistic": "mean", "limit": "1s"}, MeanTest(1, cap=100)),
+        ({"metric": "log_ratio", "statistic": "mean", "limit": 0.1}, None),
+        ({"metric": "k1", "limit": 0.1}, None),
+        ({"metric": "support_deficit", "limit": 0.05}, None),
+        ({"metric": "abs_log_ratio", "statistic": "max", "limit": 1}, None),
+        ({"metric": "abs_log_ratio", "statistic": "fraction > 0", "limit": 0}, None),
+        ({"metric": "tv_token", "statistic": "fraction > 0.1", "limit": 1}, None),
+        ({"metric": "tv_token", "limit": 0}, None),
+    ],
+)
+def test_what_can_be_held_against_a_clause(clause: Any, expected: MeanTest | None) -> None:
+    """Means from a smallest value on, shares, and limits from below where there is a largest value; nothing else."""
+    made = make_contract(statistical=[{"id": "c", **clause}], assumptions={"reward_range": [-1, 3]})
+    found = mean_test(made.clauses[0], made.assumptions)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.limit == pytest.approx(expected.limit)
+        assert (found.above, found.low, found.cap, found.top) == (
+            expected.above, expected.low, expected.cap, expected.top,
+        )  # fmt: skip
+
+
+def test_an_alarm_takes_more_the_more_cells_there_are_and_never_less_again() -> None:
+    """The level is log(A K), A the panes in `false_alarms`, K the most cells that were ever held at once."""
+    evidence, key, _ = evidence_of("mean", false_alarms="30d")
+    few = histogram([0.05])
+    assert evidence.level == pytest.approx(math.log(86_400))
+    evidence.take({key: [few], key._replace(slice="code"): [few], key._replace(kernel_inference="c"): [few]}, NOW)
+    assert evidence.level == pytest.approx(math.log(3 * 86_400))
+    evidence.forget(key)
+    assert len(evidence.cells) == 2
+    assert evidence.level == pytest.approx(math.log(3 * 86_400))
+    evidence.take({key._replace(slice="other"): [few]}, NOW)
+    assert len(evidence.cells) == 2
+
+
+def test_nothing_new_changes_nothing() -> None:
+    """Time that passes without observations is neither for nor against a cell."""
+    evidence, key, cell = evidence_of("mean")
+    evidence.take({key: [histogram([0.4, 0.9])]}, NOW)
+    before = evidence.cells[cell].log_sums.tolist()
+    for later in (0.0, 1.0, 3600.0):
+        evidence.take({}, NOW + later)
+        assert evidence.cells[cell].log_sums.tolist() == before
+
+
+def test_what_came_after_the_peak_is_kept_and_an_alarm_ends_when_its_evidence_is_gone() -> None:
+    """At the level a cell fails; what is observed from then on is counted apart; below 1 the alarm is over."""
+    evidence, key, cell = evidence_of("mean")
+    held = None
+    for step in range(3):
+        evidence.take({key: [histogram(np.full(20, 0.9))]}, NOW + WIDTH * step)
+        held = evidence.cells[cell]
+        assert (held.failing, held.peak, held.after) == (True, NOW + WIDTH * step, None)
+    seen = 0
+    assert held is not None
+    while held.failing:
+        assert seen < 60
+        seen += 5
+        evidence.take({key: [histogram(np.full(5, 0.05))]}, NOW + WIDTH * 3 + seen)
+        assert held.after is not None
+        assert held.after.count == seen
+    assert held.log_evidence < 0.0
+    assert held.peak == NOW + WIDTH * 2
