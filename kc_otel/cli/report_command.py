@@ -105,6 +105,10 @@ def _asked(url: str, contract: str | None, lasting: float) -> Period:
             one for one in get(url, "/api/v1/overview")["in_force"] if contract is None or one["contract"] == contract
         ],
         health=get(url, "/api/v1/health"),
+        incidents=[
+            get(url, f"/api/v1/incidents/{one['id']}")
+            for one in get(url, "/api/v1/incidents", since=repr(end - lasting), **only)["incidents"]
+        ],
         complete=len(events) < _EVENTS or events[0]["at"] <= end - lasting,
     )
     steps: dict[str, float] = {}

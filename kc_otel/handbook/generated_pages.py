@@ -244,7 +244,9 @@ def _kind(about: dict[str, Any]) -> str:
     """What a JSON Schema allows, in words."""
     if "$ref" in about:
         name = about["$ref"].rsplit("/", 1)[-1]
-        kind = f"[{name}](#{name.lower()})" if name not in {"Action", "Status", "Stage"} else name.lower()
+        kind = (
+            f"[{name}](#{name.lower()})" if name not in {"Action", "IncidentState", "Stage", "Status"} else name.lower()
+        )
     elif "const" in about:
         kind = f"`{about['const']}`"
     elif "enum" in about:

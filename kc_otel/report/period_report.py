@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kc_otel.charts import draw_distribution, draw_history, markers_of, unit_word
 from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
-from kc_otel.judge.incidents.incidents import Incident, incidents
 from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
 __all__ = ["Period", "period_blocks", "wanted_cells"]
@@ -46,6 +45,7 @@ class Period:
         events: As `/api/v1/events`, oldest first; also from before the start.
         decisions: As `/api/v1/decisions`.
         in_force: As `in_force` of `/api/v1/overview`.
+        incidents: As `/api/v1/incidents/{id}`, of those that lasted in the period: the most urgent first.
         health: As `/api/v1/health`.
         complete: Whether no event of the period is missing.
         steps: `step` of `/api/v1/history`, by contract.
@@ -63,6 +63,7 @@ class Period:
     decisions: Json
     in_force: Sequence[Json]
     health: Json
+    incidents: Sequence[Json] = ()
     complete: bool = True
     steps: Mapping[str, float] = field(default_factory=dict)
     histories: Mapping[CellKey, Sequence[Sequence[Any]]] = field(default_factory=dict)
@@ -73,20 +74,19 @@ def wanted_cells(period: Period) -> tuple[CellKey, ...]:
     """Cells whose past and distribution the report shows: the worst of every incident."""
     return tuple(
         dict.fromkeys(
-            (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
-            for one in _incidents(period)
-            if one.status == "FAIL"
-            for spot in one.cells[:_DRAWN]
+            _cell_key(one, spot)
+            for one in period.incidents
+            if one["status"] == "FAIL" and one["kernel_inference"]
+            for spot in one["cells"][:_DRAWN]
         )
     )
 
 
 def period_blocks(period: Period) -> tuple[Block, ...]:
     """The report as blocks."""
-    found = _incidents(period)
     names = listed([f"{one['name']} v{one['version']}" for one in period.contracts], most=8)
     blocks: list[Block] = [
-        Heading(1, _title(found)),
+        Heading(1, _title(period.incidents)),
         Text(
             f"{names or 'No contract'}, from {moment(period.start)} to {moment(period.end)} "
             f"({duration(period.end - period.start)}). Written by kc-otel {period.version} from {period.source}."
@@ -94,7 +94,7 @@ def period_blocks(period: Period) -> tuple[Block, ...]:
     ]
     if not period.complete:
         blocks.append(Text("The evaluator had more events than it gave: the beginning of the period is missing."))
-    for one in found:
+    for one in period.incidents:
         blocks += _incident(period, one)
     blocks += _in_force(period)
     blocks += _promised(period)
@@ -104,53 +104,78 @@ def period_blocks(period: Period) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _incidents(period: Period) -> tuple[Incident, ...]:
-    events = [event for event in period.events if event["at"] <= period.end]
-    waiting = {one["endpoint"]: one["oldest"] for one in period.health["outbox"] if one["oldest"] is not None}
-    reported = [
-        cell for cell in period.cells if cell["verdict"]["kernel_inference"] or cell["verdict"]["status"] != "NO_DATA"
-    ]  # a cell that nobody has ever reported to is not broken: there is nothing yet
-    return incidents(reported, events, period.decisions, period.start, waiting)
-
-
-def _title(found: Sequence[Incident]) -> str:
-    broken = [one for one in found if one.status == "FAIL"]
-    worst = [one for one in broken if one.until is None] or broken
+def _title(found: Sequence[Json]) -> str:
+    broken = [one for one in found if one["status"] == "FAIL"]
+    worst = [one for one in broken if one["state"] == "broken"] or broken
     if not worst:
         return "A kernel was silent" if found else "No promise was broken"
-    lasting = worst[0].until is None
-    promises = len({(one.contract, clause) for one in worst for clause in one.clauses})
-    named = dict.fromkeys(name for one in worst for name in one.slices if name != "all")
+    state = worst[0]["state"]
+    promises = len({(one["contract"], clause) for one in worst for clause in one["clauses"]})
+    named = dict.fromkeys(name for one in worst for name in one["slices"] if name != "all")
     now, then, again = (
         ("promise is", "promise was", "holds") if promises == 1 else ("promises are", "promises were", "hold")
     )
+    lasting = state == "broken" or any(spot["until"] is None for one in worst for spot in one["cells"])
     said = f"{promises} {now if lasting else then} broken on {listed(list(named) or ['all traffic'])}"
+    if state == "contained":
+        return f"{said}, and contained"
     return said if lasting else f"{said}, and {again} again"
 
 
-def _incident(period: Period, one: Incident) -> list[Block]:
-    until = "it still is" if one.until is None else f"until {moment(one.until)}"
-    span = duration((period.end if one.until is None else one.until) - one.since)
-    past = dict.fromkeys(place(spot.slice) for spot in one.cells if spot.slice not in one.slices)
-    earlier = f"; for a time also {listed(list(past), most=20)}" if past else ""
+def _cell_key(one: Json, spot: Json) -> CellKey:
+    return one["contract"], spot["clause"], spot["slice"], one["kernel_train"], one["kernel_inference"]
+
+
+def _incident(period: Period, one: Json) -> list[Block]:
+    until = "it is not over" if one["until"] is None else f"until {moment(one['until'])}"
+    span = duration((period.end if one["until"] is None else one["until"]) - one["since"])
+    state = one["state"].capitalize()
+    if one["state"] == "contained":
+        state += f" since {moment(one['contained'])}"
     blocks: list[Block] = [
-        Heading(2, one.headline),
-        Text(f"since {moment(one.since)}, {until} ({span}); contract {one.contract}.", one.status),
-        Bullets(tuple(f"{clause}: {text}" for clause, text in one.extents)),
+        Heading(2, one["headline"]),
         Text(
-            f"For whom: {listed([place(name) for name in one.slices], most=20)}{earlier}. On inference kernel "
-            f"{_spelled(period, one.contract, 'inference', one.kernel_inference)}, against training kernel "
-            f"{_spelled(period, one.contract, 'train', one.kernel_train)}."
+            f"{state}. Since {moment(one['since'])}, {until} ({span}); contract {one['contract']}, "
+            f"incident {one['id']}.",
+            one["status"],
         ),
+        Bullets(tuple(f"{clause}: {text}" for clause, text in one["extents"])),
+        Text(
+            f"For whom: {listed([place(name) for name in one['slices']], most=20)}{_earlier(one)}. On inference kernel "
+            f"{_spelled(period, one['contract'], 'inference', one['kernel_inference'])}, against training kernel "
+            f"{_spelled(period, one['contract'], 'train', one['kernel_train'])}."
+        ),
+        *([Text(f"It grew: {one['grew']}.")] if one["grew"] else []),
+        Heading(3, "Where, and since when"),
+        _onsets(one),
         Heading(3, "What was done"),
-        Bullets(tuple(_action(action.at, action.text, action.in_force) for action in one.actions))
-        if one.actions
+        Bullets(tuple(_action(action["at"], action["text"], action["in_force"]) for action in one["actions"]))
+        if one["actions"]
         else Text("Nothing: no step of the escalation policy fired."),
     ]
-    for spot in one.cells[:_DRAWN] if one.status == "FAIL" else ():
-        key = (one.contract, spot.clause, spot.slice, one.kernel_train, one.kernel_inference)
+    for key in wanted_cells(replace(period, incidents=[one])):
         blocks += _figures(period, key)
     return blocks
+
+
+def _earlier(one: Json) -> str:
+    """Slices where it is over already."""
+    past = dict.fromkeys(place(spot["slice"]) for spot in one["cells"] if spot["slice"] not in one["slices"])
+    return f"; for a time also {listed(list(past), most=20)}" if past else ""
+
+
+def _onsets(one: Json) -> Table:
+    """Every slice with its first onset; those that broke first, first."""
+    by: dict[str, list[Json]] = {}
+    for spot in sorted(one["cells"], key=lambda spot: (spot["since"], spot["slice"])):
+        by.setdefault(spot["slice"], []).append(spot)
+    rows = []
+    for slice, spots in by.items():
+        ends = [spot["until"] for spot in spots]
+        end = "still" if None in ends else moment(max(ends)).removesuffix(" UTC")
+        clauses = listed(list(dict.fromkeys(spot["clause"] for spot in spots)), most=8)
+        rows.append((place(slice), moment(spots[0]["since"]).removesuffix(" UTC"), end, clauses))
+    return Table(("Slice", "Since (UTC)", "Until (UTC)", "Clauses"), tuple(rows))
 
 
 def _action(at: float, text: str, in_force: bool | None) -> str:

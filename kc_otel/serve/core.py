@@ -23,11 +23,13 @@ from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
-from kc_otel.judge.escalation.escalate import Escalation, EscalationState, escalate
+from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
 from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
@@ -119,6 +121,21 @@ class Core:
         """Silences and acknowledgements in force."""
         return self.escalation.people
 
+    def incidents(self, contract: str | None = None) -> tuple[Incident, ...]:
+        """Incidents that last, the most urgent first; of one contract, or of all for None."""
+        found = self.escalation.incidents
+        names = found.keys() if contract is None else {contract} & found.keys()
+        return tuple(sorted((one for name in names for one in found[name]), key=by_urgency))
+
+    def past_incidents(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
+        """Incidents that ended at or after a Unix time, newest first; of one contract, or of all for None."""
+        return self._store.incidents.over(contract, since, limit)
+
+    def incident(self, id: str) -> Incident | None:
+        """An incident by its id, whether it lasts or is over; None when there is none."""
+        lasting = next((one for one in self.incidents() if one.id == id), None)
+        return self._store.incidents.find(id) if lasting is None else lasting
+
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest that arrived at `at`, Unix seconds; None for now."""
         now = time.time() if at is None else at
@@ -199,11 +216,15 @@ class Core:
         Raises:
             StateError: If it cannot be written. Nothing has changed then.
         """
+        before = self.escalation
         after = replace(
-            self.escalation, decisions=decisions or self.escalation.decisions, people=people or self.escalation.people
+            before,
+            decisions=decisions or before.decisions,
+            people=people or before.people,
+            incidents={**before.incidents, contract: with_word(before.incidents.get(contract, ()), kind, said, now)},
         )
         with unit_of_work(self._connection) as unit:
-            self._store.save(self.escalation, after)
+            self._store.save(before, after)
             self.events.record_event(contract, kind, said, now)
             unit.on_commit(lambda: setattr(self, "escalation", after))
         self.announce_all([Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})])
@@ -245,11 +266,11 @@ class Core:
     def _write(self, escalation: Escalation, now: float) -> list[Announcement]:
         """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
         self._store.save(self.escalation, escalation.state)
+        self._store.incidents.close(escalation.resolved)
         people = escalation.state.people
         self.events.record(escalation.transitions, dry_run=self.dry_run, people=people)
         for silence in escalation.ended_silences:
-            message = f"the silence of {silence.where} by {silence.by} has come to its end"
-            self.events.record_event(silence.contract, "unsilenced", {"id": silence.id, "message": message}, now)
+            self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)

@@ -27,6 +27,15 @@ VERDICT: dict[str, Any] = {
     "status": "FAIL", "limit": 0.02, "estimate": 0.1, "lower": 0.08, "upper": 0.12, "samples": 12345,
     "reason": f"lower bound 0.08 > limit 0.02 {EVIL}",
 }  # fmt: skip
+INCIDENT: dict[str, Any] = {
+    "id": "0123456789ab", "contract": "policy", "on": "fail", "status": "FAIL", "state": "broken",
+    "headline": "tv is above its limit on code", "extents": [["tv", "0.1 on code where 0.02 is the limit"]],
+    "since": 40.0, "contained": None, "until": None, "growth": [[40.0, 1], [70.0, 2]],
+    "grew": "1 slice at 00:00, 2 at 00:01 UTC", "kernel_train": "t", "kernel_inference": "b", "clauses": ["tv"],
+    "slices": ["code"], "more": 0, "actions": [{"at": 41.0, "kind": "notify", "text": EVIL, "in_force": None}],
+    "cells": [{"clause": "tv", "slice": "code", "since": 40.0, "until": None, "reason": EVIL},
+              {"clause": "tv", "slice": "prose", "since": 70.0, "until": 75.0, "reason": EVIL}],
+}  # fmt: skip
 PERIOD = Period(
     start=0.0,
     end=100.0,
@@ -58,6 +67,7 @@ PERIOD = Period(
         {"contract": "policy", "kind": "route", "text": "told above", "since": 50.0, "until": None},
     ],
     health={"outbox": []},
+    incidents=[INCIDENT],
     histories={
         KEY: [[10.0, 0.01, 0.005, 0.015, 0.02, 9, 0], [20.0, None, None, None, 0.02, 0, 2],
               [40.0, 0.1, 0.08, None, 0.02, 99, 3], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3]],
@@ -94,14 +104,15 @@ def test_drawings_are_well_formed_and_named() -> None:
         assert root.find("{*}title").text
         assert root.find("{*}desc").text
         assert figure.says
-    assert wanted_cells(PERIOD) == (KEY,)
+    assert wanted_cells(PERIOD) == (KEY, ("policy", "tv", "prose", "t", "b"))
 
 
 def test_a_quiet_period_says_so() -> None:
     """No incident, no cell, no event: still a report."""
     calm = replace(
-        PERIOD, cells=[], events=[], contracts=[], in_force=[], histories={}, distributions={}, complete=False
-    )
+        PERIOD, cells=[], events=[], contracts=[], in_force=[], incidents=[], histories={}, distributions={},
+        complete=False,
+    )  # fmt: skip
     text = to_markdown(period_blocks(calm))
     assert text.startswith("# No promise was broken\n")
     assert "the beginning of the period is missing" in text
@@ -131,8 +142,27 @@ def test_markdown_shows_names_as_they_are_and_calls_nobody() -> None:
 def test_the_title_says_what_is_broken_or_that_it_is_over() -> None:
     """A reader of the attachment's name knows whether to hurry."""
     assert to_markdown(period_blocks(PERIOD)).startswith("# 1 promise is broken on code\n")
-    healthy = replace(PERIOD, cells=[{"verdict": VERDICT | {"status": "PASS"}, "since": 90.0}])
-    assert to_markdown(period_blocks(healthy)).startswith("# 1 promise was broken on code, and holds again\n")
+    cells = [cell | {"until": 90.0} for cell in INCIDENT["cells"]]
+    for state, title in (
+        ("contained", "1 promise was broken on code, and contained"),
+        ("resolved", "1 promise was broken on code, and holds again"),
+    ):
+        over = INCIDENT | {"state": state, "contained": 80.0, "until": 90.0, "cells": cells}
+        assert to_markdown(period_blocks(replace(PERIOD, incidents=[over]))).startswith(f"# {title}\n")
+
+
+def test_an_incident_has_a_section_with_its_onsets_though_its_events_are_dropped() -> None:
+    """Every slice with the time at which it broke, how it grew, what was done, and its id to ask for more."""
+    text = to_markdown(period_blocks(replace(PERIOD, events=[])))
+    assert "## tv is above its limit on code" in text
+    assert "Broken. Since 1970-01-01 00:00:40 UTC, it is not over (1 min); contract policy, " in text
+    assert "incident 0123456789ab" in text
+    assert "It grew: 1 slice at 00:00, 2 at 00:01 UTC." in text
+    assert (
+        "| code | 1970-01-01 00:00:40 | still | tv |\n| prose | 1970-01-01 00:01:10 | 1970-01-01 00:01:15 | tv |"
+        in text
+    )
+    assert "for a time also prose" in text
 
 
 def test_the_contract_and_what_holds_are_spelled_out() -> None:

@@ -246,3 +246,20 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
     assert seen[0][2] == {"": sentence}
     assert seen[-1][1:] == ("ready\n", {})
     assert core.decisions.routes
+
+
+def test_an_incident_survives_the_evaluator_and_its_events(contract: Contract, drift: Callable, tmp_path: Path) -> None:
+    """The next process goes on with it under its id and onset, though no event of it is left."""
+    now, ids = time.time(), set()
+    for tick in range(2):
+        connection = open_state(tmp_path / "state.sqlite")
+        core = Core([contract], connection, external_url="", now=now)
+        if not tick:
+            core.metrics(drift(0.3))
+        core.tick(now + tick)
+        (one,) = core.incidents()
+        ids.add((one.id, one.since))
+        assert {action.kind for action in one.actions} == {"route", "webhook", "halt"}
+        connection.execute("DELETE FROM events")
+        connection.close()
+    assert len(ids) == 1

@@ -6,6 +6,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 
 import kc_otel.serve.page as page_box
 from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
@@ -102,6 +104,33 @@ def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(
     assert answer["heard"] is True
 
 
+def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(
+    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its id while it lasts and afterwards, with every cell; a list narrows by state, time and contract."""
+    (listed,) = client.get("/api/v1/incidents").json()["incidents"]
+    whole = client.get(f"/api/v1/incidents/{listed['id']}").json()
+    assert [(cell["clause"], cell["slice"], cell["until"]) for cell in whole["cells"]] == [
+        ("token-tv", "code", None), ("token-tv", "all", None),
+    ]  # fmt: skip
+    assert client.get("/api/v1/incidents", params={"contract": "another"}).json()["incidents"] == []
+    now = time.time()
+    core.resume("policy", None, "ada", "patched", now)
+    judged = core.evaluator.evaluate(now)["policy"].verdicts
+    passing = Evaluation(now, tuple(replace(one, status=Status.PASS) for one in judged))
+    monkeypatch.setattr(core.evaluator, "evaluate", lambda _: {"policy": passing})
+    core.tick(now + 60)
+    over = client.get(f"/api/v1/incidents/{listed['id']}").json()
+    assert (over["state"], over["until"], over["headline"]) == (
+        "resolved", now + 60, "token-tv was above its limit on code and all traffic",
+    )  # fmt: skip
+    assert "resumed" in {action["kind"] for action in over["actions"]}
+    for query, expected in (({"state": "resolved"}, 1), ({"state": "contained"}, 0), ({"since": now + 9999}, 0)):
+        found = client.get("/api/v1/incidents", params=query).json()["incidents"]
+        assert len(found) == expected
+    assert client.get("/api/v1/incidents/unknown").status_code == 404
+
+
 def test_a_delivered_webhook_is_told_as_such(client: TestClient, core: Core) -> None:
     """What left the outbox is in the past tense."""
     (message,) = core.outbox.due(time.time())
@@ -128,10 +157,10 @@ def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[...,
     core.tick(now)
     core.tick(now + 3600)
     answer = client_of(core).get("/api/v1/overview").json()
-    assert [one["status"] for one in answer["incidents"]] in ([], ["NO_DATA"])
-    held = {one["slice"] for one in answer["in_force"]} | {
-        place["slice"] for one in answer["incidents"] for place in one["cells"]
-    }
+    contained, *others = answer["incidents"]
+    assert (contained["status"], contained["state"], contained["until"]) == ("FAIL", "contained", None)
+    assert [one["status"] for one in others] in ([], ["NO_DATA"])
+    held = {one["slice"] for one in answer["in_force"]} | {cell["slice"] for cell in contained["cells"]}
     assert {"all", "code"} <= held
 
 

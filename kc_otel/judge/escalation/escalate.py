@@ -15,9 +15,11 @@ from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_word
 from kc_otel.judge.verdict import Evaluation
 
-__all__ = ["Escalation", "EscalationState", "escalate"]
+__all__ = ["Escalation", "EscalationState", "ended_silence", "escalate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class EscalationState:
         decisions: The table that is published.
         dry_run_decisions: What contracts that run dry would have published.
         people: Silences and acknowledgements.
+        incidents: What is broken or not given back, by the contract's name.
     """
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
@@ -37,6 +40,7 @@ class EscalationState:
     decisions: DecisionTable = field(default_factory=DecisionTable)
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
     people: People = field(default_factory=People)
+    incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Escalation:
         notices: What has to be said, by the contract's name.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
+        resolved: Incidents that are over.
         faults: Contracts whose policy could not be evaluated, and why: what held of them before still holds.
     """
 
@@ -57,6 +62,7 @@ class Escalation:
     notices: Mapping[str, tuple[Notice, ...]]
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
+    resolved: tuple[Incident, ...] = ()
     faults: Mapping[str, Exception] = field(default_factory=dict)
 
 
@@ -104,11 +110,33 @@ def escalate(
             continue
         decisions = apply(decisions, transitions, contract, now)
         notifications[name], found[name] = notices(contract, log, policies[name].firing, transitions, people, now)
+    incidents: dict[str, tuple[Incident, ...]] = {}
+    resolved: list[Incident] = []
+    for contract in contracts:
+        name = contract.name
+        verdicts, open_before = evaluations[name].verdicts, before.incidents.get(name, ())
+        if name in faults:  # what held of it before still holds
+            incidents[name] = open_before
+            continue
+        for silence in ended:
+            if silence.contract == name:
+                open_before = with_word(open_before, "unsilenced", ended_silence(silence), now)
+        after = follow(name, open_before, verdicts, policies[name].firing, decisions, now)
+        after = with_actions(after, edges[name], people, dry_run=name in dry_run)
+        incidents[name] = tuple(one for one in after if one.state is not IncidentState.RESOLVED)
+        resolved += [one for one in after if one.state is IncidentState.RESOLVED]
     return Escalation(
-        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people),
+        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people, incidents),
         transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
         notices=found,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
+        resolved=tuple(resolved),
         faults=faults,
     )
+
+
+def ended_silence(silence: Silence) -> dict[str, object]:
+    """What is written down when a silence has come to its end."""
+    message = f"the silence of {silence.where} by {silence.by} has come to its end"
+    return {"id": silence.id, "clause": silence.clause, "slice": silence.slice, "message": message}

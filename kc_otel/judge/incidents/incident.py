@@ -1,17 +1,29 @@
-"""An incident in plain values: its cells, what was done, and the sentences that tell of it."""
+"""An incident in plain values: its cells, its state, what was done, and the sentences that tell of it."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-from kc_otel.contract.words import interval, listed, number, place
+from kc_otel.contract.words import interval, listed, moment, number, place
 
-__all__ = ["BROKEN", "ActionTaken", "BrokenCell", "Incident"]
+__all__ = ["BrokenCell", "Incident", "IncidentAction", "IncidentState", "PersonsWord"]
 
-BROKEN: Final = ("FAIL", "NO_DATA")
-"""Statuses that make an incident, the more urgent first."""
+_STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
+_TOLD_STEPS: Final = 5
+"""Times at which a sentence says how far an incident had grown."""
+
+
+class IncidentState(StrEnum):
+    """Where an incident is, the more urgent first."""
+
+    BROKEN = "broken"
+    """Users of the kernel meet what is broken."""
+    CONTAINED = "contained"
+    """Routes or pins keep users from the kernel wherever it is broken, or was and nobody has given it back."""
+    RESOLVED = "resolved"
+    """Nothing is broken, no alert fires, and no route is left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,7 @@ class BrokenCell:
         slice: Name of the slice, or `all`.
         since: Unix time, seconds.
         until: Unix time, seconds; None while it lasts.
-        limit: Limit in the metric's unit; None where only the event is known.
+        limit: Limit in the metric's unit; None where there is none.
         estimate: Point estimate; None when unknown.
         lower: Lower confidence bound; None when unknown.
         upper: Upper confidence bound; None when unknown.
@@ -47,57 +59,98 @@ class BrokenCell:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionTaken:
-    """Something that the policy or a person did.
+class IncidentAction:
+    """What the policy did because of an incident.
+
+    Attributes:
+        kind: Kind of the action, as in a contract.
+        target: Kernel of `route`, endpoint of `webhook`; empty for the others.
+        at: Unix time at which it was first done, seconds.
+        slices: Where, in the order in which it was done.
+        dry_run: Whether it would only have been done.
+    """
+
+    kind: str
+    target: str
+    at: float
+    slices: tuple[str, ...]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PersonsWord:
+    """What a person did or said while an incident lasted.
 
     Attributes:
         at: Unix time, seconds.
-        kind: Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
-            contract that runs dry would have done.
-        text: In words.
-        in_force: Whether it still holds; None for what is over once it is done.
+        kind: acknowledged, silenced, unsilenced, pinned, unpinned or resumed.
+        text: In words, with who and why.
     """
 
     at: float
     kind: str
     text: str
-    in_force: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What was broken at one time for one reason.
+    """What was broken at one time for one reason on one pair of kernels.
 
     Attributes:
+        id: Twelve hex digits; the same from the first breach to the end.
         contract: metadata.name.
-        status: FAIL or NO_DATA.
+        on: What is wrong, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
         kernel_train: Short fingerprint.
         kernel_inference: Short fingerprint.
-        cells: Where it is or was broken, worst first; at least one.
-        actions: What was done, oldest first.
+        state: broken, contained or resolved.
+        cells: Where it is or was broken, worst first; at least one. Each stays until the incident is over.
+        actions: What the policy did, oldest first.
+        words: What people did, oldest first.
+        contained_at: Unix time since when it is contained, seconds; None while it is not.
+        resolved_at: Unix time at which it was over, seconds; None while it lasts.
     """
 
+    id: str
     contract: str
-    status: str
+    on: str
     kernel_train: str
     kernel_inference: str
+    state: IncidentState
     cells: tuple[BrokenCell, ...]
-    actions: tuple[ActionTaken, ...] = ()
+    actions: tuple[IncidentAction, ...] = ()
+    words: tuple[PersonsWord, ...] = ()
+    contained_at: float | None = None
+    resolved_at: float | None = None
 
     @property
-    def id(self) -> str:
-        """Twelve hex digits that stay the same while the incident lasts."""
-        identity = (self.contract, self.status, self.kernel_train, self.kernel_inference, repr(self.since))
-        return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
+    def key(self) -> tuple[str, str, str]:
+        """(on, kernel_train, kernel_inference): a contract has one incident of each at a time."""
+        return self.on, self.kernel_train, self.kernel_inference
+
+    @property
+    def status(self) -> str:
+        """Status of its cells: FAIL, NO_DATA or INCONCLUSIVE."""
+        return _STATUS[self.on]
+
+    @property
+    def outline(self) -> tuple[object, ...]:
+        """All but the numbers, which change with every evaluation."""
+        cells = sorted((one.clause, one.slice, one.since, one.until is None) for one in self.cells)
+        return self.state, cells, self.actions, self.words
+
+    @property
+    def broken(self) -> tuple[BrokenCell, ...]:
+        """The cells that are broken still."""
+        return tuple(one for one in self.cells if one.until is None)
 
     @property
     def current(self) -> tuple[BrokenCell, ...]:
-        """The cells that are broken still; all of them once it is over."""
-        return tuple(one for one in self.cells if one.until is None) or self.cells
+        """The cells that are broken still; all of them once none is."""
+        return self.broken or self.cells
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """The clauses that are broken still, by their ids; all of them once it is over."""
+        """The clauses that are broken still, by their ids; all of them once none is."""
         return tuple(dict.fromkeys(one.clause for one in self.current))
 
     @property
@@ -111,30 +164,51 @@ class Incident:
         return min(one.since for one in self.cells)
 
     @property
-    def until(self) -> float | None:
-        """Unix time at which the last cell recovered, seconds; None while any is broken."""
-        ends = [one.until for one in self.cells]
-        return None if None in ends else max(end for end in ends if end is not None)
+    def growth(self) -> tuple[tuple[float, int], ...]:
+        """(Unix time, slices that had been broken until then, `all` among them), for every minute that added some."""
+        onsets: dict[str, float] = {}
+        for one in self.cells:
+            onsets[one.slice] = min(one.since, onsets.get(one.slice, one.since))
+        by_minute: dict[int, tuple[float, int]] = {}
+        for count, at in enumerate(sorted(onsets.values()), start=1):
+            first, _ = by_minute.get(int(at // 60), (at, 0))
+            by_minute[int(at // 60)] = (first, count)
+        return tuple(by_minute.values())
+
+    @property
+    def growth_text(self) -> str:
+        """How it grew, as a phrase; empty where it never did."""
+        grown = self.growth
+        if len(grown) < 2:
+            return ""
+        steps = [*grown[: _TOLD_STEPS - 1], grown[-1]] if len(grown) > _TOLD_STEPS else list(grown)
+        first, *others = [(moment(at)[11:16], count) for at, count in steps]
+        said = [f"{first[1]} slice{'s' * (first[1] != 1)} at {first[0]}", *(f"{count} at {at}" for at, count in others)]
+        return f"{', '.join(said)} UTC"
 
     @property
     def headline(self) -> str:
         """What and for whom, as a sentence."""
         where, what = listed([place(name) for name in self.slices]), listed(self.clauses)
-        if self.status == "NO_DATA":
+        over, several = not self.broken, len(self.clauses) > 1
+        if self.on == "no-data":
             return f"No data for {what} on {where}"
-        several = len(self.clauses) > 1
-        tense = ("are" if several else "is") if self.until is None else ("were" if several else "was")
+        if self.on == "invalid-input":
+            return f"Sequences {'failed' if over else 'fail'} the input checks"
+        tense = ("were" if several else "was") if over else ("are" if several else "is")
+        if self.on == "inconclusive":
+            return f"{what} {tense} undecided on {where}"
         return f"{what} {tense} above {'their limits' if several else 'its limit'} on {where}"
 
     @property
     def extents(self) -> tuple[tuple[str, str], ...]:
         """(clause, how bad it is where it is worst), the worst clause first."""
         worst = {one.clause: one for one in reversed(self.current)}
-        return tuple((clause, _extent(worst[clause], self.status)) for clause in self.clauses)
+        return tuple((clause, _extent(worst[clause], self.on)) for clause in self.clauses)
 
 
-def _extent(worst: BrokenCell, status: str) -> str:
-    if status == "NO_DATA" or worst.estimate is None:
+def _extent(worst: BrokenCell, on: str) -> str:
+    if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     times = f", at least {worst.badness:.2g} times that" if worst.badness > 1 else ""
     return (

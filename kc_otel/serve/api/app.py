@@ -22,6 +22,7 @@ from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.api.routes_charts import chart_routes
 from kc_otel.serve.api.routes_decisions import decision_routes
 from kc_otel.serve.api.routes_health import health_routes
+from kc_otel.serve.api.routes_incidents import incident_routes
 from kc_otel.serve.api.routes_past import past_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
@@ -76,6 +77,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         health_routes(core, readings),
         verdict_routes(core),
         past_routes(core, Overviews(core, version), readings),
+        incident_routes(core),
         chart_routes(core),
         decision_routes(core, decided),
         people_routes(core, decided),

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.incidents.incidents import Incident, incidents
-from kc_otel.judge.plain_json import to_plain
+from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.serve.api.views import IncidentView, InForceView, Overview, view_of
+from kc_otel.serve.api.routes_incidents import incident_views
+from kc_otel.serve.api.views import InForceView, Overview
 from kc_otel.serve.core import Core
 
 __all__ = ["Overviews"]
 
-_EVENTS: Final = 1000
-_MOST_CELLS: Final = 20
 _KERNELS: Final = {"train-kernel": "training kernel", "inference-kernel": "inference kernel"}
 
 
@@ -46,63 +43,25 @@ class Overviews:
     def _make(self) -> Overview:
         core = self._core
         counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
-        broken: list[dict[str, Any]] = []
         heard = False
-        for verdict, since, _ in core.history.cells():
+        for verdict, _, _ in core.history.cells():
             counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
-            reported = bool(verdict.cell.kernel_inference)
-            heard = heard or reported
-            # A cell that nobody has ever reported to is not broken: there is nothing yet.
-            if verdict.status is Status.FAIL or (verdict.status is Status.NO_DATA and reported):
-                broken.append({"verdict": view_of(verdict).model_dump(mode="json"), "since": since})
-        decisions = to_plain(core.decisions)
-        open_now: list[Incident] = []
-        if broken:
-            events = _events(core)
-            waiting = {one.endpoint: one.oldest for one in core.outbox.status() if one.oldest is not None}
-            found = incidents(broken, events, decisions, waiting=waiting)
-            open_now = [one for one in found if one.until is None]
+            heard = heard or bool(verdict.cell.kernel_inference)
+        lasting = core.incidents()
         return Overview(
             at=core.evaluated_at,
             now=time.time(),
             version=self._version,
             heard=heard,
             counts={name: dict(count) for name, count in counts.items()},
-            incidents=[_incident(one) for one in open_now],
-            in_force=_in_force(core, open_now),
+            incidents=incident_views(core, lasting),
+            in_force=_in_force(core, lasting),
         )
 
 
-def _events(core: Core) -> list[dict[str, Any]]:
-    """The newest verdicts, and as many alerts and decisions: these are few where verdicts change all the time."""
-    found = {
-        event.id: event for verdicts in (True, False) for event in core.events.newest(limit=_EVENTS, verdicts=verdicts)
-    }
-    return [dataclasses.asdict(event) for _, event in sorted(found.items())]
-
-
-def _incident(one: Incident) -> IncidentView:
-    lasting = [cell for cell in one.cells if cell.until is None]
-    return IncidentView(
-        id=one.id,
-        contract=one.contract,
-        status=Status(one.status),
-        headline=one.headline,
-        extents=list(one.extents),
-        since=one.since,
-        kernel_train=one.kernel_train,
-        kernel_inference=one.kernel_inference,
-        clauses=list(one.clauses),
-        slices=list(one.slices),
-        cells=lasting[:_MOST_CELLS],
-        more=max(len(lasting) - _MOST_CELLS, 0),
-        actions=list(one.actions),
-    )
-
-
-def _in_force(core: Core, open_now: list[Incident]) -> list[InForceView]:
+def _in_force(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
     """Routes outlive their cause, until a person ends them; what people decided holds until they or a time end it."""
-    return [*_routes(core, open_now), *_by_people(core)]
+    return [*_routes(core, lasting), *_by_people(core)]
 
 
 def _by_people(core: Core) -> Iterator[InForceView]:
@@ -134,8 +93,8 @@ def _by_people(core: Core) -> Iterator[InForceView]:
         )  # fmt: skip
 
 
-def _routes(core: Core, open_now: list[Incident]) -> list[InForceView]:
-    broken = {(one.contract, one.kernel_inference, cell.slice) for one in open_now for cell in one.cells}
+def _routes(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
+    broken = {(one.contract, one.kernel_inference, cell.slice) for one in lasting for cell in one.broken}
     return [
         InForceView(
             contract=route.contract,

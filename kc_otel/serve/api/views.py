@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from kc_otel.contract.clause import About
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell
+from kc_otel.judge.incidents.actions_taken import ActionTaken
+from kc_otel.judge.incidents.incident import BrokenCell, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.serve.api.people_input import Name, Reason
@@ -27,6 +28,7 @@ __all__ = [
     "HealthView",
     "HistoryView",
     "InForceView",
+    "IncidentList",
     "IncidentView",
     "MarkView",
     "Overview",
@@ -162,24 +164,47 @@ class EventList(_View):
 
 
 class IncidentView(_View):
-    """Something that is broken, since when, for whom, and what was done about it."""
+    """Something that is or was broken, since when, for whom, and what was done about it."""
 
     id: str
+    """The same from the first breach to the end."""
     contract: str
+    on: str
+    """What is wrong, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
     status: Status
+    state: IncidentState
+    """`contained` where routes or pins keep users from all that is broken, or from what was and is not given back."""
     headline: str
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
+    contained: float | None
+    """Unix time since when it is contained; null while it is not."""
+    until: float | None
+    """Unix time at which it was over; null while it lasts."""
+    growth: list[tuple[float, int]]
+    """(Unix time, slices that had been broken until then), for every minute that added some; `all` counts as one."""
+    grew: str
+    """The same in words; empty where it never grew."""
     kernel_train: str
     kernel_inference: str
     clauses: list[str]
+    """Those that are broken still; all of them once none is."""
     slices: list[str]
+    """Those where it is broken still; all of them once it is nowhere."""
     cells: list[BrokenCell]
-    """The worst cells, at most 20."""
+    """The worst cells, each with its onset and its end. In a list of incidents: at most 20 of those broken still."""
     more: int
-    """CellList beyond those."""
+    """Cells beyond those."""
     actions: list[ActionTaken]
+
+
+class IncidentList(_View):
+    """Incidents: those that last, the most urgent first, then those that are over, newest first."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    incidents: list[IncidentView]
 
 
 class InForceView(_View):

@@ -18,6 +18,7 @@ from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.serve.store.incident_store import IncidentStore
 from kc_otel.serve.store.policy_store import PolicyStore
 
 __all__ = ["EscalationStore", "KeyValueStore"]
@@ -66,9 +67,13 @@ class EscalationStore:
     Args:
         connection: The state file; its owner owns the transactions.
         events: Policies and events in the same file.
+
+    Attributes:
+        incidents: Those that last and those that are over, in the same file.
     """
 
     def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
+        self.incidents = IncidentStore(connection)
         self._events = events
         self._values = KeyValueStore(connection)
 
@@ -100,6 +105,8 @@ class EscalationStore:
             self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions)
         if after.people != before.people:
             self._values.save(_PEOPLE, after.people)
+        for name, incidents in after.incidents.items():
+            self.incidents.save(before.incidents.get(name, ()), incidents)
 
     def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
         values = self._values
@@ -111,6 +118,7 @@ class EscalationStore:
             decisions=values.load(_DECISIONS, DecisionTable) or DecisionTable(),
             dry_run_decisions=values.load(_DRY_RUN_DECISIONS, DecisionTable) or DecisionTable(),
             people=values.load(_PEOPLE, People) or People(),
+            incidents={name: self.incidents.lasting(name) for name in contracts},
         )
 
     def _ran_dry(self) -> frozenset[str]:
@@ -128,6 +136,7 @@ class EscalationStore:
                 self._events.forget(name)
                 self._values.save(_notifications(name), None)
                 decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
+        self.incidents.end_others(contracts, now)
         people = People(
             tuple(one for one in people.silences if one.contract in contracts),
             tuple(one for one in people.acknowledgements if one.contract in contracts),

@@ -1,0 +1,79 @@
+"""What broke, as one thing each: while it lasts, and long after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from fastapi import APIRouter, HTTPException, Query
+
+from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.api.views import IncidentList, IncidentView
+from kc_otel.serve.core import Core
+
+__all__ = ["incident_routes", "incident_views"]
+
+_MOST_CELLS: Final = 20
+
+
+def incident_routes(core: Core) -> APIRouter:
+    """`/api/v1/incidents`."""
+    router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
+
+    @router.get("")
+    async def incidents(
+        contract: Annotated[str | None, Query(description="Only this contract.")] = None,
+        since: Annotated[float, Query(description="Only those that lasted at or after this Unix time.")] = 0.0,
+        state: Annotated[IncidentState | None, Query(description="Only those in this state.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="The most of those that are over.")] = 100,
+    ) -> IncidentList:
+        """Incidents, the most urgent first; of each the worst cells that are broken still, of all once none is."""
+        found = [*core.incidents(contract), *core.past_incidents(contract, since, limit)]
+        return IncidentList(
+            at=core.evaluated_at, incidents=incident_views(core, [one for one in found if state in {None, one.state}])
+        )
+
+    @router.get("/{id}")
+    async def incident(id: str) -> IncidentView:
+        """One incident with every cell that it ever had."""
+        found = core.incident(id)
+        if found is None:
+            raise HTTPException(404, f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
+        (view,) = incident_views(core, [found], whole=True)
+        return view
+
+    return router
+
+
+def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
+    """Incidents in the API's shape; `whole` with every cell."""
+    waiting = {one.endpoint: one.oldest for one in core.outbox.status() if one.oldest is not None} if found else {}
+    return [_view(core, one, waiting, whole=whole) for one in found]
+
+
+def _view(core: Core, one: Incident, waiting: dict[str, float], *, whole: bool) -> IncidentView:
+    every = one.cells if whole else one.current
+    cells = every if whole else every[:_MOST_CELLS]
+    return IncidentView(
+        id=one.id,
+        contract=one.contract,
+        on=one.on,
+        status=Status(one.status),
+        state=one.state,
+        headline=one.headline,
+        extents=list(one.extents),
+        since=one.since,
+        contained=one.contained_at,
+        until=one.resolved_at,
+        growth=list(one.growth),
+        grew=one.growth_text,
+        kernel_train=one.kernel_train,
+        kernel_inference=one.kernel_inference,
+        clauses=list(one.clauses),
+        slices=list(one.slices),
+        cells=list(cells),
+        more=len(every) - len(cells),
+        actions=list(actions_taken(one, core.decisions, waiting)),
+    )

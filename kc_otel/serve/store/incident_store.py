@@ -1,0 +1,85 @@
+"""Incidents in the state file: those that last, and what is over, long after its events are dropped. Nothing commits.
+
+An incident is written when it changes, not when its numbers do: a clause far above its limit is another number at every
+evaluation. What is in memory has the newest ones, and what is over was written with its last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency
+from kc_otel.judge.plain_json import read_json, to_json
+
+__all__ = ["IncidentStore"]
+
+
+class IncidentStore:
+    """Incidents by id.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+        keep: Incidents that are over and kept; the oldest are dropped beyond.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, keep: int = 1000) -> None:
+        self._connection = connection
+        self._keep = keep
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, contract TEXT NOT NULL, resolved REAL, "
+            "content TEXT NOT NULL) STRICT"
+        )
+        connection.execute("CREATE INDEX IF NOT EXISTS incidents_resolved ON incidents (resolved)")
+
+    def save(self, before: Sequence[Incident], after: Sequence[Incident]) -> None:
+        """Write those that are not what they were."""
+        known = {one.id: one.outline for one in before}
+        self._write(one for one in after if known.get(one.id) != one.outline)
+
+    def close(self, over: Sequence[Incident]) -> None:
+        """Write those that are over."""
+        self._write(over)
+        if over:
+            self._connection.execute(
+                "DELETE FROM incidents WHERE resolved <= "
+                "(SELECT resolved FROM incidents WHERE resolved IS NOT NULL ORDER BY resolved DESC LIMIT 1 OFFSET ?)",
+                (self._keep,),
+            )
+
+    def end_others(self, contracts: Collection[str], now: float) -> None:
+        """What lasts of contracts that are no longer served is over."""
+        for (text,) in self._connection.execute("SELECT content FROM incidents WHERE resolved IS NULL").fetchall():
+            one = read_json(Incident, text)
+            if one.contract not in contracts:
+                cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in one.cells)
+                self.close([replace(one, cells=cells, state=IncidentState.RESOLVED, resolved_at=now)])
+
+    def lasting(self, contract: str) -> tuple[Incident, ...]:
+        """A contract's incidents that are not over, as they were written last."""
+        rows = self._connection.execute(
+            "SELECT content FROM incidents WHERE resolved IS NULL AND contract = ?", (contract,)
+        )
+        return tuple(sorted((read_json(Incident, text) for (text,) in rows), key=by_urgency))
+
+    def over(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
+        """Those that ended at or after a Unix time, newest first; of one contract, or of all for None."""
+        rows = self._connection.execute(
+            "SELECT content FROM incidents WHERE resolved >= ?1 AND (?2 IS NULL OR contract = ?2)"
+            " ORDER BY resolved DESC LIMIT ?3",
+            (since, contract, limit),
+        )
+        return tuple(read_json(Incident, text) for (text,) in rows)
+
+    def find(self, id: str) -> Incident | None:
+        """One by its id, as it was written last; None when there is none."""
+        row = self._connection.execute("SELECT content FROM incidents WHERE id = ?", (id,)).fetchone()
+        return None if row is None else read_json(Incident, row[0])
+
+    def _write(self, incidents: Iterable[Incident]) -> None:
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO incidents (id, contract, resolved, content) VALUES (?, ?, ?, ?)",
+            [(one.id, one.contract, one.resolved_at, to_json(one)) for one in incidents],
+        )

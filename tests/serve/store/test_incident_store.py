@@ -1,0 +1,63 @@
+"""Incidents in the state file: written when they change, found when they are over, dropped when they are old."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.serve.store.incident_store import IncidentStore
+
+ONE = Incident(
+    "a" * 12, "policy", "fail", "t", "b", IncidentState.BROKEN, (BrokenCell("tv", "code", 1.0, None, 0.02, 0.1),)
+)
+
+
+@pytest.fixture
+def store(connection):
+    return IncidentStore(connection, keep=2)
+
+
+def test_what_was_saved_is_read_back(store, connection):
+    """By another store on the same file, with its cells and times; other contracts' are apart."""
+    store.save((), [ONE, replace(ONE, id="b" * 12, contract="other")])
+    again = IncidentStore(connection)
+    assert again.lasting("policy") == (ONE,)
+    assert again.find(ONE.id) == ONE
+    assert again.find("unknown") is None
+
+
+def test_numbers_alone_are_not_written(store, connection):
+    """They change with every evaluation; a cell more or an end is written at once."""
+    store.save((), [ONE])
+    before = connection.total_changes
+    louder = replace(ONE, cells=(replace(ONE.cells[0], estimate=0.5),))
+    store.save([ONE], [louder])
+    assert connection.total_changes == before
+    ended = replace(louder, cells=(replace(louder.cells[0], until=9.0),))
+    store.save([louder], [ended])
+    assert store.lasting("policy") == (ended,)
+
+
+def test_of_those_that_are_over_the_newest_are_kept_and_what_lasts_always(store):
+    """A list has them newest first, from a time on."""
+    store.save((), [ONE])
+    store.close(
+        [replace(ONE, id=f"{index:012d}", state=IncidentState.RESOLVED, resolved_at=10.0 * index) for index in range(5)]
+    )
+    assert [one.resolved_at for one in store.over(None, 0.0, 10)] == [40.0, 30.0]
+    assert [one.resolved_at for one in store.over("policy", 35.0, 10)] == [40.0]
+    assert store.over("other", 0.0, 10) == ()
+    assert store.lasting("policy") == (ONE,)
+
+
+def test_what_lasts_of_a_contract_that_is_gone_is_over(store):
+    """With its cells; others go on."""
+    store.save((), [ONE, replace(ONE, id="b" * 12, contract="gone")])
+    store.end_others({"policy"}, 50.0)
+    (over,) = store.over(None, 0.0, 10)
+    assert (over.contract, over.state, over.resolved_at, over.cells[0].until) == (
+        "gone", IncidentState.RESOLVED, 50.0, 50.0,
+    )  # fmt: skip
+    assert store.lasting("policy") == (ONE,)
