@@ -65,9 +65,10 @@ class Clause(Strict):
     statistic: str | None = None
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
     unit: Literal["token", "sequence"] | None = None
-    """What counts as one independent observation, by default what the metric is observed per. Tokens of one sequence
-    depend on each other: with `sequence`, the mean of a token metric is the mean over sequences of each one's mean, and
-    a verdict is about what the slice will show; with `token` it is about the tokens of its window only."""
+    """What counts as one independent observation. Tokens of one sequence depend on each other: by default, and with
+    `sequence`, the mean of a token metric is the mean over sequences of each one's mean, and a verdict is about what
+    the slice will show; with `token`, it is about the tokens of its window only. A quantile, a fraction or the largest
+    of tokens has no form by sequence, nor has a share that none may (limit 0): these count tokens."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
@@ -133,13 +134,13 @@ class Clause(Strict):
         elif native is Unit.BATCH or native is Unit.ROW:
             of = "batch" if native is Unit.BATCH else "row of an operator's output"
             msg = f"unit: {self.metric} is observed once per {of}; leave the unit out"
-        elif self.by_sequence and kind == "max":
+        elif self.unit == "sequence" and kind == "max":
             msg = "unit: the largest token is the largest of any sequence too; leave the unit out"
-        elif self.by_sequence and kind != "mean":
+        elif self.unit == "sequence" and kind != "mean":
             msg = (
                 f"unit: {self.statistic_text} of tokens cannot be judged by sequence: a sequence is observed through "
                 "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
-                "limit for it, or leave the unit out (tokens then count as independent)"
+                "limit for it, or `unit: token`: the verdict is then about this window's tokens"
             )
         else:
             return
@@ -164,8 +165,14 @@ class Clause(Strict):
 
     @property
     def by_sequence(self) -> bool:
-        """Whether a token metric's means over sequences are judged, and not its tokens."""
-        return self.unit == "sequence" and self._recorded is not None and self._recorded.per is Unit.TOKEN
+        """Whether a token metric's means over sequences are judged, and not its tokens.
+
+        They are wherever they can be, unless the clause says `unit: token`. A share that none may is counted token by
+        token: the first that differs is a fact, and of those that do not, the count is the evidence.
+        """
+        if self.unit == "token" or self._recorded is None or self._recorded.per is not Unit.TOKEN:
+            return False
+        return self.unit == "sequence" or (self.parsed_statistic.kind == "mean" and not self.allows_none(ALL))
 
     @property
     def about(self) -> About:
@@ -211,13 +218,13 @@ class Clause(Strict):
     def allows_none(self, slice: str) -> bool:
         """Whether a share is limited to 0 on a slice: one observation breaks the promise, and while none does it holds.
 
-        A share is a fraction, or the mean of a quantity that has two values.
+        A share is a fraction, or the mean over tokens of a quantity that has two values: with `unit: token`, and where
+        nothing is allowed on `all`.
         """
-        known = QUANTITIES.get(self.metric)
-        shares = (
-            known is not None and known.two_valued and not self.by_sequence and self.parsed_statistic.kind == "mean"
-        )
-        return (shares or self.parsed_statistic.kind == "fraction") and self.limit_for(slice) == 0.0
+        known, kind = QUANTITIES.get(self.metric), self.parsed_statistic.kind
+        tokens = self.unit == "token" or (self.unit is None and self.limit_for(ALL) == 0.0)
+        share = kind == "fraction" or (kind == "mean" and tokens and known is not None and known.two_valued)
+        return share and self.limit_for(slice) == 0.0
 
     def limit_for(self, slice: str) -> float:
         """Limit on a slice, in the metric's unit."""

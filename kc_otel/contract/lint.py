@@ -240,20 +240,15 @@ def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
     if kind == "max" or clause.allows_none(ALL):
         return
     acting = contract.acts_on(clause)
-    if not acting:
-        return
-    others = "" if kind == "mean" else f", of which {clause.statistic_text} has no form by sequence"
-    remedy = (
-        "write `unit: sequence`, or `unit: token` where this window is what matters"
-        if kind == "mean"
-        else "act on a clause about sequences instead, or write `unit: token` where this window is what matters"
-    )
-    yield LintFinding(
-        (*here, "metric"),
-        f"{listed(acting, 6)}: each acts on verdicts about the tokens of one window{others}; what the slice shows next "
-        f"may differ by more than the confidence says; {remedy}",
-        "warning",
-    )
+    if acting:
+        yield LintFinding(
+            (*here, "metric"),
+            f"{listed(acting, 6)}: each acts on verdicts about the tokens of one window, of which "
+            f"{clause.statistic_text} has no form by sequence; what the slice shows next may differ by more than the "
+            "confidence says; act on a clause about sequences instead, or write `unit: token` where this window is "
+            "what matters",
+            "warning",
+        )
 
 
 def _observability(contract: Contract) -> Iterator[LintFinding]:

@@ -277,9 +277,9 @@ def _by_sequence(token: Quantity) -> Quantity:
 BY_SEQUENCE: Final[dict[str, Quantity]] = {q.key: _by_sequence(q) for q in _QUANTITIES if q.per is Unit.TOKEN}
 """Key of a token quantity -> its mean over each sequence, one observation per sequence.
 
-They are recorded where a clause says `unit: sequence`, and no clause names them: a promise about tokens judged by
-sequence is written in one way only, `metric: tv_token, unit: sequence`, so that `diff` can tell that nothing but the
-unit of a promise changed, and `kc-otel metrics` lists each quantity once. An advantage-signed quantity is the mean over
+They are recorded where a clause limits such a mean without `unit: token`, and no clause names them: a promise about
+tokens judged by sequence is written `metric: tv_token`, so that `diff` can tell that nothing but the unit of a promise
+changed, and `kc-otel metrics` lists each quantity once. An advantage-signed quantity is the mean over
 those tokens of a sequence whose advantage has its sign; sequences without such tokens make no observation.
 """
 

@@ -63,6 +63,7 @@ class DraftClause:
         id: Its id.
         metric: Its metric.
         statistic: Its statistic; empty for the metric's default.
+        unit: Its unit; empty for the metric's default.
         limit: Its limit.
         derivation: How the limit follows, with numbers.
         breaks: What is wrong beyond it: the clause's description.
@@ -72,6 +73,7 @@ class DraftClause:
     id: str
     metric: str
     statistic: str
+    unit: str
     limit: float
     derivation: str
     breaks: str
@@ -103,6 +105,7 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             "reward",
             "reward_drift_bound",
             "",
+            "",
             budget,
             f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {budget:g} / ({width}) = "
             f"{b_tv}. Measured on whole sequences, TV_seq = E_Q[(1-W)+]: no horizon and no worst case comes in.",
@@ -112,6 +115,7 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             "token-tv",
             "tv_token",
             "",
+            "token",
             cut(mean),
             f"Enough for the budget by itself: TV_seq <= T x mean (on policy), so mean <= {b_tv} / {horizon} = "
             f"{rounded(mean)}.",
@@ -121,6 +125,7 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             "token-kl",
             "k3",
             "",
+            "token",
             cut(kl.value),
             f"Enough for the budget by itself, P << Q: KL adds up over tokens, then {kl.name}: {kl_formula} = "
             f"{rounded(kl.value)} nat.",
@@ -130,6 +135,7 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             "tail",
             "tv_token",
             f"fraction > {_FAR:g}",
+            "token",
             cut(mean / 2.0),
             f"Tokens that are another one more often than not may spend half of the token budget: a share f of them "
             f"adds at most f to the mean, so f <= {rounded(mean)} / 2 = {rounded(mean / 2.0)}.",

@@ -135,8 +135,9 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
     yield from _comment(
         "P is train, Q inference, w = P/Q of a sampled token, W of a sequence. The limits on tokens are early "
         "warnings: token-tv and token-kl would each guarantee the budget for the worst kernels that they allow, so "
-        "real kernels often break them while the measured budget, clause reward, holds. `kc-otel explain` draws the "
-        "chain."
+        "real kernels often break them while the measured budget, clause reward, holds. They are about the tokens of "
+        "a window (unit: token), because limits as small as theirs take more sequences than windows hold; reward is "
+        "about what a slice will show. `kc-otel explain` draws the chain."
     )
     if source:
         yield "#"
@@ -227,6 +228,8 @@ def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[Noise
     yield f"    metric: {clause.metric}"
     if clause.statistic:
         yield f"    statistic: {clause.statistic}"
+    if clause.unit:
+        yield f"    unit: {clause.unit}"
     yield f"    limit: {exact(clause.limit)}"
     if clause.slices:
         yield f"    slices: {_inline({name: exact(limit) for name, limit in clause.slices.items()}, quoted=False)}"

@@ -201,7 +201,7 @@ def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _quantity(quantity: Quantity) -> str:
-    by_sequence = ", or per sequence with `unit: sequence`" if quantity.per is Unit.TOKEN else ""
+    by_sequence = ", its mean by default per sequence" if quantity.per is Unit.TOKEN else ""
     low = f"({quantity.low:g}" if quantity.low == -math.inf else f"[{quantity.low:g}"
     high = f"{quantity.high:.3g})" if quantity.high == math.inf else f"{quantity.high:.3g}]"
     cap = f"Bounds on its mean are for the mean of min(value, {quantity.cap:g}); `cap` changes that."

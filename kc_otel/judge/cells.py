@@ -60,9 +60,13 @@ def _current(
     """The pairs that a metric's cells are about, and why there is nothing to judge; empty if there is."""
     newest = state.newest.get(metric)
     if not newest:
-        if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": None}))):
-            # Recorders only send means by sequence where their own copy of the contract asks for them.
-            return {_NOBODY}, f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract"
+        if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": "token"}))):
+            # Recorders send means by sequence where their own copy of the contract asks for them, and where what they
+            # are given has sequences: rows of logits one by one have none.
+            return {_NOBODY}, (
+                f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract, or write "
+                "`unit: token` if what it is given are single tokens"
+            )
         if others := _other_operators(state, clause):
             return {_NOBODY}, f"nothing received for {metric}, only for {others}; do the names in both places agree?"
         return {_NOBODY}, f"nothing received for {metric} yet; does the recorder's OTLP endpoint point here?"

@@ -30,7 +30,7 @@ CONTRACT = Contract.model_validate(
         "metadata": {"name": "policy-7b", "version": 1, "owner": "rl-infra"},
         "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
         "slices": {f"task-{n}": {"where": {"task": f"t{n}", "prompt_tokens": ">= 1024"}} for n in range(20)},
-        "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
     }
 )
 

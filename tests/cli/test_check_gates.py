@@ -16,7 +16,7 @@ metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}}
 statistical:
-  - {id: tv, metric: tv_token, limit: 0.01}
+  - {id: tv, metric: tv_token, unit: token, limit: 0.01}
   - {id: ratio, metric: ratio, statistic: p99, limit: 1.2, slices: {code: 1.2}}
 escalation: [{on: fail, do: [notify]}]
 """

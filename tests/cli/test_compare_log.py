@@ -23,9 +23,9 @@ metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 assumptions: {reward_range: [0, 1], horizon: 200, clip: 0.4}
 slices: {code: {where: {task: code}}, tables: {where: {task: tables}}, long: {where: {prompt_tokens: ">= 99999"}}}
-numerical: [{id: exact, metric: tv_exact, limit: 0.5}]
+numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.5}]
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.05}
   - {id: reward, metric: reward_drift_bound, limit: 0.9}
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {min_samples: 500}

@@ -16,7 +16,7 @@ _TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
 """
 _UNKNOWN = "unknown key; did you mean 'owner'? keys here are name, version, owner, description, runbook"
 

@@ -20,8 +20,8 @@ kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-numerical: [{id: exact, metric: tv_exact, limit: 0.05}]
-statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.05}]
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {min_samples: 500}
 """
@@ -195,7 +195,9 @@ def test_identical_sides_are_noted(run, contract, tmp_path):
 
 def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path):
     """Waiting for more of the same would be for ever."""
-    contract.write_text(CONTRACT.replace("metric: tv_token, limit: 0.05", "metric: tv_token, limit: 0"))
+    contract.write_text(
+        CONTRACT.replace("metric: tv_token, unit: token, limit: 0.05", "metric: tv_token, unit: token, limit: 0")
+    )
     path = write(tmp_path / "log.npz", sequences=4)
     _, out, _ = run("gate", "run", contract, path, "--allow-unjudged")
     assert "no number of observations can show that this limit is kept" in out

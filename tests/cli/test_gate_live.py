@@ -21,7 +21,7 @@ kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {min_samples: 500}
 """

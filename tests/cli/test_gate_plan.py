@@ -20,7 +20,7 @@ kernels: {train: {engine: torch}, inference: {engine: vllm}}
 assumptions: {horizon: 100}
 slices: {code: {where: {task: code}}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.05}
   - {id: seq-tv, metric: tv_seq, limit: 0.5}
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {window: 5m, long_window: 1h, min_samples: 2000, min_sequences: 100, sampling: 0.05}

@@ -21,7 +21,7 @@ kind: KernelContract
 metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {math: {where: {env_name: math}}}
-statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
 """
 
 

@@ -47,7 +47,7 @@ numerical:
   - {id: bad, metric: operator_relative, operator: bad, statistic: mean, limit: 0.1}
   - {id: absent, metric: operator_ulp, operator: elsewhere, statistic: max, limit: 1}
 statistical:
-  - {id: tv, metric: tv_token, limit: 0.01}
+  - {id: tv, metric: tv_token, unit: token, limit: 0.01}
 observability: {min_samples: 600}
 """
 

@@ -28,7 +28,7 @@ kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}]
 """
 VERDICT = Verdict(

@@ -31,7 +31,7 @@ apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
 kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 promotion: {windows: 1, steps: [5%], skip: [offline-ci]}
 """

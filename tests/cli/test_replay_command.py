@@ -23,7 +23,7 @@ kernels:
   train: {{engine: torch, dtype: float32}}
   inference: {{engine: vllm, dtype: bfloat16}}
 statistical:
-  - {{id: token-tv, metric: tv_token, limit: {limit}}}
+  - {{id: token-tv, metric: tv_token, unit: token, limit: {limit}}}
 observability: {{window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}}
 escalation:
   - {{on: fail, for: {after}, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}]}}

@@ -16,7 +16,7 @@ CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
 """
 MODULE = """
 import numpy as np

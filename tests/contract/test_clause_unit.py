@@ -19,7 +19,7 @@ def _clause(**fields: object) -> str:
             (
                 "numerical[0].unit: p99 of tokens cannot be judged by sequence: a sequence is observed through "
                 "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
-                "limit for it, or leave the unit out (tokens then count as independent)"
+                "limit for it, or `unit: token`: the verdict is then about this window's tokens"
             ),
         ),
         (
@@ -98,17 +98,47 @@ def test_the_unit_decides_which_quantity_is_judged(contract):
     assert made.by_sequence == ("log_ratio", "abs_log_ratio", "ratio", "tv_token")
     assert [clause.metric_text for clause in made.clauses][-2:] == ["tv_seq", "reward_drift_bound"]
     assert made.clauses[0].metric_text == "tv_token by sequence"
-    assert contract().by_sequence == ()
+    unsaid = contract(
+        "assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *_without_unit(lines), clause=False
+    )
+    assert (unsaid.by_sequence, unsaid.hash) == (made.by_sequence, made.hash)
+
+
+def _without_unit(lines):
+    return [line.replace(" unit: sequence,", "") for line in lines]
+
+
+@pytest.mark.parametrize("fields", [{"statistic": "p99"}, {"statistic": "fraction > 0.5"}, {"statistic": "max"}])
+def test_what_has_no_form_by_sequence_counts_tokens(fields):
+    """With nothing said, and with `unit: token`."""
+    for unit in (None, "token"):
+        clause = Clause(id="x", metric="tv_token", limit=0.1, unit=unit, **fields)
+        assert (clause.by_sequence, clause.quantity.key) == (False, "tv_token")
+
+
+def test_a_share_that_none_may_is_counted_token_by_token():
+    """Nothing said: limit 0 counts tokens, a limit above it judges sequences; a slice's own 0 does not mix the two."""
+
+    def clause(limit, **more):
+        return Clause(id="x", metric="top1_disagreement", limit=limit, **more)
+
+    assert (clause(0).by_sequence, clause(0).allows_none("all")) == (False, True)
+    assert (clause(0.1).by_sequence, clause(0.1).allows_none("all")) == (True, False)
+    assert (clause(0, unit="sequence").by_sequence, clause(0, unit="sequence").allows_none("all")) == (True, False)
+    assert [clause(0.1, slices={"code": 0}, **unit).allows_none("code") for unit in ({}, {"unit": "token"})] == [
+        False,
+        True,
+    ]
 
 
 def test_writing_out_the_default_unit_changes_nothing(contract):
-    """`unit: token` on a token metric and `unit: sequence` on a sequence metric: same hash, no difference."""
+    """`unit: sequence` on the mean of a token metric and on a sequence metric: same hash, no difference."""
 
     def made(token, sequence):
         clauses = f"[{{id: a, metric: tv_token{token}, limit: 0.1}}, {{id: b, metric: tv_seq{sequence}, limit: 0.1}}]"
         return contract(f"statistical: {clauses}", clause=False)
 
-    short, long, other = made("", ""), made(", unit: token", ", unit: sequence"), made(", unit: sequence", "")
+    short, long, other = made("", ""), made(", unit: sequence", ", unit: sequence"), made(", unit: token", "")
     assert short.hash == long.hash
     assert diff(short, long) == []
     assert short.hash != other.hash
@@ -116,7 +146,7 @@ def test_writing_out_the_default_unit_changes_nothing(contract):
 
 def test_another_unit_is_another_promise(contract):
     """Neither mean is below the other on all data, so the old promise is dropped, which a review has to see."""
-    old = contract("statistical: [{id: tv, metric: tv_token, limit: 0.1}]", clause=False)
+    old = contract("statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.1}]", clause=False)
     new = contract("statistical: [{id: tv, metric: tv_token, unit: sequence, limit: 0.1}]", clause=False)
     for before, after in ((old, new), (new, old)):
         changes = [change for change in diff(before, after) if change.field.startswith("statistical")]
@@ -127,7 +157,7 @@ def test_another_unit_is_another_promise(contract):
 
 def test_a_mean_by_token_and_one_by_sequence_are_two_promises(contract):
     """Lint does not call the second a repetition of the first."""
-    clauses = "[{id: a, metric: tv_token, limit: 0.1}, {id: b, metric: tv_token, unit: sequence, limit: 0.1}]"
+    clauses = "[{id: a, metric: tv_token, unit: token, limit: 0.1}, {id: b, metric: tv_token, limit: 0.1}]"
     assert lint(contract(f"statistical: {clauses}", clause=False)) == []
 
 
@@ -156,7 +186,10 @@ def test_min_sequences_is_a_whole_number(written, said):
         ({"metric": "log_ratio_seq", "statistic": "p99"}, "population"),
         ({"metric": "log_ratio_seq", "statistic": "fraction > 1"}, "population"),
         ({"metric": "log_ratio_seq", "statistic": "max"}, "traffic"),
-        ({"metric": "tv_token"}, "traffic"),
+        ({"metric": "tv_token"}, "population"),
+        ({"metric": "clip_budget_share"}, "population"),
+        ({"metric": "tv_token", "unit": "token"}, "traffic"),
+        ({"metric": "top1_disagreement"}, "population"),
         ({"metric": "tv_token", "statistic": "p99"}, "traffic"),
         ({"metric": "operator_ulp", "operator": "attention"}, "traffic"),
         ({"metric": "weights_lag"}, "traffic"),
@@ -185,28 +218,23 @@ _ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
     ],
 )
 def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said, more, what):
-    """With what acts, the place and both remedies; either of them ends the warning."""
-    (problem,) = said(written(*_acting("metric: tv_token", *more), clause=False))
+    """With what acts, the place, why, and both remedies; either of them ends the warning."""
+    (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", *more), clause=False))
     assert problem.startswith(f"c.yaml:6: warning: statistical[0].metric: {what} acts on verdicts about the tokens of")
-    assert "write `unit: sequence`, or `unit: token` where this window is what matters" in problem
-    for unit in ("token", "sequence"):
-        assert said(written(*_acting(f"metric: tv_token, unit: {unit}", *more), clause=False)) == []
-
-
-def test_a_statistic_without_a_form_by_sequence_says_so(written, said):
-    """There the remedy is another clause."""
-    (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", _ROUTE), clause=False))
     assert "of which p90 has no form by sequence" in problem
-    assert "act on a clause about sequences instead" in problem
+    assert "act on a clause about sequences instead, or write `unit: token` where this window is what" in problem
+    for clause in ("metric: tv_token, statistic: p90, unit: token", "metric: tv_token"):
+        assert said(written(*_acting(clause, *more), clause=False)) == []
 
 
 @pytest.mark.parametrize(
     ("clause", "more"),
     [
-        ("metric: tv_token", "escalation: [{on: fail, do: [notify, {webhook: team}]}]"),
-        ("metric: tv_token", "escalation: [{on: no-data, severity: critical, do: [hold-promotion]}]"),
+        ("metric: tv_token, statistic: p90", "escalation: [{on: fail, do: [notify, {webhook: team}]}]"),
+        ("metric: tv_token, statistic: p90", "escalation: [{on: no-data, severity: critical, do: [hold-promotion]}]"),
         ("metric: abs_log_ratio, statistic: max", _ROUTE),
         ("metric: tv_seq", _ROUTE),
+        ("metric: tv_token", _ROUTE),
     ],
 )
 def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, more):
@@ -216,6 +244,8 @@ def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, mo
 
 def test_a_step_about_other_clauses_does_not_act(written, said):
     """Only the clauses that it names are acted on."""
-    clauses = "statistical: [{id: x, metric: tv_token, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
+    clauses = (
+        "statistical: [{id: x, metric: tv_token, statistic: p90, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
+    )
     step = "escalation: [{on: fail, clauses: [y], do: [{route: train-kernel}]}]"
     assert said(written(clauses, step, clause=False)) == []

@@ -74,7 +74,7 @@ _OLD = load_text(_TEXT)
         ("sampling: 0.1", "sampling: 0.1, min_sequences: 500", ["tightens observability.min_sequences"]),
         (
             "metric: clip_budget_share",
-            "metric: clip_budget_share, unit: sequence",
+            "metric: clip_budget_share, unit: token",
             ["drops statistical[share]", "adds statistical[share]"],
         ),
         ("sampling: 0.1", "sampling: 0.05", ["loosens observability.sampling"]),

@@ -29,7 +29,7 @@ def test_an_operator_metric_names_its_operator(written, said, metric):
 
 def test_other_metrics_name_none(written, said):
     """The message lists the metrics that do."""
-    (problem,) = said(written(_clause(metric="tv_exact", limit=0.1, operator="attention"), clause=False))
+    (problem,) = said(written(_clause(metric="tv_exact", unit="token", limit=0.1, operator="attention"), clause=False))
     assert problem.startswith("c.yaml:5: numerical[0].operator: tv_exact is not observed of single operators")
     assert all(key in problem for key in OPERATORS)
 

@@ -11,7 +11,7 @@ apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, limit: 0.01}]
+statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
 promotion:
   windows: 2
   steps: [1%, 0.1]

@@ -24,7 +24,7 @@ kind: KernelContract
 metadata: {name: served, version: 1, owner: tests}
 kernels: {train: {engine: vllm, dtype: float32}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.004}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.004}]
 observability: {min_samples: 500}
 """
 KEY = "sk-of-the-trainer"

@@ -27,7 +27,9 @@ CONTRACT = Contract.model_validate(
         "metadata": {"name": "sft", "version": 1, "owner": "tests"},
         "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch", "dtype": "bfloat16"}},
         "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
-        "statistical": [{"id": "drift", "metric": "abs_log_ratio", "statistic": "mean", "limit": 0.05}],
+        "statistical": [
+            {"id": "drift", "metric": "abs_log_ratio", "unit": "token", "statistic": "mean", "limit": 0.05}
+        ],
         "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
         "observability": {"window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s"},
         "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],

@@ -25,7 +25,7 @@ kind: KernelContract
 metadata: {name: served, version: 1, owner: tests}
 kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.1}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.1}]
 observability: {window: 20m, long_window: 1h, min_samples: 500, sampling: 1.0}
 escalation: [{on: fail, do: [notify]}]
 """

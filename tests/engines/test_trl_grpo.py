@@ -145,7 +145,7 @@ def contract(**changes):
                 "prose": {"where": {"task": "prose"}},
                 "disliked": {"where": {"advantage": "< 0"}},
             },
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "statistic": "mean", "limit": 0.016}],
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.016}],
             "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
             "observability": {
                 "window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s", "sampling": 1.0,

@@ -17,7 +17,7 @@ from tests.engines.test_trl_grpo import (  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 
-NEVER = [{"id": "token-tv", "metric": "tv_token", "statistic": "mean", "limit": 1e-9}]
+NEVER = [{"id": "token-tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 1e-9}]
 
 
 @pytest.mark.parametrize("slices", [["all"], []])

@@ -71,7 +71,7 @@ def test_the_json_schema_is_stable():
 
 def test_the_chain_has_the_numbers_of_its_statements(contract):
     """On policy T x mean; reward range x TV; 2 A G T TV; each rung names its statement."""
-    said = explain(contract(_ASSUMED, "statistical: [{id: tv, metric: tv_token, limit: 0.001}]"))
+    said = explain(contract(_ASSUMED, "statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001}]"))
     (chain,) = said.forwards[0].chains
     assert [(rung.level, rung.bound, rung.by) for rung in chain.rungs] == [
         ("token", 0.001, "TV = E_Q[(1-w)+]"),
@@ -89,8 +89,8 @@ def test_the_binding_clause_is_the_smallest_and_says_by_how_much(contract):
         contract(
             _ASSUMED,
             "statistical:",
-            "  - {id: tv, metric: tv_token, limit: 0.001}",
-            "  - {id: kl, metric: k3, limit: 0.00005}",
+            "  - {id: tv, metric: tv_token, unit: token, limit: 0.001}",
+            "  - {id: kl, metric: k3, unit: token, limit: 0.00005}",
         )
     )
     sequence = best(said, "sequence")
@@ -108,7 +108,7 @@ def test_a_slice_with_its_own_limits_has_its_own_guarantee(contract):
         contract(
             _ASSUMED,
             "slices: {code: {where: {task: code}}, chat: {where: {task: chat}}}",
-            "statistical: [{id: tv, metric: tv_token, limit: 0.001, slices: {code: 0.002}}]",
+            "statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001, slices: {code: 0.002}}]",
         )
     )
     assert [(entry.slice, entry.like) for entry in said.forwards] == [("all", ("chat",)), ("code", ())]
@@ -121,7 +121,7 @@ def test_a_slice_that_the_answer_chooses_is_guaranteed_nothing(contract):
         contract(
             _ASSUMED,
             'slices: {long: {where: {response_tokens: ">= 50"}}}',
-            "statistical: [{id: tv, metric: tv_token, limit: 0.001}]",
+            "statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001}]",
         )
     )
     entry = said.forwards[1]
@@ -143,8 +143,8 @@ def test_a_limit_on_the_support_deficit_replaces_the_assumption(contract):
         contract(
             _ASSUMED,
             "statistical:",
-            "  - {id: kl, metric: k3, limit: 0.00004}",
-            "  - {id: deficit, metric: support_deficit, limit: 0.00001}",
+            "  - {id: kl, metric: k3, unit: token, limit: 0.00004}",
+            "  - {id: deficit, metric: support_deficit, unit: token, limit: 0.00001}",
         )
     )
     assert best(said, "sequence").needs == ()
@@ -176,7 +176,7 @@ def test_backwards_says_how_far_a_limit_is_from_a_guarantee(contract):
         contract(
             _ASSUMED,
             "statistical:",
-            "  - {id: tv, metric: tv_token, limit: 0.001}",
+            "  - {id: tv, metric: tv_token, unit: token, limit: 0.001}",
             "  - {id: tail, metric: tv_token, statistic: p99, limit: 0.2}",
         ),
         reward_budget=0.02,
@@ -190,7 +190,8 @@ def test_backwards_says_how_far_a_limit_is_from_a_guarantee(contract):
 def test_a_gradient_budget(contract):
     """2 A G T TV = 400: TV_seq <= 0.01."""
     (said,) = explain(
-        contract(_ASSUMED, "statistical: [{id: tv, metric: tv_token, limit: 0.001}]"), gradient_budget=400.0
+        contract(_ASSUMED, "statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001}]"),
+        gradient_budget=400.0,
     ).backwards
     assert (said.kind, said.tv_seq) == ("gradient", pytest.approx(0.01))
 
@@ -202,12 +203,12 @@ def test_relations_between_clauses(contract):
             _ASSUMED,
             "slices: {code: {where: {task: code}}}",
             "statistical:",
-            "  - {id: mean, metric: abs_log_ratio, limit: 0.02}",
-            "  - {id: share, metric: clip_budget_share, limit: 0.2}",
+            "  - {id: mean, metric: abs_log_ratio, unit: token, limit: 0.02}",
+            "  - {id: share, metric: clip_budget_share, unit: token, limit: 0.2}",
             "  - {id: worst, metric: abs_log_ratio, statistic: max, limit: 0.5, slices: {code: 0.6}}",
             "  - {id: p99, metric: abs_log_ratio, statistic: p99, limit: 0.7}",
             "  - {id: huge, metric: ratio, statistic: p99, limit: 200}",
-            "  - {id: tv, metric: tv_token, limit: 0.0195}",
+            "  - {id: tv, metric: tv_token, unit: token, limit: 0.0195}",
             "observability: {min_samples: 100000}",
         )
     )
@@ -236,7 +237,9 @@ def test_nobody_is_advised_to_drop_a_clause_about_traffic_for_one_about_what_was
 
 def test_a_clause_that_the_minimum_cannot_decide_is_slow(contract):
     """With the number of observations from the evaluator's own interval."""
-    made = contract("statistical: [{id: kl, metric: k3, limit: 0.001}]", "observability: {min_samples: 2000}")
+    made = contract(
+        "statistical: [{id: kl, metric: k3, unit: token, limit: 0.001}]", "observability: {min_samples: 2000}"
+    )
     (relation,) = explain(made).relations
     needed = observations_to_pass(made, made.clauses[0], "all").observations
     assert relation.kind == "slow"
@@ -246,7 +249,7 @@ def test_a_clause_that_the_minimum_cannot_decide_is_slow(contract):
 
 def test_without_assumptions_it_says_what_is_missing(contract):
     """No horizon, no reward range: tokens only."""
-    said = explain(contract("statistical: [{id: tv, metric: tv_token, limit: 0.001}]"))
+    said = explain(contract("statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001}]"))
     assert set(said.missing) == {"horizon", "reward_range", "advantage_max, score_norm_max"}
     assert [entry.level for entry in said.forwards[0].best] == ["token"]
     assert said.backwards == ()
@@ -263,7 +266,7 @@ def test_without_assumptions_it_says_what_is_missing(contract):
 def test_what_cannot_be_explained_is_named(contract, asked, named):
     """With the argument and what to write."""
     with pytest.raises(ValueError, match=named):
-        explain(contract("statistical: [{id: tv, metric: tv_token, limit: 0.001}]"), **asked)
+        explain(contract("statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.001}]"), **asked)
 
 
 def test_numbers_are_rounded_to_the_side_that_stays_true():

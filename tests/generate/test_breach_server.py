@@ -83,7 +83,7 @@ def contract() -> Contract:
             "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
             "slices": {"code": {"where": {"task": "code"}}},
             "statistical": [
-                {"id": "tv", "metric": "tv_token", "limit": 0.05},
+                {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.05},
                 {"id": "tail", "metric": "abs_log_ratio", "statistic": "p99", "limit": 0.4},
             ],
             "observability": {"window": f"{WINDOW:g}s", "long_window": "40s", "min_samples": 500, "heartbeat": "5s"},

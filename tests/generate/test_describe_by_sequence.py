@@ -8,7 +8,7 @@ from kc_otel.generate.prometheus.alerting_rules import expression
 
 def test_a_promise_says_what_counts_once() -> None:
     """By sequence it says how a sequence counts, and is about the slice; by token it is about those of the window."""
-    clause = Clause(id="tv", metric="tv_token", limit=0.05)
+    clause = Clause(id="tv", metric="tv_token", unit="token", limit=0.05)
     by_sequence = clause.model_copy(update={"unit": "sequence"})
     assert promise(by_sequence).startswith("Mean of tv_token by sequence must not be above 0.05. ")
     assert promise(by_sequence).endswith(

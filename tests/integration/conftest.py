@@ -38,7 +38,7 @@ slices:
   code: {where: {task: code}}
   prose: {where: {task: prose}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.02}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 6s, long_window: 12s, min_samples: 500, heartbeat: 3s}
 escalation:
   - {on: fail, for: 1s, clear_for: 1s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, sample-more]}

@@ -27,7 +27,7 @@ kernels:
   train: {engine: torch, dtype: float32}
   inference: {engine: vllm, dtype: bfloat16}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.02}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 12h, long_window: 24h, min_samples: 500, heartbeat: 12h}
 escalation:
   - {on: fail, severity: critical, do: [{webhook: pager}]}

@@ -36,7 +36,7 @@ kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
 kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 observability: {window: 3s, long_window: 6s, min_samples: 500, heartbeat: 3s}
 promotion: {windows: 1, steps: [10%, 50%], skip: [offline-ci]}
 """

@@ -21,7 +21,7 @@ SEQUENCES, TOKENS, BATCHES = 100, 64, 10
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
     """The contract of the other tests, with a second clause on the same metric by sequence."""
-    by_token = "  - {id: token-tv, metric: tv_token, limit: 0.02}\n"
+    by_token = "  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}\n"
     by_sequence = "  - {id: sequence-tv, metric: tv_token, unit: sequence, limit: 0.02}\n"
     assert by_token in CONTRACT
     text = CONTRACT.replace(by_token, by_token + by_sequence).replace("window: 6s, long_window: 12s", "window: 1m")

@@ -30,7 +30,7 @@ numerical:
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
     """The contract of the other tests with operators instead of tokens."""
-    section = "statistical:\n  - {id: token-tv, metric: tv_token, limit: 0.02}\n"
+    section = "statistical:\n  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}\n"
     assert section in CONTRACT
     text = CONTRACT.replace(section, NUMERICAL).replace("window: 6s, long_window: 12s", "window: 1m")
     path = tmp_path / "contract.yaml"

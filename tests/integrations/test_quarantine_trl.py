@@ -12,7 +12,7 @@ import torch
 from kc_otel.integrations.trl import ResyncWeights, instrument
 from tests.integrations.test_trl_watch import PROMPTS, TASKS, Trainer, reward
 
-CLAUSES = [{"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.1}]
+CLAUSES = [{"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.1}]
 
 
 @pytest.fixture

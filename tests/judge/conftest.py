@@ -123,7 +123,7 @@ def make_contract(**changes: Any) -> Contract:
         "metadata": {"name": "policy", "version": 3, "owner": "team"},
         "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
         "slices": {"code": {"where": {"task": "code"}}},
-        "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
         "observability": {"window": "5m", "long_window": "1h", "min_samples": 100, "heartbeat": "60s"},
     }
     return Contract.model_validate({**parts, **changes})

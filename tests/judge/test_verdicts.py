@@ -87,7 +87,9 @@ def test_absence_is_no_data(contract: Any) -> None:
 
 def test_limits_of_slices_are_used(contract: Any) -> None:
     """A slice is judged against its own limit where the clause names one."""
-    made = contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.004, "slices": {"code": 0.1}}])
+    made = contract(
+        statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004, "slices": {"code": 0.1}}]
+    )
     cells = [evidence(made, FAIL, FAIL), evidence(made, FAIL, FAIL, slice="code")]
     assert [(v.status, v.limit) for v in decide(made, cells, NOW)] == [(Status.FAIL, 0.004), (Status.PASS, 0.1)]
 
@@ -210,12 +212,12 @@ def test_a_support_deficit_fails_only_where_the_contract_says_how_large_a_ratio_
     w = np.full(20_000, 0.9)
     found = {}
     for cap in ({}, {"cap": 10}):
-        made = contract(statistical=[{"id": "d", "metric": "support_deficit", "limit": 0.05, **cap}])
+        made = contract(statistical=[{"id": "d", "metric": "support_deficit", "unit": "token", "limit": 0.05, **cap}])
         found[bool(cap)] = judge(made, w, w)
     assert (found[True].status, found[False].status) == (Status.FAIL, Status.INCONCLUSIVE)
     assert "the lower one if no ratio is above 10" in found[True].reason
     assert "would take a ratio that none exceeds" in found[False].reason
-    made = contract(statistical=[{"id": "d", "metric": "support_deficit", "limit": 0.15}])
+    made = contract(statistical=[{"id": "d", "metric": "support_deficit", "unit": "token", "limit": 0.15}])
     assert judge(made, w, w).status is Status.PASS
 
 
@@ -242,7 +244,7 @@ def test_false_fails_stay_within_alpha(contract: Any) -> None:
     made = contract(
         slices={f"s{i}": {"where": {"task": f"s{i}"}} for i in range(9)},
         statistical=[
-            {"id": "tv", "metric": "tv_token", "limit": 0.004},
+            {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004},
             {"id": "tail", "metric": "tv_token", "statistic": "p99", "limit": 0.1},
             {"id": "share", "metric": "tv_token", "statistic": "fraction > 0.05", "limit": 0.02},
         ],
@@ -300,7 +302,9 @@ def test_equal_log_probabilities_differ_nowhere_in_what_the_recorder_sends(contr
 
 def test_what_has_two_values_is_counted_too(contract: Any) -> None:
     """And a threshold above 0 is named."""
-    greedy = contract(statistical=[], numerical=[{"id": "top1", "metric": "top1_disagreement", "limit": 0}])
+    greedy = contract(
+        statistical=[], numerical=[{"id": "top1", "metric": "top1_disagreement", "unit": "token", "limit": 0}]
+    )
     flips = np.repeat([0.0, 1.0], [998, 2])
     assert judge(greedy, flips, flips).reason == "2 of 1,000 tokens differ in 5m, and none may"
     far = contract(statistical=[{**NONE_MAY, "statistic": "fraction > 0.5"}])

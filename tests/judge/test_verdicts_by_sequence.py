@@ -18,7 +18,7 @@ from kc_otel.stats import Binned
 from tests.tools.verdicts import verdicts_of
 
 NOW = 1_800_000_000.0
-BY_TOKEN = {"id": "by-token", "metric": "tv_token", "limit": 0.02}
+BY_TOKEN = {"id": "by-token", "metric": "tv_token", "unit": "token", "limit": 0.02}
 BY_SEQ = {"id": "by-sequence", "metric": "tv_token", "unit": "sequence", "limit": 0.02}
 OF_SEQ = {"id": "of-sequences", "metric": "tv_seq", "limit": 0.02}
 
@@ -99,7 +99,8 @@ def test_a_recorder_with_an_older_contract_is_named_as_the_cause(contract: Any, 
     (verdict,) = verdicts_of(evaluator, now)
     assert verdict.status is Status.NO_DATA
     assert verdict.reason == (
-        "tokens arrive, but nothing for kc.drift.tv_token_by_sequence; give the recorder this version of the contract"
+        "tokens arrive, but nothing for kc.drift.tv_token_by_sequence; give the recorder this version of the contract, "
+        "or write `unit: token` if what it is given are single tokens"
     )
 
 

@@ -21,8 +21,8 @@ kind: KernelContract
 metadata: {name: policy, version: 2, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
-numerical: [{id: kl, metric: kl_train_inference, limit: 0.1}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.05}]
+numerical: [{id: kl, metric: kl_train_inference, unit: token, limit: 0.1}]
 observability: {min_samples: 500}
 """
 

@@ -27,7 +27,7 @@ kernels:
 slices:
   code: {where: {task: code}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.02, description: share of mass that the kernels place apart}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02, description: share of mass that the kernels place apart}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}

@@ -29,7 +29,7 @@ kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices:
   code: {where: {task: code}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.02}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, severity: warning, repeat: 90s, do: [{webhook: chat}, sample-more]}

@@ -43,10 +43,10 @@ SIGMAS = {"all": (0.02,), "broken": (0.6,), "moving": (0.01, 0.05, 0.12, 0.4)}
 def contract() -> Contract:
     """A contract with a clause per kind of statistic, whose limits lie between the slices' drifts."""
     clauses = [
-        {"id": "tv", "metric": "tv_token", "limit": 0.03, "slices": {"moving": 0.04}},
-        {"id": "distance", "metric": "abs_log_ratio", "limit": 0.08, "cap": 1.0},
-        {"id": "share", "metric": "clip_budget_share", "limit": 0.4},
-        {"id": "k1", "metric": "k1", "limit": 0.01},
+        {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.03, "slices": {"moving": 0.04}},
+        {"id": "distance", "metric": "abs_log_ratio", "unit": "token", "limit": 0.08, "cap": 1.0},
+        {"id": "share", "metric": "clip_budget_share", "unit": "token", "limit": 0.4},
+        {"id": "k1", "metric": "k1", "unit": "token", "limit": 0.01},
         {"id": "tail", "metric": "abs_log_ratio", "statistic": "p99", "limit": 0.3},
         {"id": "middle", "metric": "log_ratio", "statistic": "p50", "limit": 0.05},
         {"id": "far", "metric": "ratio", "statistic": "fraction > 1.3", "limit": "2%"},

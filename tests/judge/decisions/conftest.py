@@ -18,7 +18,7 @@ def contract_named(name: str = "policy-7b") -> Contract:
             "metadata": {"name": name, "version": 1, "owner": "rl-infra"},
             "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
             "slices": {"long-context": {"where": {"prompt_tokens": ">= 8192"}}, "code": {"where": {"task": "code"}}},
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
         }
     )
 

@@ -29,7 +29,7 @@ def contract_with(escalation: list[dict[str, Any]] | None = None, **changes: Any
             "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra", "runbook": "https://runbooks/kc"},
             "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
             "slices": {"code": {"where": {"task": "code"}}},
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
             "observability": {"window": "5m"},
             "escalation": LADDER if escalation is None else escalation,
         }

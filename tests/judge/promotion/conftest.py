@@ -15,7 +15,7 @@ CONTRACT = Contract.model_validate(
         "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra"},
         "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
         "slices": {"code": {"where": {"task": "code"}}},
-        "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": 0.004}],
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
         "observability": {"window": "5m", "long_window": "1h", "min_samples": 2000},
     }
 )

@@ -24,7 +24,7 @@ apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm, dtype: bfloat16}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.05}]
 observability: {min_samples: 500}
 """
 TRAIN, INFERENCE = Kernel("torch"), Kernel("vllm", dtype="bfloat16")

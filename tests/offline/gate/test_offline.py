@@ -23,7 +23,7 @@ metadata: {name: policy, version: 2, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.05}
   - {id: by-seq, metric: tv_token, unit: sequence, limit: 0.3}
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {min_samples: 500, min_sequences: 50}
@@ -183,7 +183,9 @@ def test_advantages_by_sequence_are_means_over_the_tokens_of_their_side():
 def test_logits_are_judged_where_a_recording_has_them_and_asked_for_where_not():
     """A clause on full logits says which file it takes."""
     contract = load_text(
-        TEXT.replace("statistical:", "numerical: [{id: exact, metric: tv_exact, limit: 0.05}]\nstatistical:")
+        TEXT.replace(
+            "statistical:", "numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]\nstatistical:"
+        )
     )
     assert statuses(gated(recording(logits=True), contract=contract))["exact", "code"] == "PASS"
     [exact, _] = gated(recording(), contract=contract).unjudged
@@ -196,7 +198,9 @@ def test_logits_are_judged_where_a_recording_has_them_and_asked_for_where_not():
 def test_logits_that_are_no_numbers_hold_the_gate():
     """They are left out of every verdict, so that the verdicts alone would not tell."""
     contract = load_text(
-        TEXT.replace("statistical:", "numerical: [{id: exact, metric: tv_exact, limit: 0.05}]\nstatistical:")
+        TEXT.replace(
+            "statistical:", "numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]\nstatistical:"
+        )
     )
     made = recording(logits=True)
     made.inference_logits[7] = np.nan

@@ -23,7 +23,7 @@ metadata: {name: policy, version: 2, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}}
 statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.05}
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.05}
   - {id: spread, metric: abs_log_ratio, statistic: p99, limit: 0.3}
 runtime: [{id: lag, metric: weights_lag, limit: 1}]
 observability: {min_samples: 500}

@@ -30,7 +30,7 @@ kernels:
 slices:
   code: {{where: {{task: {task}}}}}
 statistical:
-  - {{id: token-tv, metric: tv_token, limit: {limit}}}
+  - {{id: token-tv, metric: tv_token, unit: token, limit: {limit}}}
 observability: {{window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}}
 escalation:
   - {{on: fail, for: {after}, clear_for: 30s, severity: critical, do: {do}}}

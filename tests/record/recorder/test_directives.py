@@ -9,7 +9,7 @@ from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import Directive, DirectiveKind
 from kc_otel.judge.decisions.table import DecisionTable
 
-CLAUSES = [{"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.1}]
+CLAUSES = [{"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.1}]
 
 
 @pytest.fixture

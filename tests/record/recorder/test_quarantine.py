@@ -14,7 +14,7 @@ from kc_otel import Contract
 from kc_otel.record import quarantine
 
 CLAUSES = [
-    {"id": "tv", "metric": "tv_token", "statistic": "mean", "limit": 0.05},
+    {"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.05},
     {"id": "most", "metric": "abs_log_ratio", "statistic": "p90", "limit": 0.3},
     {"id": "worst", "metric": "ratio", "statistic": "max", "limit": 2.0},
     {"id": "often", "metric": "abs_log_ratio", "statistic": "fraction > 0.25", "limit": 0.2},

@@ -34,7 +34,9 @@ def test_a_clause_by_sequence_makes_the_recorder_send_means(recorders, contract,
 
 def test_nothing_is_sent_by_sequence_unless_a_clause_asks(recorders, contract, memory, logprobs):
     """Clauses on tokens alone leave the export as it was."""
-    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.01}]))
+    recorder = recorders(
+        contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}])
+    )
     recorder.compare(*logprobs(4, 50))
     assert recorder.force_flush()
     names = {
