@@ -31,6 +31,10 @@ def serve(
     state: Annotated[
         Path, typer.Option(help="SQLite file of what must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
+    set_aside_damaged: Annotated[
+        bool,
+        typer.Option("--set-aside-damaged", help="Begin without a state file that is damaged, and keep it beside."),
+    ] = _DEFAULT.set_aside_damaged,
     sync: Annotated[
         Sync, typer.Option(help="Force what arrives to the disk before the sender is told that it was taken, or never.")
     ] = _DEFAULT.sync,
@@ -86,6 +90,7 @@ def serve(
         http_port=http_port,
         api_port=api_port,
         state=None if str(state) == ":memory:" else state,
+        set_aside_damaged=set_aside_damaged,
         sync=sync,
         tick=tick,
         external_url=external_url,

@@ -26,6 +26,7 @@ class ServeConfig:
         http_port: OTLP over HTTP; 0 lets the system choose.
         api_port: API, `/metrics`, health; 0 lets the system choose.
         state: SQLite file; None keeps nothing across restarts. Beside it is the folder STATE-log of what was received.
+        set_aside_damaged: Where the state file is damaged, give it another name and begin without it.
         sync: When what was received is forced to the disk: before the sender is told so, or when the system likes.
         tick: Seconds between two evaluations.
         external_url: How a person reaches the API, for links in webhooks; None for the bound address.
@@ -46,6 +47,7 @@ class ServeConfig:
     http_port: int = 4318
     api_port: int = 4320
     state: Path | None = None
+    set_aside_damaged: bool = False
     sync: Sync = Sync.ALWAYS
     tick: float = 1.0
     external_url: str | None = None

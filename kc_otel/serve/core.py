@@ -39,6 +39,7 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
+from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
@@ -65,6 +66,10 @@ class Core:
         announce: Told of every change, after it has been written.
         dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
         forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
+
+    Raises:
+        DamagedStateError: If the state file holds what no evaluator has written.
+        StateError: If it cannot be written.
     """
 
     def __init__(
@@ -91,8 +96,8 @@ class Core:
         self._connection = connection
         self._forgetful = frozenset(forgetful)
         self._renewed_at = now
-        with unit_of_work(connection):
-            self.evaluator = Evaluator(contracts)
+        self.evaluator = Evaluator(contracts)
+        with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self.position = self._evaluator_store.position

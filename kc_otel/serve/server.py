@@ -9,8 +9,10 @@ import logging
 import os
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -36,8 +38,7 @@ from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.standby import active
-from kc_otel.serve.store.evaluator_store import StoreError
-from kc_otel.serve.store.state_file import StateError, StatePlace
+from kc_otel.serve.store.state_file import DamagedStateError, StateError, StatePlace, set_aside
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
 from kc_otel.serve.webhooks.deliver import Dispatcher
@@ -68,7 +69,7 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (BindError, WebhookEndpointError, TrafficFileError, StateError, StoreError, LogError) as error:
+    except (BindError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
         raise ServiceError(str(error)) from None
 
 
@@ -120,18 +121,16 @@ async def _serve(
     endpoints: Mapping[str, WebhookEndpoint],
     dry_run: frozenset[str],
 ) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    connection = await active(config.state, stop, standby=config.standby)
-    if connection is None:
+    stop = _stop_on_signals()
+    forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
+    make = partial(Core, contracts, external_url="", dry_run=dry_run, forgetful=forgetful)
+    if (begun := await _begin(config, stop, make)) is None:
         return
+    connection, core = begun
     file = StatePlace(config.state)
     api_socket = _bind(config.host, config.api_port, "the API")
     api_port = api_socket.getsockname()[1]
-    url = config.external_url or f"http://{config.host}:{api_port}"
-    forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
-    core = Core(contracts, connection, external_url=url, now=time.time(), dry_run=dry_run, forgetful=forgetful)
+    core.external_url = config.external_url or f"http://{config.host}:{api_port}"
     dispatcher = Dispatcher(core.outbox, endpoints)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
@@ -184,6 +183,46 @@ async def _serve(
         for task in done - {stopping}:
             task.result()
         _log.info("stopping")
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _begin(
+    config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]
+) -> tuple[sqlite3.Connection, Core] | None:
+    """The state file, held, and a core on what is in it; None when it was told to stop first."""
+    try:
+        return await _on_state(config, stop, make)
+    except DamagedStateError as error:
+        if config.state is None or not config.set_aside_damaged:
+            raise
+        aside = set_aside(config.state, time.time())
+        _log.error("%s", error)
+    begun = await _on_state(config, stop, make)
+    if begun is not None:
+        said = f"the state was damaged and is set aside as {aside.name}: routes, pins, silences and promotions are gone"
+        _log.error("%s", said)
+        for name in begun[1].contracts:
+            begun[1].amend(name, "state-lost", {"message": said}, time.time())
+    return begun
+
+
+async def _on_state(
+    config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]
+) -> tuple[sqlite3.Connection, Core] | None:
+    connection = await active(config.state, stop, standby=config.standby)
+    if connection is None:
+        return None
+    try:
+        return connection, make(connection, now=time.time())
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _names(config: ServeConfig) -> HostNames:

@@ -68,6 +68,8 @@ class Evaluator:
                 self.grpc, self.http, self.api = found[1], found[2], found[3]
                 break
         else:
+            self.process.stderr.close()
+            self.process.wait()
             pytest.fail(f"kc-otel serve ended: {self.log}")
         self._reader = threading.Thread(target=self._drain)
         self._reader.start()

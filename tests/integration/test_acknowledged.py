@@ -172,3 +172,34 @@ def test_a_graceful_stop_loses_nothing(serve: Callable[..., Evaluator], sync: st
     assert evaluator.stop() == 0
     again = serve("--tick", "30")
     assert counted(again) == sum(source.acknowledged for source in running) > 0
+
+
+@pytest.mark.slow
+def test_a_damaged_state_is_set_aside_and_judged_anew_from_the_log(
+    serve: Callable[..., Evaluator], tmp_path: Path, contract_file: Path
+) -> None:
+    """Without being told so it does not start; then what was acknowledged is judged, and what is lost is an event."""
+    del contract_file
+    evaluator = serve("--tick", "0.2")
+    running = sources()
+    for source in running:
+        source.evaluator = evaluator
+        source.start()
+    evaluator.wait("/api/v1/cells", lambda answer: any(one["verdict"]["status"] == "FAIL" for one in answer["cells"]))
+    for source in running:
+        source.stop()
+    assert evaluator.stop() == 0
+    (state,) = tmp_path.glob("*.sqlite")
+    content = bytearray(state.read_bytes())
+    content[4096:8192] = bytes(4096)
+    state.write_bytes(content)
+
+    with pytest.raises(pytest.fail.Exception, match=r"the state file is damaged.*--set-aside-damaged"):
+        serve()
+    again = serve("--set-aside-damaged")
+    assert counted(again) == sum(source.acknowledged for source in running) > 0
+    again.wait("/api/v1/cells", lambda answer: any(one["verdict"]["status"] == "FAIL" for one in answer["cells"]))
+    assert "state-lost" in {event["kind"] for event in again.get("/api/v1/events")["events"]}
+    (aside,) = tmp_path.glob("*.damaged-*Z")
+    assert aside.read_bytes() == bytes(content)
+    assert again.stop() == 0

@@ -194,7 +194,7 @@ def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes)
     """The error names the file and what to do."""
     path = tmp_path / "state.sqlite"
     path.write_bytes(content)
-    with pytest.raises(StateError, match="move it away, or give --state another file"):
+    with pytest.raises(StateError, match=r"state\.sqlite: the state file is damaged, or is none .*--set-aside-damaged"):
         open_state(path)
 
 

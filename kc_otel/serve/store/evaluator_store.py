@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from typing import Final
 
@@ -19,8 +17,8 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.points import INVALID
 from kc_otel.judge.verdict import Cell
+from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.stream_codec import (
-    CodecError,
     decode_evidence,
     decode_histogram,
     decode_stream,
@@ -30,9 +28,9 @@ from kc_otel.serve.store.stream_codec import (
 )
 from kc_otel.serve.store.unit_of_work import UnitOfWork
 
-__all__ = ["SCHEMA_VERSION", "EvaluatorStore", "StoreError"]
+__all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -47,13 +45,6 @@ _TABLES: Final = {
     "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
     "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
 }
-_REMEDY: Final = (
-    "move the state file away and start again: senders of cumulative histograms fill the windows anew within one export"
-)
-
-
-class StoreError(RuntimeError):
-    """The state cannot be read or written; the message says what to do."""
 
 
 class EvaluatorStore:
@@ -63,7 +54,7 @@ class EvaluatorStore:
         connection: Connection to the state file. Its owner wraps `save` in a transaction.
 
     Raises:
-        StoreError: If the file is not a database, is damaged, or was written by another schema version.
+        StateError: If it was written by another schema version.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -71,19 +62,17 @@ class EvaluatorStore:
         self._ids: dict[tuple[str, SeriesKey], int] = {}
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
-        with _explained():
-            for table, columns in _TABLES.items():
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-            connection.execute(
-                "INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),)
-            )
-            (version,) = connection.execute("SELECT value FROM evaluator_meta WHERE key = 'schema_version'").fetchone()
+        for table, columns in _TABLES.items():
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        connection.execute("INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        (version,) = connection.execute("SELECT value FROM evaluator_meta WHERE key = 'schema_version'").fetchone()
         if version != str(SCHEMA_VERSION):
             msg = (
-                f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; "
-                f"use the program that wrote it, or {_REMEDY}"
+                f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
+                "program that wrote it, or move the state file away and start again: senders of cumulative histograms "
+                "fill the windows anew within one export"
             )
-            raise StoreError(msg)
+            raise StateError(msg)
 
     @property
     def position(self) -> int:
@@ -131,13 +120,12 @@ class EvaluatorStore:
         Contracts, slices and metrics that are no longer there are left out, and deleted.
 
         Raises:
-            StoreError: If the database is damaged.
+            ValueError, KeyError, TypeError, sqlite3.DatabaseError: If the database is damaged.
         """
-        with _explained():
-            self._restore_streams(evaluator)
-            self._restore_series(evaluator)
-            self._restore_evidence(evaluator)
-            self._restore_facts(evaluator)
+        self._restore_streams(evaluator)
+        self._restore_series(evaluator)
+        self._restore_evidence(evaluator)
+        self._restore_facts(evaluator)
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         changed = state.changed_streams
@@ -304,13 +292,3 @@ class EvaluatorStore:
             )
             id = self._ids[name, key] = int(cursor.fetchone()[0])
         return id
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"the evaluator's state cannot be used: {error}; {_REMEDY}") from error
-    except (CodecError, KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"the evaluator's state is damaged: {error}; {_REMEDY}") from error

@@ -9,12 +9,37 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-__all__ = ["StateError", "StateHeldError", "StatePlace", "open_state"]
+__all__ = [
+    "DamagedStateError",
+    "StateError",
+    "StateHeldError",
+    "StatePlace",
+    "open_state",
+    "reading_state",
+    "set_aside",
+]
 
 _PATIENCE: Final = 2.0
+_DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
+"""What reading raises where bytes are not what was written."""
+_DISK: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 
 
 class StateError(Exception):
@@ -23,6 +48,10 @@ class StateError(Exception):
 
 class StateHeldError(StateError):
     """Another evaluator holds the state file."""
+
+
+class DamagedStateError(StateError):
+    """The state file holds what no evaluator has written."""
 
 
 class StatePlace:
@@ -72,7 +101,8 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Con
 
     Raises:
         StateHeldError: If another evaluator holds it.
-        StateError: If the file is not a database, or cannot be written.
+        DamagedStateError: If the file is not a database, or not a whole one.
+        StateError: If it cannot be written.
     """
     target = ":memory:" if path is None else str(path)
     try:
@@ -87,10 +117,48 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Con
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         raise _unusable(target, error) from None
+    if found != "ok":
+        connection.close()
+        raise _damaged(target, found.splitlines()[-1])
     return connection
+
+
+@contextmanager
+def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
+    """Whatever is read from the state in here was written by an evaluator, or it is said that it was not.
+
+    Raises:
+        DamagedStateError: If bytes are not what was written.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        if _of_the_disk(error):
+            raise
+        (_, _, path) = connection.execute("PRAGMA database_list").fetchone()
+        raise _damaged(path or ":memory:", f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def set_aside(path: Path, at: float) -> Path:
+    """Give a state file another name, so that the next evaluator begins anew; what belongs to it goes with it.
+
+    Args:
+        path: The state file, damaged.
+        at: Unix time, seconds.
+
+    Returns:
+        Its new name: that of the file, `.damaged-` and the time in UTC.
+    """
+    aside = path.with_name(f"{path.name}.damaged-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%S}Z")
+    for part in ("-wal", "-shm", ""):
+        beside = path.with_name(path.name + part)
+        if beside.exists():
+            beside.rename(aside.with_name(aside.name + part))
+    return aside
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -104,8 +172,22 @@ def _unusable(target: str, error: Exception) -> StateError:
             f"{target}: another evaluator is using this state file; stop it, give --state another file, or start with "
             "--standby to take over when it ends"
         )
-    if isinstance(error, sqlite3.OperationalError | OSError):
+    if _of_the_disk(error):
         return StateError(
             f"{target}: cannot open the state file ({error}); give --state a file in a folder that can be written"
         )
-    return StateError(f"{target}: not a usable state file ({error}); move it away, or give --state another file")
+    return _damaged(target, str(error))
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether the disk is at fault, and not what is on it."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return isinstance(error, OSError) or code in _DISK
+
+
+def _damaged(target: str, why: str) -> DamagedStateError:
+    return DamagedStateError(
+        f"{target}: the state file is damaged, or is none ({why}). Routes, pins, silences and promotions are in it: "
+        "put back a copy, or start with --set-aside-damaged to move it away and begin without them; what was received "
+        f"and still is in {target}-log is judged again"
+    )

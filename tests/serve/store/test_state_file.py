@@ -1,0 +1,86 @@
+"""A state file that is damaged is said to be so before anything is decided, and can be set aside."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
+from tests.serve.conftest import contract, drift, make_core, open_file
+
+__all__ = ["contract", "drift", "make_core", "open_file"]
+
+_PAGE = 4096
+
+
+@pytest.fixture
+def state(tmp_path: Path, make_core: Callable[..., Core], drift: Callable) -> bytes:
+    """A state file with panes, alerts, routes and webhooks that wait."""
+    path = tmp_path / "sound" / "state.sqlite"
+    with closing(open_state(path)) as connection:
+        core = make_core(connection, now=time.time())
+        for sigma in (0.3, 0.4):
+            core.metrics(drift(sigma))
+            core.tick(time.time())
+        assert core.decisions.routes
+    return path.read_bytes()
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """A file as a disk or a copy might leave it."""
+    found = bytearray(content)
+    page = chance.randrange(len(content) // _PAGE) * _PAGE
+    match chance.randrange(5):
+        case 0:
+            found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
+        case 1:
+            for _ in range(20):
+                found[chance.randrange(len(found))] = chance.randrange(256)
+        case 2:
+            found[page : page + _PAGE] = chance.randbytes(_PAGE)
+        case 3:
+            found[page : page + _PAGE] = bytes(_PAGE)
+        case _:
+            del found[chance.randrange(len(found)) :]
+    return bytes(found)
+
+
+def test_damage_is_said_at_the_start_or_does_no_harm(
+    state: bytes, tmp_path: Path, make_core: Callable[..., Core]
+) -> None:
+    """Whatever a file has become, an evaluator evaluates on it, or says which file is damaged and what to do."""
+    chance = random.Random(7)
+    said: list[bool] = []
+    for number in range(150):
+        path = tmp_path / str(number) / "state.sqlite"
+        path.parent.mkdir()
+        path.write_bytes(damaged(state, chance))
+        try:
+            with closing(open_state(path)) as connection:
+                make_core(connection, now=time.time()).tick(time.time())
+        except DamagedStateError as error:
+            said.append(str(error).startswith(f"{path}: the state file is damaged"))
+    assert all(said)
+    assert 50 < len(said) < 150
+
+
+def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> None:
+    """It keeps its content under another name, and the next evaluator begins anew."""
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"no database" * 100)
+    path.with_name("state.sqlite-wal").write_bytes(b"nor its log")
+    aside = set_aside(path, 0.0)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "state.sqlite.damaged-19700101T000000Z",
+        "state.sqlite.damaged-19700101T000000Z-wal",
+    ]
+    assert aside.read_bytes() == b"no database" * 100
+    with closing(open_state(path)) as connection:
+        assert isinstance(connection, sqlite3.Connection)
