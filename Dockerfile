@@ -1,7 +1,7 @@
 # The evaluator: receives OTLP, judges it against the contracts, carries out their escalation policy.
 #   docker build -t kc-otel .
-#   docker run --read-only --tmpfs /tmp -p 127.0.0.1:4317:4317 -p 127.0.0.1:4320:4320 -v ./contracts:/contracts:ro kc-otel \
-#     serve /contracts --host 0.0.0.0 --allow-unauthenticated --state /var/lib/kc-otel/state.sqlite
+#   docker run --read-only --tmpfs /tmp --cap-drop ALL -p 4317:4317 -p 4320:4320 \
+#     -v ./contracts:/contracts:ro -v ./access.yaml:/access.yaml:ro kc-otel
 
 FROM python:3.12-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
@@ -38,5 +38,5 @@ EXPOSE 4317 4318 4320
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:4320/healthz', timeout=2)"]
 ENTRYPOINT ["kc-otel"]
-# Inside a container loopback reaches nobody. Who may speak to it has to be said: without that it refuses to start.
-CMD ["serve", "/contracts", "--host", "0.0.0.0", "--state", "/var/lib/kc-otel/state.sqlite"]
+# Inside a container loopback reaches nobody, and anything else asks for tokens: `kc-otel token` makes them.
+CMD ["serve", "/contracts", "--host", "0.0.0.0", "--access", "/access.yaml", "--state", "/var/lib/kc-otel/state.sqlite"]

@@ -57,12 +57,13 @@ def _register() -> None:
             rescore_command,
             serve_command,
             status_command,
+            token_command,
         )
 
     subjects = {
         "Write a contract": (init_command, contract_commands, explain_command),
         "Measure": (compare_log_command, import_command, rescore_command, operators_command),
-        "Run the evaluator": (serve_command, status_command, report_command),
+        "Run the evaluator": (serve_command, token_command, status_command, report_command),
         "People and the policy": (people_commands, replay_command),
         "Roll out a kernel": (gate_command, promote_command),
         "Grafana and Prometheus": (generate_command,),

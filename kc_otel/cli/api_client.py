@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from kc_otel.client.bearer import TokenError, authorization
+from kc_otel.contract.plain_text import plain, plain_tree
+
 __all__ = ["Url", "get", "post"]
 
 DEFAULT_URL = "http://127.0.0.1:4320"
@@ -19,7 +22,7 @@ Url = Annotated[
 
 
 def get(url: str, path: str, **parameters: str | int) -> Any:
-    """A JSON answer; ends the program with a remedy where there is none."""
+    """A JSON answer, its texts fit for a terminal; ends the program with a remedy where there is none."""
     return _call("GET", url, path, params=parameters)
 
 
@@ -30,7 +33,10 @@ def post(url: str, path: str, body: dict[str, Any]) -> Any:
 
 def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
     try:
-        response = httpx.request(method, url.rstrip("/") + path, timeout=10.0, **arguments)
+        response = httpx.request(method, url.rstrip("/") + path, timeout=10.0, headers=authorization(), **arguments)
+    except TokenError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         print(
             f"no evaluator answers at {url} ({error}); start one with `kc-otel serve CONTRACT...`, "
@@ -43,6 +49,6 @@ def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
             detail = response.json().get("detail", response.text)
         except ValueError:
             detail = response.text
-        print(f"{url}{path}: {response.status_code}: {detail}", file=sys.stderr)
+        print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
         raise typer.Exit(os.EX_USAGE if response.status_code == httpx.codes.NOT_FOUND else 2)
-    return response.json()
+    return plain_tree(response.json())

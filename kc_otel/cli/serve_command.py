@@ -46,6 +46,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Host name that all but OTLP/gRPC answers to; may be given several times.", metavar="NAME"),
     ] = None,
+    access: Annotated[
+        Path | None,
+        typer.Option(help="File of tenants and tokens; `kc-otel token` makes an entry of it.", metavar="FILE"),
+    ] = None,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option("--allow-unauthenticated", help="Listen where other machines reach it, and let all of them in."),
@@ -95,6 +99,7 @@ def serve(
         tick=tick,
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),
+        access=access,
         allow_unauthenticated=allow_unauthenticated,
         webhooks=webhooks,
         dry_run=dry_run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import random
 import socket
 import ssl
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+from kc_otel.client.bearer import authorization
 from kc_otel.judge.decisions.table import DecisionTable
 
 __all__ = ["Poller"]
@@ -22,6 +24,10 @@ __all__ = ["Poller"]
 _log = logging.getLogger(__name__)
 
 _MOST_BYTES: Final = 16 << 20
+_REMEDIES: Final = {
+    401: "; give token_file=, KC_OTEL_TOKEN_FILE or KC_OTEL_TOKEN",
+    403: "; the token's entry would have to say may: [read]",
+}
 _UNCHANGED: Final = frozenset({204, 304})
 
 
@@ -41,6 +47,8 @@ class Poller(threading.Thread):
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         longest_pause: Longest pause between failed requests, seconds.
+        token_file: File that holds the token, read with every request; None for the environment's, see
+            `kc_otel.client.bearer`.
 
     Raises:
         ValueError: If the URL is not one.
@@ -55,6 +63,7 @@ class Poller(threading.Thread):
         wait: float,
         refresh: float,
         longest_pause: float = 30.0,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(name="kc-otel-router", daemon=True)
         parts = urlsplit(url)
@@ -63,6 +72,7 @@ class Poller(threading.Thread):
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
         self._on_table, self._on_contact = on_table, on_contact
+        self._token_file = token_file
         self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
         self._table: DecisionTable | None = None
         self._tag = ""
@@ -121,7 +131,8 @@ class Poller(threading.Thread):
             # The evaluator's own, not ours: a newer one has content that is ignored here.
             self._tag = (answer.getheader("etag") or "").strip('"')
         elif answer.status not in _UNCHANGED:
-            raise ValueError(f"HTTP {answer.status}")
+            hint = _REMEDIES.get(answer.status, "")
+            raise ValueError(f"HTTP {answer.status}{hint}")
         self._on_contact()
 
     def _request(self) -> http.client.HTTPResponse:
@@ -129,7 +140,8 @@ class Poller(threading.Thread):
         self._connection = connection
         version = -1 if self._table is None else self._table.version
         path = f"{self._path}?after={version}&tag={quote(self._tag)}&wait={self._wait:g}"
-        connection.request("GET", path, headers={"accept": "application/json", "user-agent": "kc-otel"})
+        headers = {"accept": "application/json", "user-agent": "kc-otel", **authorization(self._token_file)}
+        connection.request("GET", path, headers=headers)
         return connection.getresponse()
 
     def _connect(self) -> http.client.HTTPConnection:

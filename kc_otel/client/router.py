@@ -49,6 +49,8 @@ class Router:
             on as before, canaries included; `train-kernel` serves nothing that nobody watches.
         keep: File that takes each new table, for a process that starts while the evaluator is gone: it starts with the
             pins and routes of the last table, which counts as stale. None starts without any.
+        token_file: File that holds the token which the evaluator asks for; it is read with every request, so that it
+            may change. None for what KC_OTEL_TOKEN_FILE names, or KC_OTEL_TOKEN itself.
 
     Raises:
         ValueError: If the URL is not one, `on_stale` is not a kernel, or the file of `keep` holds something else.
@@ -65,10 +67,13 @@ class Router:
         stale_after: float = 300.0,
         on_stale: Kernel = INFERENCE_KERNEL,
         keep: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._setup(contracts, stale_after, on_stale, time.monotonic)
         self._table_file = None if keep is None else TableFile(Path(keep))
-        self._poller: Poller | None = Poller(url, self._arrived, self._touch, wait=wait, refresh=refresh)
+        self._poller: Poller | None = Poller(
+            url, self._arrived, self._touch, wait=wait, refresh=refresh, token_file=token_file
+        )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
         self._poller.start()

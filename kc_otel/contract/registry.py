@@ -466,7 +466,7 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
-        "OTLP requests received, by transport and outcome.",
+        "OTLP requests received, by transport and outcome; of transport `api`, those that were refused for who asked.",
     ),
     Metric("kc.evaluator.series", "{series}", Instrument.GAUGE, (), "Streams that the evaluator keeps state for."),
     Metric(

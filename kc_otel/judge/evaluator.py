@@ -232,8 +232,9 @@ class Evaluator:
         name = point.attributes.get("kc.contract")
         if not isinstance(name, str):
             raise _RefusedError("malformed", f"a point of {point.metric} has no attribute kc.contract")
-        if name not in self.states:
-            loaded = ", ".join(self.states) or "none"
+        if name not in self.states or (point.only is not None and name not in point.only):
+            theirs = (known for known in self.states if point.only is None or known in point.only)
+            loaded = ", ".join(theirs) or "none"
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
 
@@ -254,7 +255,8 @@ class Evaluator:
         only = point.attributes.get("kc.contract")
         outcome = "ignored"
         for state in self._gen_ai[point.metric]:
-            if only in {None, state.contract.name}:
+            mine = point.only is None or state.contract.name in point.only
+            if mine and only in {None, state.contract.name}:
                 slices = state.contract.slices_of({**point.resource, **point.attributes})
                 pair = _pair(point.attributes)
                 outcome = state.take(point, slices, pair, horizons[state.contract.name], now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.judge.otlp.sender_contracts import addressees
 
 __all__ = ["KernelInfo", "KernelVersions", "WorstBatch", "WorstBatches", "examples_in"]
 
@@ -98,16 +99,19 @@ class WorstBatches:
 
 
 def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
-    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both."""
+    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both, if it may."""
     found = []
     for resource_spans in request.resource_spans:
+        only = addressees(resource_spans.resource)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 if span.name != COMPARE:
                     continue
                 attributes = {pair.key: value for pair in span.attributes if (value := _value(pair.value)) is not None}
                 contract, worst = attributes.get("kc.contract"), attributes.get(_WORST)
-                if isinstance(contract, str) and isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
+                if not isinstance(contract, str) or (only is not None and contract not in only):
+                    continue
+                if isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
                     example = WorstBatch(
                         at=span.end_time_unix_nano / 1e9,
                         trace_id=span.trace_id.hex(),

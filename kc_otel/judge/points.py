@@ -21,6 +21,7 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.contract.registry import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, sum_fits
+from kc_otel.judge.otlp.sender_contracts import SENDER_CONTRACTS, addressees
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
@@ -70,6 +71,7 @@ class Point:
         kind: Histogram, counter or info.
         metric: OpenTelemetry metric name.
         operator: Name of the operator that it is about; None unless the metric is one of operators.
+        only: Names of the contracts that its sender may speak of; None for any.
         stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
             temporality and attributes. 16 bytes.
         attributes: The point's own attributes; only those with a scalar value.
@@ -90,6 +92,7 @@ class Point:
     cumulative: bool
     histogram: Histogram | None
     operator: str | None = None
+    only: frozenset[str] | None = None
 
     @property
     def series(self) -> str:
@@ -115,6 +118,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
     """
     for resource_metrics in request.resource_metrics:
         resource: dict[str, Scalar] | None = None
+        only = addressees(resource_metrics.resource)
         for scope_metrics in resource_metrics.scope_metrics:
             origin = b""
             for metric in scope_metrics.metrics:
@@ -127,11 +131,17 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                     resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
-                yield from _points(metric, name, field, points, resource, origin, count)
+                yield from _points(metric, name, field, points, (resource, only), origin, count)
 
 
 def _points(
-    metric: Any, name: str, field: str, points: Any, resource: dict[str, Scalar], origin: bytes, count: Count
+    metric: Any,
+    name: str,
+    field: str,
+    points: Any,
+    sender: tuple[dict[str, Scalar], frozenset[str] | None],
+    origin: bytes,
+    count: Count,
 ) -> Iterator[Point]:
     kind, decode = _reader(name, field, metric)
     if decode is None:
@@ -159,12 +169,13 @@ def _points(
             metric=name,
             stream=_identity(family, point.attributes),
             attributes=attributes,
-            resource=resource,
+            resource=sender[0],
             start=start,
             time=time,
             cumulative=temporality == _CUMULATIVE,
             histogram=histogram,
             operator=operator,
+            only=sender[1],
         )
 
 
@@ -307,7 +318,8 @@ def _resource(attributes: Any) -> dict[str, Scalar]:
 
 
 def _origin(resource: Any, scope: Any) -> bytes:
-    parts = sorted(pair.SerializeToString() for pair in resource.attributes)
+    # What its receiver adds may change with the receiver's configuration; the stream is the same.
+    parts = sorted(pair.SerializeToString() for pair in resource.attributes if pair.key != SENDER_CONTRACTS)
     parts += [b"\0", scope.name.encode(), scope.version.encode()]
     return blake2b(b"\0".join(parts), digest_size=16).digest()
 

@@ -38,6 +38,7 @@ class ServeConfig:
         record_limit: Bytes that it and the file that it takes the place of may have together.
         allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
             answer to; addresses need none.
+        access: File of tenants and tokens; None asks nobody who they are.
         allow_unauthenticated: Listen where other machines reach it although nothing asks them who they are.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
@@ -58,5 +59,6 @@ class ServeConfig:
     record: Path | None = None
     record_limit: int = 1024 * 1024 * 1024
     allowed_hosts: tuple[str, ...] = ()
+    access: Path | None = None
     allow_unauthenticated: bool = False
     max_request_bytes: int = 16 * 1024 * 1024

@@ -27,6 +27,7 @@ def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[Alert, ...]:
     """Somebody is at work on the alerts that fire for a clause on a slice: their reminders stop. Returns them."""
+    core = core.whole(contract)
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [one for one in firing if clause in {None, one.cell.clause} and slice in {None, one.cell.slice}]
@@ -48,6 +49,7 @@ def silence(
     core: Core, contract: str, clause: str | None, slice: str | None, until: float, by: str, why: str, now: float
 ) -> Silence:
     """Nobody is told of the alerts of a clause on a slice until a unix time. Returns the silence."""
+    core = core.whole(contract)
     _known(core, contract, clause, slice)
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
     after = desk.silence(core.people, made)
@@ -61,8 +63,10 @@ def silence(
 
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """A person ends a silence before its time; what still fires is said with the next evaluation. Returns it."""
-    after, ended = desk.unsilence(core.people, id)
+    _, ended = desk.unsilence(core.people, id)
     _signed(by, why)
+    core = core.whole(ended.contract)
+    after, _ = desk.unsilence(core.people, id)
     said = {
         "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
         "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
@@ -73,6 +77,7 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
 
 def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
+    core = core.whole(contract)
     _known(core, contract, None, slice)
     if until is not None and not math.isfinite(until):
         raise ValueError(f"until: {until!r} is not a time; leave it out for a pin that a person ends")
@@ -90,6 +95,7 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """A person ends the pin of a slice, or every pin of a contract for None. Returns how many."""
     _signed(by, why)
+    core = core.whole(contract)
     before = core.decisions
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)

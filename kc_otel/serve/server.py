@@ -11,6 +11,7 @@ import signal
 import socket
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +26,10 @@ from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.offline.replay.traffic_reading import TrafficFileError
+from kc_otel.serve.access.access_file import AccessError, AccessFile
+from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.senders import Senders
+from kc_otel.serve.access.tenant_view import TenantView
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
@@ -69,18 +74,18 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (BindError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
+    except (AccessError, BindError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
         raise ServiceError(str(error)) from None
 
 
 def _closed(config: ServeConfig) -> None:
     """Refuse to listen where others reach us and nothing asks who they are."""
-    if config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
+    if config.access is not None or config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
         return
     raise ServiceError(
         f"--host {config.host} lets other machines send, read and act here, and nothing asks them who they are; "
-        "leave --host out to listen on loopback, or say --allow-unauthenticated where the network itself keeps "
-        "everybody else away"
+        "give --access FILE with tokens (kc-otel token makes them), leave --host out to listen on loopback, or say "
+        "--allow-unauthenticated where the network itself keeps everybody else away"
     )
 
 
@@ -135,6 +140,7 @@ async def _serve(
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
+    access = None if config.access is None else AccessFile(config.access, core.contracts)
 
     def readings() -> SelfMetrics:
         return read(core, requests, dispatcher.attempts)
@@ -143,6 +149,8 @@ async def _serve(
     core.announce = speaker.transition
 
     def ticked() -> None:
+        if access is not None:
+            access.renew()
         if (renewed := rotation.renewed(time.monotonic())) is not None:
             dispatcher.configure(renewed)
         dispatcher.wake()
@@ -158,10 +166,12 @@ async def _serve(
         if config.record is not None:
             core.recording = RecordingFile(config.record, config.record_limit)
             stack.callback(core.recording.close)
-        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests)
+        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access))
         stack.push_async_callback(grpc.stop, _GRACE)
-        await stack.enter_async_context(_http(http_app(sink, limits, requests, _names(config)), http_socket))
-        api = make_api(core, readings, decided, version("kc-otel"))
+        await stack.enter_async_context(
+            _http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket)
+        )
+        api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(_http(own, api_socket))
         tasks = [
@@ -177,11 +187,7 @@ async def _serve(
             names, dry, config.host, grpc.port, config.host, http_socket.getsockname()[1], config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
-        stopping = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        for task in done - {stopping}:
-            task.result()
+        await _until(stop, tasks)
         _log.info("stopping")
 
 
@@ -225,8 +231,38 @@ async def _on_state(
         raise
 
 
+def _site(
+    core: Core,
+    access: AccessFile | None,
+    requests: RequestCounts,
+    dispatcher: Dispatcher,
+    decided: Changes,
+    *,
+    secure: bool,
+) -> Any:
+    """API and page: one for all where nobody is asked who they are, else one for each tenant."""
+
+    def make(contracts: frozenset[str] | None) -> Any:
+        if contracts is None:
+            return make_api(core, lambda: read(core, requests, dispatcher.attempts), decided, version("kc-otel"))
+        # Requests and attempts are those of all tenants together: they are for who may see all.
+        view = TenantView(core, contracts)
+        return make_api(view, lambda: read(view, RequestCounts(), Counter()), decided, version("kc-otel"))
+
+    return make(None) if access is None else GuardedSite(access, make, requests, secure=secure)
+
+
 def _names(config: ServeConfig) -> HostNames:
     return HostNames((config.host, *config.allowed_hosts, urlsplit(config.external_url or "").hostname or ""))
+
+
+async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until somebody stops the process, or a task fails."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done - {stopping}:
+        task.result()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
     ReceiveError
     |-- BadRequestError        400  INVALID_ARGUMENT    do not retry: the same bytes will fail again
+    |-- UnauthenticatedError   401  UNAUTHENTICATED     do not retry: give a token
+    |-- ForbiddenError         403  PERMISSION_DENIED   do not retry: the token is not for this
     |-- UnsupportedMediaError  415  INVALID_ARGUMENT    do not retry
     |-- TooLargeError          413  RESOURCE_EXHAUSTED  do not retry: send smaller batches
     |-- ThrottledError         503  UNAVAILABLE         retry after `retry_after` seconds
@@ -18,10 +20,12 @@ from typing import ClassVar
 __all__ = [
     "BadRequestError",
     "BindError",
+    "ForbiddenError",
     "InternalError",
     "ReceiveError",
     "ThrottledError",
     "TooLargeError",
+    "UnauthenticatedError",
     "UnsupportedMediaError",
 ]
 
@@ -38,6 +42,22 @@ class ReceiveError(Exception):
 
 class BadRequestError(ReceiveError):
     """The bytes are not what the content type says."""
+
+
+class UnauthenticatedError(ReceiveError):
+    """Nobody knows who sends this."""
+
+    http_status = 401
+    code = 16
+    outcome = "unauthenticated"
+
+
+class ForbiddenError(ReceiveError):
+    """It is known who sends this, and they may not."""
+
+    http_status = 403
+    code = 7
+    outcome = "forbidden"
 
 
 class UnsupportedMediaError(ReceiveError):

@@ -44,7 +44,7 @@ class TelemetrySink(Protocol):
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Requests by transport (`grpc`, `http`) and outcome, for the metric kc.evaluator.requests."""
+    """Requests by transport (`grpc`, `http`, `api`) and outcome, for the metric kc.evaluator.requests."""
 
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 

@@ -6,33 +6,43 @@ made as large, and as hostile, as one likes.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
-__all__ = ["Name", "Reason", "Until", "refusals"]
+from kc_otel.contract.plain_text import is_plain
+
+__all__ = ["SIGNER", "Name", "Reason", "Signature", "Until", "refusals"]
 
 _YEAR_10000: Final = 253_402_300_800.0
-_CATEGORIES: Final = frozenset({"Cc", "Zl", "Zp"})
-"""Control characters, line and paragraph separators; lone surrogates pydantic itself takes for no text."""
-_DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What changes the direction of text: it makes a line read as another one than it is."""
 _SHOWN: Final = 5
 
 
 def _printable(text: str) -> str:
     for number, character in enumerate(text):
-        if character in _DIRECTIONS or unicodedata.category(character) in _CATEGORIES:
+        if not is_plain(character):  # lone surrogates pydantic itself takes for no text
             raise ValueError(
                 f"character {number + 1} is U+{ord(character):04X}, which is not for text on one line; leave it out"
             )
     return text
 
 
+SIGNER: Final[ContextVar[str | None]] = ContextVar("SIGNER", default=None)
+"""Whose token the request at hand came with; None where nothing asks for tokens."""
+
+
+def _signed(said: str) -> str:
+    """Whose token it was stands first: who somebody says to be is only that."""
+    signer = SIGNER.get()
+    return said if signer in {None, said} else f"{signer} (as {said})"
+
+
 Name = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 """A name, an id, or who somebody is: one line of at most 200 characters."""
+Signature = Annotated[Name, AfterValidator(_signed)]
+"""Who decides something: the name of their token, and then who they say to be."""
 Reason = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """A reason: one line of at most 2,000 characters."""
 Until = Annotated[float, Field(gt=0.0, lt=_YEAR_10000, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from kc_otel.judge.escalation.people import Acknowledgement, Silence
-from kc_otel.serve.api.people_input import Name, Reason, Until
+from kc_otel.serve.api.people_input import Name, Reason, Signature, Until
 
 __all__ = [
     "AcknowledgeRequest",
@@ -32,7 +32,7 @@ class _Signed(_View):
     # A misspelt `slice` would silence every slice: what is not known is refused.
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
-    by: Name
+    by: Signature
     """Who decides this; kept with the event."""
     why: Reason
     """Their reason; kept with the event."""

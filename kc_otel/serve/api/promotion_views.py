@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kc_otel.judge.promotion.promotion_state import Hold, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
-from kc_otel.serve.api.people_input import Name, Reason
+from kc_otel.serve.api.people_input import Name, Reason, Signature
 
 __all__ = ["EvidenceList", "EvidenceView", "OrderRequest", "PlanView", "PromotionList", "PromotionView", "StepView"]
 
@@ -104,7 +104,7 @@ class OrderRequest(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
     order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback", "hook", "confirm"]
-    by: Name
+    by: Signature
     """Who; kept with the event."""
     why: Reason = ""
     """Why; asked for with hold, force and rollback."""

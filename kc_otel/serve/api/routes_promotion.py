@@ -84,7 +84,9 @@ def _add_evidence(router: APIRouter, core: Core) -> None:
     @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
     async def record(contract: str, kernel: str, number: int) -> Response:
         """One piece of evidence, as `kc-otel gate verify` checks it."""
-        for one in core.promotions.evidence(contract, kernel):
+        with _answered():
+            found = core.promotions.evidence(contract, kernel)
+        for one in found:
             if one.id == number:
                 return JSONResponse(one.record)
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")

@@ -13,7 +13,7 @@ from kc_otel.judge.incidents.actions_taken import ActionTaken
 from kc_otel.judge.incidents.incident import BrokenCell, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.serve.api.people_input import Name, Reason
+from kc_otel.serve.api.people_input import Name, Reason, Signature
 from kc_otel.serve.store.policy_store import Event
 from kc_otel.serve.webhooks.outbox import EndpointStatus
 
@@ -318,7 +318,7 @@ class ResumeRequest(_View):
     contract: Name
     slice: Name | None = None
     """Only this slice; every slice when null."""
-    by: Name
+    by: Signature
     """Who."""
     why: Reason
     """Why; kept with the event."""

@@ -23,6 +23,7 @@ from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, Receiv
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
@@ -61,6 +62,7 @@ async def start_grpc(
     port: int = _USUAL,
     limits: Limits | None = None,
     counts: RequestCounts | None = None,
+    senders: Senders | None = None,
 ) -> GrpcServer:
     """Listen for metrics, traces and logs, without TLS; the default address is reachable from this machine only.
 
@@ -70,12 +72,13 @@ async def start_grpc(
         port: Port; 0 for any free one.
         limits: What is accepted.
         counts: Counted into, transport `grpc`. Requests that gRPC itself refuses for their size do not reach us.
+        senders: Who may send; None for anybody.
 
     Raises:
         BindError: If the address cannot be listened on.
     """
     limits, counts = limits or Limits(), counts or RequestCounts()
-    places = ReadingPlaces(limits)
+    places, senders = ReadingPlaces(limits), senders or Senders()
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.max_bytes),
@@ -88,7 +91,11 @@ async def start_grpc(
         tuple(
             grpc.method_handlers_generic_handler(
                 signal.service,
-                {"Export": grpc.stream_unary_rpc_method_handler(_handler(sink, signal, counts, places, limits))},
+                {
+                    "Export": grpc.stream_unary_rpc_method_handler(
+                        _handler(sink, signal, counts, places, limits, senders)
+                    )
+                },
             )
             for signal in SIGNALS
         )
@@ -127,15 +134,23 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
 
 
 def _handler(
-    sink: TelemetrySink, signal: Signal, counts: RequestCounts, places: ReadingPlaces, limits: Limits
+    sink: TelemetrySink,
+    signal: Signal,
+    counts: RequestCounts,
+    places: ReadingPlaces,
+    limits: Limits,
+    senders: Senders,
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def export(_messages: Any, context: Any) -> bytes:
         try:
+            metadata = {name.lower(): value for name, value in context.invocation_metadata() or ()}
+            sender = senders.known(str(metadata.get("authorization", "")))
             async with places.taken():
                 body = await context.read()
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
-            answer = await deliver(sink, signal, from_protobuf(body, signal, limits), "grpc", counts)
+            request = senders.admit(sender, from_protobuf(body, signal, limits))
+            answer = await deliver(sink, signal, request, "grpc", counts)
         except ReceiveError as error:
             counts.add("grpc", error.outcome)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()

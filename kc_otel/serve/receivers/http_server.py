@@ -15,10 +15,18 @@ from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
-from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError, ThrottledError, UnsupportedMediaError
+from kc_otel.judge.otlp.request_errors import (
+    BadRequestError,
+    ReceiveError,
+    ThrottledError,
+    UnauthenticatedError,
+    UnsupportedMediaError,
+)
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.serve.access.access_file import Caller
+from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
@@ -65,6 +73,7 @@ def http_app(
     limits: Limits | None = None,
     counts: RequestCounts | None = None,
     names: HostNames | None = None,
+    senders: Senders | None = None,
 ) -> Application:
     """The ASGI application.
 
@@ -73,13 +82,22 @@ def http_app(
         limits: What is accepted.
         counts: Counted into, transport `http`.
         names: By which senders may call it; None for any.
+        senders: Who may send; None for anybody.
     """
-    return _App(sink, limits or Limits(), counts or RequestCounts(), names)
+    return _App(sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders())
 
 
 class _App:
-    def __init__(self, sink: TelemetrySink, limits: Limits, counts: RequestCounts, names: HostNames | None) -> None:
-        self._sink, self._limits, self._counts, self._names = sink, limits, counts, names
+    def __init__(
+        self,
+        sink: TelemetrySink,
+        limits: Limits,
+        counts: RequestCounts,
+        names: HostNames | None,
+        senders: Senders,
+    ) -> None:
+        self._sink, self._limits, self._counts = sink, limits, counts
+        self._names, self._senders = names, senders
         self._places = ReadingPlaces(limits)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -99,6 +117,8 @@ class _App:
             extra = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, ThrottledError) else {}
             if isinstance(error, _NotAllowedError):
                 extra["allow"] = "POST"
+            if isinstance(error, UnauthenticatedError):
+                extra["www-authenticate"] = "Bearer"
             await _respond(send, error.http_status, status, media, extra)
         except _DisconnectedError:
             self._counts.add("http", "disconnected")
@@ -108,6 +128,7 @@ class _App:
     async def _handle(self, scope: Message, headers: dict[str, str], media: str, receive: Receive) -> Any:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
+        sender = self._senders.known(headers.get("authorization", ""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         signal = _ROUTES.get(path)
         if signal is None:
@@ -118,10 +139,12 @@ class _App:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
         async with self._places.taken():
             body = await self._body(headers, receive)
-        return await self._decoded(inflate(body, headers.get("content-encoding", ""), self._limits), signal, media)
+        inflated = inflate(body, headers.get("content-encoding", ""), self._limits)
+        return await self._decoded(inflated, signal, media, sender)
 
-    async def _decoded(self, body: bytes, signal: Signal, media: str) -> Any:
+    async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> Any:
         request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
+        self._senders.admit(sender, request)
         return await deliver(self._sink, signal, request, "http", self._counts)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:

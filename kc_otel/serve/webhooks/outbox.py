@@ -24,10 +24,11 @@ jitter), where attempts are those since the last answer that accepted or refused
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -326,16 +327,24 @@ class Outbox:
         )
         return tuple(_message(row) for row in rows)
 
-    def status(self) -> tuple[EndpointStatus, ...]:
-        """How every endpoint that ever had a message is doing, by name."""
+    def status(self, contracts: Collection[str] | None = None) -> tuple[EndpointStatus, ...]:
+        """How every endpoint that ever had a message is doing, by name.
+
+        Args:
+            contracts: Names of the contracts whose messages count, for who may know of no others; None for all.
+        """
+        whose = None if contracts is None else json.dumps(sorted(contracts))
         rows = self._connection.execute(
             "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
             " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
+            " AND (?1 IS NULL OR w.contract IN (SELECT value FROM json_each(?1)))"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), '')"
             " FROM outbox o LEFT JOIN outbox_endpoints e ON e.endpoint = o.endpoint"
-            " GROUP BY o.endpoint ORDER BY o.endpoint"
+            " WHERE ?1 IS NULL OR o.contract IN (SELECT value FROM json_each(?1))"
+            " GROUP BY o.endpoint ORDER BY o.endpoint",
+            (whose,),
         )
         return tuple(EndpointStatus(*row) for row in rows)
 

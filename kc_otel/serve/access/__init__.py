@@ -1,0 +1,1 @@
+"""Who may send, read and act, and on which contracts."""

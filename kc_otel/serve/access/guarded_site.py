@@ -1,0 +1,226 @@
+"""API and page for those who have a token: each tenant gets an application that has its contracts only.
+
+Programs send `Authorization: Bearer`. A browser logs in at `/login`, where a form takes a token for a cookie that no
+script reads and no other site sends (HttpOnly, SameSite=Strict); the cookie names a session in this process's memory,
+which ends after twelve hours, with the process, and with its token. Without a token there are only whether the process
+is well, the handbook, and the page's own files. Sources: RFC 6750; RFC 6265bis, 8.8; OWASP Session Management.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
+from kc_otel.serve.api.people_input import SIGNER
+from kc_otel.serve.api.views import ProblemDetails
+
+__all__ = ["GuardedSite"]
+
+_log: Final = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_COOKIE: Final = "kc-otel-session"
+_LASTS: Final = 12 * 3600.0
+_SESSIONS: Final = 10_000
+_FORM: Final = 4096
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/handbook"})
+_PUBLIC_BELOW: Final = ("/handbook/", "/page/")
+_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class GuardedSite:
+    """Asks who somebody is, and hands them to their tenant's application.
+
+    Args:
+        access: The tokens.
+        make: Makes the application of somebody who has these contracts; None for all of them.
+        counts: Refusals are counted into, transport `api`.
+        secure: Whether browsers reach it by TLS only, here or at a proxy.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        access: AccessFile,
+        make: Callable[[frozenset[str] | None], Application],
+        counts: RequestCounts,
+        *,
+        secure: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access, self._make, self._counts, self._secure, self._clock = access, make, counts, secure, clock
+        self._sites: dict[frozenset[str] | None, Application] = {}
+        self._sessions: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """SHA-256 of the cookie -> that of the token, and when it ends."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] != "http":
+            await self._site(frozenset())(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        path, method = scope["path"], scope["method"]
+        if path == "/login":
+            await (await self._login(method, headers, receive))(scope, receive, send)
+        elif path == "/logout" and method == "POST":
+            await self._logout(headers)(scope, receive, send)
+        elif path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
+            await self._site(frozenset())(scope, receive, send)
+        else:
+            await self._known(headers, scope, receive, send)
+
+    async def _known(self, headers: Mapping[str, str], scope: Message, receive: Receive, send: Send) -> None:
+        caller = self._caller(headers)
+        reading = scope["method"] in _READING
+        if caller is None:
+            self._counts.add("api", "unauthenticated")
+            await (_to_login() if scope["path"] == "/" and reading else _unknown())(scope, receive, send)
+            return
+        role = Role.READ if reading else Role.ACT
+        if role not in caller.roles:
+            self._counts.add("api", "forbidden")
+            _log.warning("%s (%s) may not %s: %s %s is refused", caller.name, caller.tenant, role, scope["method"],
+                         ascii(scope["path"][:200]))  # fmt: skip
+            await _problem(403, f"the token of {caller.name} is not for this; it would have to say may: [{role}]")(
+                scope, receive, send
+            )
+            return
+        signing = SIGNER.set(caller.name)
+        try:
+            await self._site(caller.contracts)(scope, receive, send)
+        finally:
+            SIGNER.reset(signing)
+
+    def _site(self, contracts: frozenset[str] | None) -> Application:
+        if contracts not in self._sites:
+            self._sites[contracts] = self._make(contracts)
+        return self._sites[contracts]
+
+    def _caller(self, headers: Mapping[str, str]) -> Caller | None:
+        if "authorization" in headers:
+            return self._access.bearer(headers["authorization"])
+        token, ends = self._sessions.get(digest_of(_cookie(headers)), ("", 0.0))
+        return self._access.caller(token) if self._clock() < ends else None
+
+    async def _login(self, method: str, headers: Mapping[str, str], receive: Receive) -> Response:
+        if method == "GET":
+            return _form(self._caller(headers))
+        if method != "POST":
+            return _problem(405, "/login takes GET and POST")
+        token = _token_of(await _body(receive))
+        caller = self._access.bearer(f"Bearer {token}") if token else None
+        if caller is None or not caller.roles & {Role.READ, Role.ACT}:
+            self._counts.add("api", "unauthenticated")
+            return _form(None, "This is no token that may read here.", 401)
+        value = secrets.token_urlsafe(32)
+        self._sessions[digest_of(value)] = (caller.digest, self._clock() + _LASTS)
+        while len(self._sessions) > _SESSIONS:
+            self._sessions.popitem(last=False)
+        _log.info("%s (%s) has logged in", caller.name, caller.tenant)
+        answer = RedirectResponse("/", 303, headers=_HEADERS)
+        answer.set_cookie(
+            _COOKIE, value, max_age=int(_LASTS), path="/", httponly=True, samesite="strict", secure=self._secure
+        )
+        return answer
+
+    def _logout(self, headers: Mapping[str, str]) -> Response:
+        self._sessions.pop(digest_of(_cookie(headers)), None)
+        answer = RedirectResponse("/login", 303, headers=_HEADERS)
+        answer.delete_cookie(_COOKIE, path="/", httponly=True, samesite="strict", secure=self._secure)
+        return answer
+
+
+def _cookie(headers: Mapping[str, str]) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+async def _body(receive: Receive) -> bytes:
+    """A small form; what is larger is none."""
+    body, more = b"", True
+    while more and len(body) <= _FORM:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body if len(body) <= _FORM else b""
+
+
+def _token_of(body: bytes) -> str:
+    try:
+        return parse_qs(body.decode("ascii"), max_num_fields=4).get("token", [""])[0].strip()
+    except ValueError:
+        return ""
+
+
+def _to_login() -> Response:
+    return RedirectResponse("/login", 303, headers=_HEADERS)
+
+
+def _unknown() -> Response:
+    problem = _problem(401, "say who you are: Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login")
+    problem.headers["WWW-Authenticate"] = "Bearer"
+    return problem
+
+
+def _problem(status: int, detail: str) -> Response:
+    body = ProblemDetails(title="request refused", detail=detail, status=status)
+    return JSONResponse(body.model_dump(), status, media_type="application/problem+json")
+
+
+def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:
+    if caller is None:
+        text = (
+            f'<p role="alert">{html.escape(said)}</p>'
+            * bool(said)
+            + '<form method="post" action="/login"><p><label for="token">Token</label></p><p>'
+            '<input id="token" name="token" type="password" autocomplete="current-password" required autofocus> '
+            "<button>Log in</button></p></form>"
+        )
+    else:
+        name, tenant = html.escape(caller.name), html.escape(caller.tenant)
+        text = (
+            f'<p>You are {name} of {tenant}. <a href="/">What is broken now</a></p>'
+            '<form method="post" action="/logout"><button>Log out</button></form>'
+        )
+    return HTMLResponse(_PAGE.format(text), status, headers=_HEADERS)
+
+
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Log in - kc-otel</title>
+<link rel="icon" href="/page/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/page/page.css">
+<main><h1>kc-otel</h1>{}</main>
+</html>
+"""

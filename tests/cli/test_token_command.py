@@ -1,0 +1,50 @@
+"""`kc-otel token`: an entry that lets in, and a token that is shown once."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from kc_otel.cli import token_command
+from kc_otel.serve.access.access_file import AccessFile
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    token_command.register(app)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_the_entry_lets_the_token_in(run, tmp_path):
+    """What is printed goes into the file as it is."""
+    done = run("ada", "--tenant", "team-a", "--may", "read", "--may", "act")
+    entry, token = done.stdout.splitlines()
+    (tmp_path / "access.yaml").write_text(f"tenants: {{team-a: [alpha]}}\ntokens:\n{entry}\n")
+    caller = AccessFile(tmp_path / "access.yaml", ["alpha"]).bearer(f"Bearer {token}")
+    assert (caller.name, sorted(caller.roles)) == ("ada", ["act", "read"])
+
+
+def test_a_file_takes_the_token_instead(run, tmp_path):
+    """Only its owner reads it, and the terminal does not show it."""
+    done = run("ada", "--tenant", "team-a", "--may", "send", "--out", str(tmp_path / "token"))
+    token = (tmp_path / "token").read_text().strip()
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert token not in done.output
+    assert yaml.safe_load(done.stdout)[0]["name"] == "ada"
+
+
+def test_no_file_is_overwritten_and_no_role_is_made_up(run, tmp_path):
+    """Both end with 2 and a sentence."""
+    (tmp_path / "token").write_text("precious")
+    for words, said in (
+        (("--may", "send", "--out", str(tmp_path / "token")), "never takes the place"),
+        (("--may", "fly"), "--may fly: write send, read, act"),
+    ):
+        done = run("ada", "--tenant", "team-a", *words)
+        assert (done.exit_code, said in done.output) == (2, True)
+    assert (tmp_path / "token").read_text() == "precious"

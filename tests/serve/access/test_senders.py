@@ -1,0 +1,118 @@
+"""OTLP with tokens, over both transports: who is let in, how the others are told, and what becomes of the request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import yaml
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.otlp import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sender_contracts import addressees
+from kc_otel.serve.access.access_file import AccessFile, digest_of
+from kc_otel.serve.access.senders import Senders
+from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.serve.receivers.http_server import http_app
+
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+TOKENS = {"sender": "kc_" + "s3nder" * 7, "reader": "kc_" + "r3ader" * 7, "all": "kc_" + "every1" * 7}
+
+
+class Kept:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def metrics(self, request: Any) -> ExportResult:
+        self.requests.append(request)
+        return ExportResult()
+
+
+@pytest.fixture
+def senders(tmp_path):
+    """Who is let in: one tenant's sender, one who only reads, and one who may send everything."""
+    entries = [("sender", "team-a", ["send"]), ("reader", "team-a", ["read", "act"]), ("all", "operations", ["send"])]
+    document = {
+        "tenants": {"team-a": ["alpha"], "operations": "all"},
+        "tokens": [
+            {"name": name, "tenant": tenant, "may": may, "sha256": digest_of(TOKENS[name])}
+            for name, tenant, may in entries
+        ],
+    }
+    (tmp_path / "access.yaml").write_text(yaml.safe_dump(document))
+    return Senders(AccessFile(tmp_path / "access.yaml", ["alpha", "beta"]))
+
+
+def over_grpc(sink, senders, counts, header, body):
+    """The code and message of the answer."""
+
+    async def send():
+        server = await start_grpc(sink, port=0, counts=counts, senders=senders)
+        metadata = () if header is None else (("authorization", header),)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            try:
+                await channel.unary_unary(EXPORT)(body, metadata=metadata, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return error.code().value[0], str(error.details())
+            finally:
+                await server.stop(0)
+        return 0, ""
+
+    return asyncio.run(send())
+
+
+def over_http(sink, senders, counts, header, body):
+    """The code and message of the answer, whose status is the one that belongs to it."""
+
+    async def send():
+        transport = httpx.ASGITransport(http_app(sink, counts=counts, senders=senders))
+        headers = {"content-type": "application/x-protobuf"} | ({} if header is None else {"authorization": header})
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.post("/v1/metrics", content=body, headers=headers)
+
+    answer = asyncio.run(send())
+    if answer.status_code == 200:
+        return 0, ""
+    found = Status.FromString(answer.content)
+    assert answer.status_code == {16: 401, 7: 403}[found.code]
+    assert answer.headers.get("www-authenticate") == ("Bearer" if found.code == 16 else None)
+    return found.code, found.message
+
+
+@pytest.mark.parametrize(("name", "over"), [("grpc", over_grpc), ("http", over_http)])
+@pytest.mark.parametrize(
+    ("header", "code", "outcome"),
+    [
+        (None, 16, "unauthenticated"),
+        ("Bearer kc_guess", 16, "unauthenticated"),
+        (f"Basic {TOKENS['sender']}", 16, "unauthenticated"),
+        (f"Bearer {TOKENS['reader']}", 7, "forbidden"),
+    ],
+)
+def test_who_may_not_send_is_told_and_counted(senders, name, over, header, code, outcome):
+    """UNAUTHENTICATED or PERMISSION_DENIED, neither of which is sent again; nothing reaches the judge."""
+    sink, counts = Kept(), RequestCounts()
+    found, message = over(sink, senders, counts, header, b"not even read")
+    assert found == code
+    assert not any(token in message for token in TOKENS.values())
+    assert sink.requests == []
+    assert counts.snapshot() == {(name, outcome): 1}
+
+
+@pytest.mark.parametrize("over", [over_grpc, over_http])
+@pytest.mark.parametrize(("who", "contracts"), [("sender", {"alpha"}), ("all", None)])
+def test_what_is_sent_is_about_the_senders_contracts(senders, over, who, contracts):
+    """Every resource of the request says so from then on, whatever it said itself."""
+    request = ExportMetricsServiceRequest()
+    forged = request.resource_metrics.add().resource.attributes.add(key="kc.sender.contracts")
+    forged.value.array_value.values.add(string_value="beta")
+    request.resource_metrics.add()
+    sink = Kept()
+    assert over(sink, senders, RequestCounts(), f"Bearer {TOKENS[who]}", request.SerializeToString()) == (0, "")
+    assert [addressees(one.resource) for one in sink.requests[0].resource_metrics] == [contracts, contracts]
