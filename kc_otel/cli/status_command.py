@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -23,6 +24,10 @@ _WORST_FIRST = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE = 110
 _REASONS = 12
+_INCIDENTS = 6
+_ROWS = 20
+"""Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
+_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "green"}
 
 
 def register(app: typer.Typer) -> None:
@@ -34,17 +39,23 @@ def register(app: typer.Typer) -> None:
 def status(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every cell, also where that is long.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
 ) -> None:
-    """Every cell's verdict. Exits with 1 when any cell is FAIL, 3 when any has no data, else 0."""
+    """What is broken, then the cells, the worst first.
+
+    Exits with 1 when any cell is FAIL, 3 when any has no data, else 0.
+    """
     cells = _cells(url, contract)
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
         console = Console()
         routes = _routes(get(url, "/api/v1/decisions"), contract)
-        in_force = _in_force(get(url, "/api/v1/overview"), contract)
-        console.print(*_tables(cells, time.time(), console.width), *_reasons(cells), *routes, *in_force, sep="\n")
+        overview, now = get(url, "/api/v1/overview"), time.time()
+        incidents = _incidents(overview, contract, now)
+        tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
+        console.print(*incidents, *tables, *_reasons(cells), *routes, *_in_force(overview, contract), sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
     raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
 
@@ -55,7 +66,7 @@ def watch(
     interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
     count: Annotated[int, typer.Option(help="Stop after so many looks; 0: until Ctrl-C.", min=0)] = 0,
 ) -> None:
-    """The same, live, with the newest events below."""
+    """The same, live, as far as the terminal has room, with the newest events below."""
     console = Console()
     looks = 0
     with Live(console=console, refresh_per_second=4, screen=console.is_terminal) as live:
@@ -64,7 +75,9 @@ def watch(
                 cells = _cells(url, contract)
                 events = get(url, "/api/v1/events", newest=8 if contract is None else 200)["events"]
                 recent = [_event_line(event) for event in events if contract in {None, event["contract"]}][-8:]
-                live.update(Group(*_tables(cells, time.time(), console.width), Text(), *recent))
+                now, most = time.time(), max(5, console.height - 24)
+                incidents = _incidents(get(url, "/api/v1/overview"), contract, now)
+                live.update(Group(*incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
                     break
@@ -95,14 +108,32 @@ def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
     return verdict["contract"], verdict["clause"], verdict["slice"]
 
 
-def _tables(cells: list[dict[str, Any]], now: float, width: int) -> list[Table | Text]:
-    """A table per contract, with as many columns as the terminal has room for."""
+def _incidents(overview: dict[str, Any], contract: str | None, now: float) -> list[Text]:
+    """What is broken or contained, the most urgent first: what, since when, how it grew, and what to open."""
+    found = [one for one in overview["incidents"] if contract in {None, one["contract"]}]
+    lines: list[Text] = []
+    for one in found[:_INCIDENTS]:
+        style = _STATE_STYLE[one["state"]] if one["status"] == "FAIL" else _STYLE[one["status"]]
+        lines.append(Text.assemble((one["state"].capitalize(), style), f"  {one['contract']}: {one['headline']}"))
+        facts = [f"for {_ago(now - one['since'])}", f"{len(one['slices'])} slice{'s' * (len(one['slices']) != 1)}"]
+        facts += [one["grew"]] if one["grew"] else []
+        lines.append(Text(f"  {', '.join(facts)}; incident {one['id']}", style="dim"))
+    if len(found) > _INCIDENTS:
+        lines.append(Text(f"{len(found) - _INCIDENTS} more incidents", style="bold"))
+    return [*lines, Text()] if lines else []
+
+
+def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -> list[Table | Text]:
+    """A table per contract, with as many columns as the terminal has room for, and at most so many cells."""
     blocks: list[Table | Text] = []
     for contract in sorted({cell["verdict"]["contract"] for cell in cells}):
         own = [cell for cell in cells if cell["verdict"]["contract"] == contract]
         kernels = sorted({cell["verdict"]["kernel_inference"] for cell in own} - {""})
         blocks.append(Text(f"{contract}   inference kernel {', '.join(kernels) or 'not seen yet'}", style="bold"))
-        blocks.append(_table(own, now, width, several_kernels=len(kernels) > 1))
+        blocks.append(_table(own[:most], now, width, several_kernels=len(kernels) > 1))
+        if left := Counter(cell["verdict"]["status"] for cell in own[most:]):
+            said = ", ".join(f"{left[status]} {status}" for status in _WORST_FIRST if left[status])
+            blocks.append(Text(f"and {left.total()} more: {said} (kc-otel status --all shows them)", style="dim"))
     return blocks or [Text("no cells yet: the first evaluation is still to come")]
 
 

@@ -167,7 +167,7 @@ def _earlier(one: Json) -> str:
 def _onsets(one: Json) -> Table:
     """Every slice with its first onset; those that broke first, first."""
     by: dict[str, list[Json]] = {}
-    for spot in sorted(one["cells"], key=lambda spot: (spot["since"], spot["slice"])):
+    for spot in sorted(one["cells"], key=lambda spot: (spot["since"], spot["slice"] == "all", spot["slice"])):
         by.setdefault(spot["slice"], []).append(spot)
     rows = []
     for slice, spots in by.items():

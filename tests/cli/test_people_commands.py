@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
 
 import httpx
 import pytest
 import typer
+from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -124,3 +126,29 @@ def test_nobody_decides_without_a_reason(kc, command):
     code, shown = kc(command[0], "policy", *command[1:])
     assert code == 2
     assert "--why" in shown
+
+
+def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
+    """The incident first; of sixty cells the worst twenty, and how many more of which verdict; every line fits."""
+    statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
+    cells = [
+        {"verdict": {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_inference": "b" * 12,
+                     "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1, "limit": 0.02, "samples": 9},
+         "since": 0.0, "firing": [], "history": []}
+        for index, status in enumerate(statuses)
+    ]  # fmt: skip
+    blocks = status_command._tables(cells, 60.0, 80, most=20)
+    console = Console(width=80, record=True, file=io.StringIO())
+    incident = {
+        "id": "0123456789ab", "contract": "policy", "state": "broken", "status": "FAIL", "since": 0.0,
+        "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
+        "grew": "3 slices at 04:45, 15 at 04:50 UTC",
+    }  # fmt: skip
+    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
+    console.print(*status_command._incidents(overview, None, 60.0), *blocks, sep="\n")
+    said = console.export_text().splitlines()
+    assert said[0] == "Broken  policy: token-tv is above its limit on s0, s1, s2 and 12 more"
+    assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
+    assert said[12] == "2 more incidents"
+    assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
+    assert max(map(len, said)) <= 80

@@ -109,7 +109,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert "routed to the training kernel" in said
     assert "pager" in said
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
-    assert browser.evaluate("document.title").startswith("✕ 1 broken")
+    assert browser.evaluate("document.title").startswith("◐ 1 contained")
 
     browser.wait("document.querySelector('.incident .spark .c-over')")
     told = browser.accessible()
@@ -118,7 +118,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     names = [name for role, name in told if role == "link"]
     assert any(name.startswith("token-tv on code: Fail") for name in names)
     headings = [name for role, name in told if role == "heading"]
-    assert headings[0] == "1 promise is broken on code"
+    assert headings[0] == "1 promise is broken on code, and contained"
     assert all(name for role, name in told if role in {"button", "link", "checkbox", "searchbox"})
 
     browser.evaluate("document.querySelector('.mark.fail').focus()")
@@ -135,6 +135,33 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {
         evaluator.api.split("/")[2]
     }
+
+
+def test_an_incident_has_an_address_that_a_message_can_link_to(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Opened from its card or from the address: every slice with its onset, and what was done; an old one says so."""
+    evaluator = broken(serve, recorder)
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.incident h2 a')")
+    browser.evaluate("document.querySelector('.incident h2 a').focus()")
+    browser.press("Enter")
+    browser.wait("document.querySelector('#incident').open && document.querySelector('#incident .onsets td')")
+    address = browser.evaluate("location.hash")
+    said = browser.evaluate("document.querySelector('#incident').innerText")
+    assert "token-tv is above its limit on code" in said
+    assert "Contained" in said
+    assert "routed to the training kernel" in said
+    assert browser.evaluate("document.querySelector('#incident .onsets th a').innerText") == "code"
+    assert browser.evaluate(
+        "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
+    )
+    browser.evaluate("document.querySelector('#incident .close').click()")
+    browser.wait("location.hash === '#/'")
+    browser.open(f"{evaluator.api}/{address}")
+    browser.wait("document.querySelector('#incident .onsets td')")
+    browser.open(f"{evaluator.api}/#/incident/unknown")
+    browser.wait("document.querySelector('#incident .notice')")
 
 
 def test_names_from_senders_are_never_markup(
@@ -319,7 +346,7 @@ def test_a_report_opens_from_a_file_and_asks_for_nothing(
     assert done.returncode == 0, done.stderr
     browser.open(target.as_uri(), width=360, height=740)
     browser.wait("document.readyState === 'complete' && document.querySelector('svg .c-over')")
-    assert browser.evaluate("document.querySelector('h1').textContent") == "1 promise is broken on code"
+    assert browser.evaluate("document.querySelector('h1').textContent") == "1 promise is broken on code, and contained"
     assert "token-tv is above its limit on code" in browser.evaluate("document.querySelector('h2').textContent")
     assert browser.evaluate("document.querySelectorAll('svg .c-bars').length") >= 1
     assert browser.evaluate("document.querySelectorAll('img').length") == 0

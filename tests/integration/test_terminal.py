@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -50,8 +51,10 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     shown = command("status", "--url", broken.api)
     assert shown.returncode == 1
     lines = shown.stdout.splitlines()
-    assert "policy" in lines[0]
-    assert lines[2].startswith("FAIL")
+    assert lines[0].startswith("Contained  policy: token-tv is above its limit on code")
+    assert re.fullmatch(r"  for \d+s, \d slices?; incident [0-9a-f]{12}", lines[1])
+    assert lines[3].startswith("policy   inference kernel")
+    assert lines[5].startswith("FAIL")
     assert "…" not in shown.stdout
     assert "lower bound" in shown.stdout
     assert "policy/code avoids" in shown.stdout.replace("\n", " ")

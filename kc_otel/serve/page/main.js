@@ -6,6 +6,7 @@ import { showDecisions, showHealth, showPromotions } from "./aside.js";
 import { closeCell, openCell, refreshCell } from "./cell.js";
 import { showEvents } from "./events.js";
 import { showGrids, watchFilter } from "./grid.js";
+import { closeIncident, openIncident, refreshIncident } from "./incident.js";
 import { showNotices } from "./notices.js";
 import { showOverview, showSparks } from "./overview.js";
 
@@ -47,7 +48,7 @@ async function look() {
     show(lost ? "The evaluator answers again. " : "");
     lost = 0;
     live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
-    await Promise.all([refreshCell(state), showSparks(state)]);
+    await Promise.all([refreshCell(state), refreshIncident(state), showSparks(state)]);
   } catch (error) {
     lost ||= Date.now() / 1000;
     live("lost", "No answer");
@@ -90,8 +91,9 @@ function show(news = "") {
 }
 
 function title({ incidents }) {
-  const broken = incidents.filter((one) => one.status === "FAIL").length;
-  return broken ? `✕ ${broken} broken · kc-otel` : "kc-otel";
+  const broken = incidents.filter((one) => one.status === "FAIL" && one.state === "broken").length;
+  const contained = incidents.filter((one) => one.state === "contained").length;
+  return broken ? `✕ ${broken} broken · kc-otel` : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";
 }
 
 function showContracts() {
@@ -138,17 +140,19 @@ function decoded(part) {
 /** The address says which contract is shown and which cell is open: both can be linked to. */
 function follow() {
   const [kind, ...parts] = location.hash.replace(/^#\//, "").split("/").map(decoded);
-  if (kind === "cell" && parts.length >= 3) {
-    openCell(state, parts, () => { location.hash = state.only ? `#/contract/${encodeURIComponent(state.only)}` : "#/"; });
-    return;
-  }
+  const back = () => { location.hash = state.only ? `#/contract/${encodeURIComponent(state.only)}` : "#/"; };
+  const [cell, incident] = [kind === "cell" && parts.length >= 3, kind === "incident" && parts.length > 0];
+  if (!incident) closeIncident();
+  if (cell) return openCell(state, parts, back);
   closeCell();
+  if (incident) return openIncident(state, parts[0], back);
   const only = kind === "contract" ? parts[0] : "";
   if (only !== state.only) {
     state.only = only;
     seen = new Map();
     if (state.overview) show();
   }
+  return undefined;
 }
 
 byId("pause").addEventListener("click", () => {

@@ -10,15 +10,16 @@ const sparks = new Map();
 let asked = -Infinity;
 
 export function showOverview({ overview, contracts, promotions }) {
-  const broken = overview.incidents.filter((one) => one.status === "FAIL");
+  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "broken");
+  const contained = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "contained");
   const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
   const totals = {};
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
   const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
-  byId("overview-title").textContent = headline(broken, silent, totals, all, overview);
-  byId("overview-title").className = broken.length ? "fail" : silent.length ? "silent" : overview.heard ? "pass" : "";
-  byId("overview-sub").textContent = subtitle(overview, totals, all);
+  byId("overview-title").textContent = headline(broken, contained, silent, totals, all, overview);
+  byId("overview-title").className = broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-sub").textContent = subtitle(overview, contracts, totals, all);
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
@@ -50,27 +51,39 @@ export async function showSparks({ overview }) {
   }));
 }
 
-function headline(broken, silent, totals, all, overview) {
-  if (broken.length) {
-    const promises = new Set(broken.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
-    const slices = new Set(broken.flatMap((one) => one.slices));
-    const named = [...slices].filter((slice) => slice !== "all");
-    const only = named.length > 3 ? `${named.length} slices` : listed(named.length ? named : [place("all")]);
-    return `${promises} ${promises === 1 ? "promise is" : "promises are"} broken on ${only}`;
-  }
+/** Contracts that no kernel has reported to: nothing is known of them. */
+const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
+
+function headline(broken, contained, silent, totals, all, overview) {
+  if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
+  if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return "A kernel has stopped reporting";
   if (!overview.at) return "The first evaluation is still to come";
   if (!overview.heard) return "Waiting for the first data";
   return (totals.PASS ?? 0) === all ? "Every promise holds" : "Nothing is broken";
 }
 
-function subtitle(overview, totals, all) {
+function promisesOf(incidents) {
+  const promises = new Set(incidents.flatMap((one) => one.clauses.map((clause) => `${one.contract} ${clause}`))).size;
+  const lasting = incidents.some((one) => one.cells.some((cell) => cell.until === null));
+  const [one, several] = lasting ? ["is", "are"] : ["was", "were"];
+  return `${promises} ${promises === 1 ? `promise ${one}` : `promises ${several}`}`;
+}
+
+function slicesOf(incidents) {
+  const named = [...new Set(incidents.flatMap((one) => one.slices))].filter((slice) => slice !== "all");
+  return named.length > 3 ? `${named.length} slices` : listed(named.length ? named : [place("all")]);
+}
+
+function subtitle(overview, contracts, totals, all) {
   if (!overview.heard) return all ? `${count(all)} cells to judge, and no kernel has reported yet.` : "";
   const said = [];
   if (overview.incidents.length) {
     const first = Math.min(...overview.incidents.map((one) => one.since));
     said.push(`For ${span(overview.now - first, 2)}, since ${clock(first)}.`);
   }
+  const silent = unheard(contracts, overview).map((one) => one.name);
+  if (silent.length) said.push(`Nobody has reported to ${listed(silent)} yet.`);
   const parts = Object.entries(STATES).filter(([name]) => totals[name]).map(([name, { word }]) => `${count(totals[name])} ${word.toLowerCase()}`);
   return [...said, `Of ${count(all)} cells: ${parts.join(", ")}.`].join(" ");
 }
@@ -84,21 +97,36 @@ const kernels = (one, contracts) => {
 const stage = (one, promotions) => promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference)?.position;
 
 function card(one, contracts, place) {
-  const { shape, word, tone } = STATES[one.status];
+  const { shape, word, tone } = badge(one);
   const [inference, train] = kernels(one, contracts);
   const title = `incident-${one.id}`;
   return el("article", { class: `incident ${tone}`, "aria-labelledby": title },
     el("header", {},
       el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word),
-      el("h2", { id: title }, one.headline),
+      el("h2", { id: title }, el("a", { href: `#/incident/${one.id}`, "data-focus": "headline" }, one.headline)),
       owner(contracts.find((each) => each.name === one.contract), contracts.length > 1)),
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
     el("a", { class: "spark", href: address({ ...one, ...one.cells[0] }), "data-focus": "spark", hidden: !sparks.has(one.id) }, sparks.get(one.id)?.cloneNode(true)),
     el("dl", { class: "facts" },
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
-      fact("For whom", where(one)),
+      fact("For whom", where(one), one.growth.length > 1 && el("span", { class: "quiet" }, grown(one))),
       fact("On kernel", inference, place ? `, in ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
       fact("What was done", actionsTaken(one))));
+}
+
+/** How an incident is marked: by its state where users are kept from it or it is over, else by its cells' status. */
+export function badge(one) {
+  if (one.state === "contained") return { shape: "◐", word: "Contained", tone: "open" };
+  if (one.state === "resolved") return { shape: "✓", word: "Resolved", tone: "pass" };
+  return STATES[one.status];
+}
+
+const GROWN = 5;
+
+/** How many slices had broken until when. */
+export function grown({ growth }) {
+  const steps = growth.length > GROWN ? [...growth.slice(0, GROWN - 1), growth.at(-1)] : growth;
+  return steps.map(([at, many], index) => `${count(many)}${index ? "" : many === 1 ? " slice" : " slices"} at ${clock(at)}`).join(", ");
 }
 
 /** Whose it is, and what to do: the first questions at night. */
@@ -129,7 +157,7 @@ function where(one) {
     left > 0 && el("li", { class: "quiet" }, `and ${left} more, listed below`));
 }
 
-function actionsTaken(one) {
+export function actionsTaken(one) {
   if (!one.actions.length) return el("span", { class: "quiet" }, "Nothing yet: no step of the escalation policy has fired.");
   return el("ul", { class: "actions-taken" }, one.actions.map((action) => el("li", {},
     el("time", { datetime: iso(action.at) }, clock(action.at)), " ", action.text,

@@ -1,0 +1,82 @@
+// One incident in full, while it lasts and after: the address that a message links to.
+
+import { byId, el, fill } from "./dom.js";
+import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
+import { actionsTaken, badge, grown } from "./overview.js";
+
+const REFRESH = 5000; // milliseconds
+
+let open = null;
+
+export function openIncident(state, id, closed) {
+  const dialog = byId("incident");
+  if (open?.id === id) return undefined;
+  open = { id, asked: -Infinity };
+  fill(dialog,
+    el("div", { class: "cell-head" },
+      el("div", {}, el("p", { class: "quiet", id: "incident-of" }, `incident ${id}`), el("h2", { id: "incident-title", tabindex: "-1" }, "Loading")),
+      el("button", { type: "button", class: "close", "aria-label": "Close", on: { click: () => dialog.close() } }, "✕")),
+    el("div", { id: "incident-body" }));
+  dialog.onclose = () => { open = null; closed(); };
+  dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
+  if (!dialog.open) dialog.showModal(); // not closed and opened: the event of closing comes later, and would close it
+  byId("incident-title").focus();
+  return refreshIncident(state);
+}
+
+export function closeIncident() {
+  const dialog = byId("incident");
+  if (!dialog.open) return;
+  dialog.onclose = null;
+  open = null;
+  dialog.close();
+}
+
+/** Ask for the open incident again, every few seconds. */
+export async function refreshIncident(state) {
+  const mine = open;
+  if (!mine || performance.now() - mine.asked < REFRESH) return;
+  mine.asked = performance.now();
+  const response = await fetch(`/api/v1/incidents/${encodeURIComponent(mine.id)}`);
+  const found = response.ok ? await response.json() : null;
+  if (open !== mine) return;
+  if (found) return show(found, state);
+  byId("incident-title").textContent = "There is no such incident";
+  fill(byId("incident-body"), el("p", { class: "notice" }, "It is not among those that are kept: the address is wrong, or it is very old."));
+}
+
+function show(one, state) {
+  const contract = state.contracts.find((each) => each.name === one.contract);
+  const { shape, word, tone } = badge(one);
+  const now = state.overview?.now ?? Date.now() / 1000;
+  byId("incident-of").textContent = `${one.contract} · incident ${one.id}`;
+  byId("incident-title").textContent = one.headline;
+  const facts = [
+    ["Since", el("time", { datetime: iso(one.since) }, clock(one.since)), ` · ${span((one.until ?? now) - one.since, 2)}`],
+    one.contained && one.state === "contained" && ["Contained", el("time", { datetime: iso(one.contained) }, clock(one.contained)), " · routes or pins keep users from it"],
+    one.until && ["Until", el("time", { datetime: iso(one.until) }, clock(one.until))],
+    one.growth.length > 1 && ["It grew", grown(one)],
+    ["On kernel", kernel(contract, "inference", one.kernel_inference), el("span", { class: "quiet" }, ` against ${kernel(contract, "train", one.kernel_train)}`)],
+    ["What was done", actionsTaken(one)],
+  ].filter(Boolean);
+  fill(byId("incident-body"),
+    el("p", { class: "verdict" }, el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word)),
+    el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
+    el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
+    el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
+    onsets(one));
+}
+
+/** Every slice with its first onset; those that broke first, first. */
+function onsets(one) {
+  const by = new Map();
+  for (const cell of [...one.cells].sort((a, b) => a.since - b.since || (a.slice === "all") - (b.slice === "all") || a.slice.localeCompare(b.slice))) by.set(cell.slice, [...(by.get(cell.slice) ?? []), cell]);
+  return el("div", { class: "onsets" }, el("table", { class: "kernels" },
+    el("thead", {}, el("tr", {}, ["Slice", "Since", "Until", "Clauses", "Estimate"].map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, [...by].map(([slice, cells]) => el("tr", {},
+      el("th", { scope: "row" }, el("a", { href: address({ ...one, ...cells[0] }) }, place(slice))),
+      el("td", {}, clock(cells[0].since)),
+      el("td", {}, cells.some((cell) => cell.until === null) ? "still" : clock(Math.max(...cells.map((cell) => cell.until)))),
+      el("td", {}, listed([...new Set(cells.map((cell) => cell.clause))])),
+      el("td", {}, cells[0].estimate === null ? "–" : `${number(cells[0].estimate)} of ${number(cells[0].limit)}`))))));
+}
