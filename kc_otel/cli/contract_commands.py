@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from kc_otel.cli.terminal import PrintJson, unusable
+from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
+from kc_otel.contract.sentences import scopes
 from kc_otel.offline.gate.gate_lint import shut_gates
 
 __all__ = ["register"]
@@ -56,6 +58,9 @@ def check(
     else:
         for problem in problems:
             typer.echo(str(problem))
+        for result in results:
+            for scope in scopes(_abouts(result)):
+                typer.echo(f"{result.source}: verdicts {scope}")
         errors = sum(problem.level == "error" for problem in problems)
         typer.echo(
             f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
@@ -166,8 +171,14 @@ def _result(result: Checked) -> dict[str, Any]:
     return {
         "file": Path(result.source).as_posix(),
         "contract": about,
+        "about": _abouts(result),
         "problems": [asdict(problem) for problem in result.problems],
     }
+
+
+def _abouts(result: Checked) -> dict[str, About]:
+    """What verdicts on each clause are about, by the clause's id."""
+    return {clause.id: clause.about for clause in result.contract.clauses} if result.contract else {}
 
 
 def _count(number: int, noun: str) -> str:

@@ -165,6 +165,7 @@ def _kernels(contract: Contract, texts: Sequence[str]) -> tuple[Kernel, Kernel]:
 
 
 def _print(gate: OfflineGate) -> None:
+    from kc_otel.contract.sentences import scopes  # noqa: PLC0415
     from kc_otel.judge.verdict import Status  # noqa: PLC0415
     from kc_otel.offline.gate.findings import findings, for_whom, how_far, notes  # noqa: PLC0415
     from kc_otel.offline.gate.markdown import headline  # noqa: PLC0415
@@ -183,6 +184,8 @@ def _print(gate: OfflineGate) -> None:
             typer.echo("    no number of observations can show that this limit is kept; loosen it, or require others")
     passed = sum(each.verdict.status is Status.PASS for each in findings(gate))
     typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
+    for scope in scopes({each.verdict.cell.clause: each.verdict.about for each in findings(gate)}):
+        typer.echo(f"  verdicts {scope}")
     waits = not (gate.terms.allow_unjudged or gate.terms.require)
     for one in gate.unjudged:
         typer.echo(f"  not judged: {one}" + ("; --allow-unjudged leaves it out" if waits else ""))

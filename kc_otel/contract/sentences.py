@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
-from kc_otel.contract.clause import Clause
+from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import with_unit
 
-__all__ = ["claim", "limitation", "promise"]
+__all__ = ["ABOUT", "claim", "limitation", "promise", "scopes"]
+
+ABOUT: Final[Mapping[About, str]] = MappingProxyType(
+    {"population": "what the slice will show", "traffic": "what its window saw only"}
+)
+"""What a verdict is about -> that in words: the same words everywhere."""
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
@@ -44,14 +51,23 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
 
 def claim(clause: Clause) -> str:
     """What a verdict on a clause is about, as a sentence."""
-    if clause.about == "population":
-        return "A verdict is about what the slice will show."
     quantity = clause.quantity
-    if clause.parsed_statistic.kind == "max" or quantity is None or quantity.per is not Unit.TOKEN:
-        return "A verdict is about what its window saw only."
-    return (
-        "A verdict is about the tokens of its window only: those to come may differ by more than its confidence says."
-    )
+    tokens = clause.parsed_statistic.kind != "max" and quantity is not None and quantity.per is Unit.TOKEN
+    more = "; tokens to come may differ by more than its confidence says" if tokens else ""
+    return f"A verdict is about the {clause.about}: {ABOUT[clause.about]}{more}."
+
+
+def scopes(abouts: Mapping[str, About]) -> list[str]:
+    """What verdicts are about and on which clauses, a line each: `about the population, what the slice will show: tv`.
+
+    Args:
+        abouts: What the verdicts on each clause are about, by the clause's id, in the order to name them in.
+    """
+    return [
+        f"about the {about}, {says}: {', '.join(ids)}"
+        for about, says in ABOUT.items()
+        if (ids := [clause for clause, of in abouts.items() if of == about])
+    ]
 
 
 def _limit(clause: Clause, slice: str) -> str:

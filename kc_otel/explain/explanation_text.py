@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kc_otel.contract.sentences import ABOUT
 from kc_otel.contract.words import listed, one_in, rounded, rounded_down, rounded_up, with_unit
 from kc_otel.explain.budget import Backwards, ClauseForBudget
 from kc_otel.explain.chain import FARTHEST, LEVELS, BindingClause, Chain, Guarantee, Level, SliceGuarantee
@@ -147,10 +148,9 @@ def _chain(explanation: Explanation, chain: Chain) -> Iterator[Line]:
 
 def _about(chain: Chain) -> str:
     """What a verdict on the clause is about, and where something acts on what says less than it seems to."""
-    if chain.about == "population":
-        return "A verdict is about the population: what the slice will show."
-    acted_on = f", and this acts on it: {listed(chain.acting, 6)}" if chain.acting else ""
-    return f"A verdict is about the traffic: what its window saw only{acted_on}."
+    acts = chain.acting and chain.about == "traffic"
+    acted_on = f", and this acts on it: {listed(chain.acting, 6)}" if acts else ""
+    return f"A verdict is about the {chain.about}: {ABOUT[chain.about]}{acted_on}."
 
 
 def _says(explanation: Explanation, chain: Chain, rung: Guarantee) -> str:  # noqa: PLR0911 - one per level

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kc_otel.charts import draw_interval
+from kc_otel.contract.sentences import ABOUT
 from kc_otel.contract.words import interval, number, place
 from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
 from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
@@ -112,7 +113,19 @@ def _recordings(offline: Mapping[str, Any]) -> list[Block]:
 
 def _table(verdicts: list[Mapping[str, Any]]) -> Table:
     return Table(
-        ("Verdict", "Clause", "Slice", "Training", "Inference", "Estimate", "Interval", "Limit", "Samples", "Method"),
+        (
+            "Verdict",
+            "Clause",
+            "Slice",
+            "Training",
+            "Inference",
+            "Estimate",
+            "Interval",
+            "Limit",
+            "Samples",
+            "About",
+            "Method",
+        ),
         tuple(
             (
                 one["status"],
@@ -124,6 +137,7 @@ def _table(verdicts: list[Mapping[str, Any]]) -> Table:
                 interval(one["lower"], one["upper"]),
                 number(one["limit"]),
                 f"{one['samples']:,}",
+                ABOUT[one["about"]],
                 one["method"] or "-",
             )
             for one in verdicts

@@ -18,6 +18,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.charts import draw_interval
     from kc_otel.contract.load import load
     from kc_otel.contract.model import Contract
+    from kc_otel.contract.sentences import ABOUT, scopes
     from kc_otel.contract.slices import Scalar
     from kc_otel.contract.words import interval, number, place
     from kc_otel.judge.plain_json import finite_or_none
@@ -85,7 +86,9 @@ class JudgedComparison:
                 f"  {one.status:<12} {one.cell.clause} on {place(one.cell.slice)}: "
                 f"{number(finite_or_none(one.estimate))}, interval {bounds}, limit {number(one.limit)}"
             )
-        return "\n".join([*lines, *(f"  not judged: {one}" for one in self.left_out)])
+        lines += [f"  not judged: {one}" for one in self.left_out]
+        abouts = {one.cell.clause: one.about for one in self.verdicts}
+        return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
 
     def _headline(self) -> str:
         contract = f"{self.contract.name} v{self.contract.metadata.version}"
@@ -101,11 +104,12 @@ class JudgedComparison:
                 interval(finite_or_none(one.lower), finite_or_none(one.upper)),
                 number(one.limit),
                 f"{one.samples:,}",
+                ABOUT[one.about],
                 one.reason,
             )
             for one in self.verdicts
         )
-        header = ("Verdict", "Clause", "Slice", "Estimate", "Interval", "Limit", "Samples", "Why")
+        header = ("Verdict", "Clause", "Slice", "Estimate", "Interval", "Limit", "Samples", "About", "Why")
         blocks: list[Block] = [Heading(1, self._headline())]
         blocks.append(Table(header, rows) if rows else Text("No clause can be judged from log-probabilities."))
         blocks += [_drawn(one) for one in self.verdicts[:_DRAWN] if finite_or_none(one.estimate) is not None]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kc_otel.charts import draw_distribution, draw_history, markers_of, unit_word
+from kc_otel.contract.clause import About
+from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
 from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
@@ -255,7 +257,9 @@ def _cells(period: Period) -> list[Block]:
     for cell in period.cells:
         kernels.setdefault(cell["verdict"]["contract"], set()).add(cell["verdict"]["kernel_inference"])
     several = {name: len(found) > 1 for name, found in kernels.items()}
+    abouts: dict[str, dict[str, About]] = {}
     for one in sorted((cell["verdict"] | {"since": cell["since"]} for cell in period.cells), key=_worst_first):
+        abouts.setdefault(one["contract"], {})[one["clause"]] = one["about"]
         rows.setdefault(one["contract"], []).append(
             (
                 one["status"],
@@ -275,7 +279,12 @@ def _cells(period: Period) -> list[Block]:
     for name, found in rows.items():
         kernel = ("Kernel",) if several[name] else ()
         header = ("Verdict", "Clause", "Slice", *kernel, "Estimate", "Interval", "Limit", "Since (UTC)", "Reason")
-        blocks += [Heading(2, f"Every cell of {name} at the end"), Table(header, tuple(found))]
+        said = "; ".join(scopes(abouts[name]))
+        blocks += [
+            Heading(2, f"Every cell of {name} at the end"),
+            Table(header, tuple(found)),
+            Text(f"Verdicts {said}."),
+        ]
         if not kernel:
             blocks.append(Text(f"Inference kernel of all of them: {shown(*kernels[name])}."))
     return blocks

@@ -16,7 +16,7 @@ _TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, unit: token, limit: 0.01}]
+statistical: [{id: tv, metric: tv_token, limit: 0.01}]
 """
 _UNKNOWN = "unknown key; did you mean 'owner'? keys here are name, version, owner, description, runbook"
 
@@ -53,7 +53,22 @@ def files(tmp_path):
 def test_check_accepts_the_example_contracts(run):
     """A folder, a summary, exit code 0."""
     count = len(list(_CONTRACTS.glob("*.yaml")))
-    assert run("check", _CONTRACTS) == (0, f"{count} files: 0 errors, 0 warnings\n", "")
+    code, out, err = run("check", _CONTRACTS)
+    assert (code, err) == (0, "")
+    assert out.endswith(f"\n{count} files: 0 errors, 0 warnings\n")
+    assert all(": verdicts about the " in line for line in out.splitlines()[:-1])
+
+
+def test_check_says_what_verdicts_are_about(run, files):
+    """Per clause, as text and as JSON: what the slice will show, or what a window saw."""
+    both = "limit: 0.01}, {id: tail, metric: tv_token, statistic: p90, limit: 0.1"
+    (path,) = files(x=("limit: 0.01", both))
+    assert run("check", path)[1].splitlines()[:2] == [
+        f"{path}: verdicts about the population, what the slice will show: tv",
+        f"{path}: verdicts about the traffic, what its window saw only: tail",
+    ]
+    (file,) = json.loads(run("check", path, "--json")[1])["files"]
+    assert file["about"] == {"tv": "population", "tail": "traffic"}
 
 
 def test_check_prints_every_problem_of_every_file(run, files):

@@ -74,6 +74,7 @@ def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
     assert (code, err) == (0, "")
     assert out.startswith("advance: vllm ")
     assert "PASS: 6 verdicts" in out
+    assert "  verdicts about the traffic, what its window saw only: " in out
     assert "not judged: lag: weights_lag cannot be told" in out
 
 

@@ -12,11 +12,13 @@ def test_a_promise_says_what_counts_once() -> None:
     by_sequence = clause.model_copy(update={"unit": "sequence"})
     assert promise(by_sequence).startswith("Mean of tv_token by sequence must not be above 0.05. ")
     assert promise(by_sequence).endswith(
-        "Each sequence counts once, with the mean over its tokens. A verdict is about what the slice will show."
+        "Each sequence counts once, with the mean over its tokens. "
+        "A verdict is about the population: what the slice will show."
     )
     assert "sequence" not in promise(clause)
     assert promise(clause).endswith(
-        "A verdict is about the tokens of its window only: those to come may differ by more than its confidence says."
+        "A verdict is about the traffic: what its window saw only; tokens to come may differ by more than its "
+        "confidence says."
     )
 
 

@@ -21,10 +21,10 @@ WIDTH = 30.0
 EDGES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 BETS = np.geomspace(1e-4, 0.9, 16)
 CLAUSES = {
-    "mean": {"metric": "tv_token", "limit": 0.15},
+    "mean": {"metric": "tv_token", "unit": "token", "limit": 0.15},
     "quantile": {"metric": "tv_token", "statistic": "p90", "limit": 0.2},
     "share": {"metric": "tv_token", "statistic": "fraction > 0.1", "limit": 0.3},
-    "deficit": {"metric": "support_deficit", "cap": 2, "limit": 0.2},
+    "deficit": {"metric": "support_deficit", "unit": "token", "cap": 2, "limit": 0.2},
 }
 
 
@@ -96,7 +96,8 @@ def test_evidence_is_its_recursion_observation_by_observation(kind: str, steps: 
         ({"metric": "k3", "limit": 0.004, "cap": 2}, MeanTest(0.004, low=0.0, cap=2.0)),
         ({"metric": "abs_log_ratio", "limit": 0.1}, MeanTest(0.1, low=0.0, cap=5.0)),
         ({"metric": "reward_drift_bound", "limit": 0.1}, MeanTest(0.025, low=0.0, cap=1.0)),
-        ({"metric": "top1_disagreement", "limit": 0.02}, MeanTest(0.02, above=0.5)),
+        ({"metric": "top1_disagreement", "unit": "token", "limit": 0.02}, MeanTest(0.02, above=0.5)),
+        ({"metric": "top1_disagreement", "limit": 0.02}, MeanTest(0.02, low=0.0, cap=1.0)),
         ({"metric": "log_ratio", "statistic": "p99", "limit": 0.3}, MeanTest(1.0 - 0.99, above=0.3)),
         ({"metric": "tv_token", "statistic": "fraction > 0", "limit": 0.1}, MeanTest(0.1, above=ZERO_THRESHOLD)),
         ({"metric": "support_deficit", "cap": 10, "limit": 0.05}, MeanTest(10 - 0.95, top=10.0)),

@@ -24,7 +24,8 @@ EVIL = "<script>alert('1')</script> | `x` *y*"
 KEY = ("policy", "tv", "code", "t", "b")
 VERDICT: dict[str, Any] = {
     "contract": "policy", "clause": "tv", "slice": "code", "kernel_train": "t", "kernel_inference": "b",
-    "status": "FAIL", "limit": 0.02, "estimate": 0.1, "lower": 0.08, "upper": 0.12, "samples": 12345,
+    "status": "FAIL", "about": "population", "limit": 0.02, "estimate": 0.1, "lower": 0.08, "upper": 0.12,
+    "samples": 12345,
     "reason": f"lower bound 0.08 > limit 0.02 {EVIL}",
 }  # fmt: skip
 INCIDENT: dict[str, Any] = {
@@ -171,6 +172,7 @@ def test_the_contract_and_what_holds_are_spelled_out() -> None:
     assert "| tv | Mean of tv\\_token must not be above 0.02. |" in text
     assert "code is pinned by ada, since 1970-01-01 00:00:50 UTC, until 1970-01-01 00:01:30 UTC" in text
     assert "told above" not in text
+    assert "Verdicts about the population, what the slice will show: tv." in text
 
 
 def test_a_flood_of_verdicts_is_counted_not_listed() -> None:

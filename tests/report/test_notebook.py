@@ -67,7 +67,9 @@ def test_a_notebook_shows_a_report_that_asks_for_nothing(contract, sides):
     assert found.html().count("<figure>") == len(found.verdicts) == 2
     assert "kl: kl_train_inference cannot be told" in found.html()
     assert "<script" not in found.html()
+    assert "<td>what its window saw only</td>" in found.html()
     text = repr(found)
+    assert "  verdicts about the traffic, what its window saw only: tv" in text
     assert text.startswith("FAIL under policy v2")
     assert "not judged: kl" in text
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kc_otel.contract.registry import Unit
+from kc_otel.contract.sentences import scopes
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, notes
@@ -66,6 +67,8 @@ def markdown(gate: OfflineGate) -> str:
         allowed = "left out" if gate.terms.allow_unjudged or gate.terms.require else "the gate waits for them"
         lines += [f"**Not judged** ({allowed})", "", *(f"- {_safe(str(each))}" for each in gate.unjudged), ""]
     lines += [*(f"> {_safe(each)}" for each in notes(gate)), ""] if notes(gate) else []
+    abouts = {one.verdict.cell.clause: one.verdict.about for one in found}
+    lines += [*(f"- Verdicts {_safe(each)}" for each in scopes(abouts)), ""] if abouts else []
     return "\n".join([*lines, *_about(gate)]) + "\n"
 
 

@@ -110,7 +110,7 @@ function showNow(cell, found, contract, clause, now) {
     ["Evidence against it", verdict.evidence === null ? "–" : `${Math.floor(100 * verdict.evidence)} % of an alarm`],
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
-    ["About", { population: "what this slice will show", traffic: "what this window saw only" }[verdict.about]],
+    ["About", { population: "population: what the slice will show", traffic: "traffic: what its window saw only" }[verdict.about]],
     ["Since", el("span", {}, el("time", { datetime: iso(cell.since) }, clock(cell.since)), ` · ${span(now - cell.since, 2)}`)],
     ["Alerts", cell.firing.length ? `firing: ${cell.firing.join(", ")}` : "none"],
   ];
