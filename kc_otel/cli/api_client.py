@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from kc_otel.client.bearer import TokenError, authorization
+from kc_otel.client.credentials import TokenError, authorization, client_context
 from kc_otel.contract.plain_text import plain, plain_tree
 
 __all__ = ["Url", "get", "post"]
@@ -33,7 +33,9 @@ def post(url: str, path: str, body: dict[str, Any]) -> Any:
 
 def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
     try:
-        response = httpx.request(method, url.rstrip("/") + path, timeout=10.0, headers=authorization(), **arguments)
+        response = httpx.request(
+            method, url.rstrip("/") + path, timeout=10.0, headers=authorization(), **_tls(url), **arguments
+        )
     except TokenError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -52,3 +54,7 @@ def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
         print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
         raise typer.Exit(os.EX_USAGE if response.status_code == httpx.codes.NOT_FOUND else 2)
     return plain_tree(response.json())
+
+
+def _tls(url: str) -> dict[str, Any]:
+    return {"verify": client_context()} if url.startswith("https:") else {}

@@ -50,6 +50,14 @@ def serve(
         Path | None,
         typer.Option(help="File of tenants and tokens; `kc-otel token` makes an entry of it.", metavar="FILE"),
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate that every port shows.", metavar="FILE")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", metavar="FILE")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of authorities whose certificates clients have to show.", metavar="FILE"),
+    ] = None,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option("--allow-unauthenticated", help="Listen where other machines reach it, and let all of them in."),
@@ -100,6 +108,9 @@ def serve(
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),
         access=access,
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        tls_client_authority=tls_client_ca,
         allow_unauthenticated=allow_unauthenticated,
         webhooks=webhooks,
         dry_run=dry_run,

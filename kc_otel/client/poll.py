@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from kc_otel.client.bearer import authorization
+from kc_otel.client.credentials import authorization, client_context
 from kc_otel.judge.decisions.table import DecisionTable
 
 __all__ = ["Poller"]
@@ -48,7 +47,7 @@ class Poller(threading.Thread):
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         longest_pause: Longest pause between failed requests, seconds.
         token_file: File that holds the token, read with every request; None for the environment's, see
-            `kc_otel.client.bearer`.
+            `kc_otel.client.credentials`.
 
     Raises:
         ValueError: If the URL is not one.
@@ -147,8 +146,7 @@ class Poller(threading.Thread):
     def _connect(self) -> http.client.HTTPConnection:
         timeout = self._wait + 10.0
         if self._tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=client_context())
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def _drop(self) -> None:

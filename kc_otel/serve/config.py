@@ -39,6 +39,9 @@ class ServeConfig:
         allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
             answer to; addresses need none.
         access: File of tenants and tokens; None asks nobody who they are.
+        tls_certificate: PEM file of the certificate that every port shows; None speaks without TLS.
+        tls_key: PEM file of its key.
+        tls_client_authority: PEM file of the authorities whose certificates clients have to show; None asks for none.
         allow_unauthenticated: Listen where other machines reach it although nothing asks them who they are.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
@@ -60,5 +63,8 @@ class ServeConfig:
     record_limit: int = 1024 * 1024 * 1024
     allowed_hosts: tuple[str, ...] = ()
     access: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_authority: Path | None = None
     allow_unauthenticated: bool = False
     max_request_bytes: int = 16 * 1024 * 1024

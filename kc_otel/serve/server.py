@@ -30,6 +30,7 @@ from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.guarded_site import GuardedSite
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tenant_view import TenantView
+from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
@@ -74,18 +75,19 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
         asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (AccessError, BindError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
+    except (AccessError, BindError, TlsError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
         raise ServiceError(str(error)) from None
 
 
 def _closed(config: ServeConfig) -> None:
     """Refuse to listen where others reach us and nothing asks who they are."""
-    if config.access is not None or config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
+    tokens_or_certificates = config.access is not None or config.tls_client_authority is not None
+    if tokens_or_certificates or config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
         return
     raise ServiceError(
         f"--host {config.host} lets other machines send, read and act here, and nothing asks them who they are; "
-        "give --access FILE with tokens (kc-otel token makes them), leave --host out to listen on loopback, or say "
-        "--allow-unauthenticated where the network itself keeps everybody else away"
+        "give --access FILE with tokens (kc-otel token makes them), or --tls-client-ca FILE for mutual TLS; leave "
+        "--host out to listen on loopback; or say --allow-unauthenticated where the network keeps everybody else away"
     )
 
 
@@ -126,7 +128,7 @@ async def _serve(
     endpoints: Mapping[str, WebhookEndpoint],
     dry_run: frozenset[str],
 ) -> None:
-    stop = _stop_on_signals()
+    stop, tls = _stop_on_signals(), _tls(config)
     forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
     make = partial(Core, contracts, external_url="", dry_run=dry_run, forgetful=forgetful)
     if (begun := await _begin(config, stop, make)) is None:
@@ -135,7 +137,7 @@ async def _serve(
     file = StatePlace(config.state)
     api_socket = _bind(config.host, config.api_port, "the API")
     api_port = api_socket.getsockname()[1]
-    core.external_url = config.external_url or f"http://{config.host}:{api_port}"
+    core.external_url = config.external_url or f"{_scheme(tls)}://{config.host}:{api_port}"
     dispatcher = Dispatcher(core.outbox, endpoints)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
@@ -149,8 +151,9 @@ async def _serve(
     core.announce = speaker.transition
 
     def ticked() -> None:
-        if access is not None:
-            access.renew()
+        for renewable in (access, tls):
+            if renewable is not None:
+                renewable.renew()
         if (renewed := rotation.renewed(time.monotonic())) is not None:
             dispatcher.configure(renewed)
         dispatcher.wake()
@@ -166,14 +169,14 @@ async def _serve(
         if config.record is not None:
             core.recording = RecordingFile(config.record, config.record_limit)
             stack.callback(core.recording.close)
-        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access))
+        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls)
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
-            _http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket)
+            _http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket, tls)
         )
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
-        await stack.enter_async_context(_http(own, api_socket))
+        await stack.enter_async_context(_http(own, api_socket, tls))
         tasks = [
             asyncio.create_task(_tick_forever(core, config.tick, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
@@ -183,8 +186,9 @@ async def _serve(
         dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
         names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts)
         _log.info(
-            "judging %s%s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d, API http://%s:%d",
-            names, dry, config.host, grpc.port, config.host, http_socket.getsockname()[1], config.host, api_port,
+            "judging %s%s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
+            names, dry, config.host, grpc.port, _scheme(tls), config.host, http_socket.getsockname()[1],
+            _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
         await _until(stop, tasks)
@@ -250,6 +254,22 @@ def _site(
         return make_api(view, lambda: read(view, RequestCounts(), Counter()), decided, version("kc-otel"))
 
     return make(None) if access is None else GuardedSite(access, make, requests, secure=secure)
+
+
+def _tls(config: ServeConfig) -> Tls | None:
+    """What the ports show and ask for; a word of warning where tokens would travel for all to read."""
+    certificate, key = config.tls_certificate, config.tls_key
+    if certificate is not None and key is not None:
+        return Tls(certificate, key, config.tls_client_authority)
+    if certificate is not None or key is not None or config.tls_client_authority is not None:
+        raise TlsError("--tls-cert and --tls-key are given together, and --tls-client-ca only with them")
+    if config.access is not None and reachable_from_elsewhere(config.host):
+        _log.warning("tokens travel without TLS; give --tls-cert and --tls-key, or put a proxy with TLS in front")
+    return None
+
+
+def _scheme(tls: Tls | None) -> str:
+    return "http" if tls is None else "https"
 
 
 def _names(config: ServeConfig) -> HostNames:
@@ -318,7 +338,7 @@ async def _tick_forever(
 
 
 @contextlib.asynccontextmanager
-async def _http(app: Any, sock: socket.socket) -> AsyncIterator[None]:
+async def _http(app: Any, sock: socket.socket, tls: Tls | None) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app,
         http=HeaderTimeoutProtocol,
@@ -326,6 +346,8 @@ async def _http(app: Any, sock: socket.socket) -> AsyncIterator[None]:
         access_log=False,
         timeout_graceful_shutdown=int(_GRACE),
     )
+    config.load()
+    config.ssl = None if tls is None else tls.listening
     server = _Server(config)
     serving = asyncio.create_task(server.serve([sock]))
     while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers a flag and no event

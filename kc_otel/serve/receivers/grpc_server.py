@@ -24,6 +24,7 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
+from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
@@ -63,8 +64,9 @@ async def start_grpc(
     limits: Limits | None = None,
     counts: RequestCounts | None = None,
     senders: Senders | None = None,
+    tls: Tls | None = None,
 ) -> GrpcServer:
-    """Listen for metrics, traces and logs, without TLS; the default address is reachable from this machine only.
+    """Listen for metrics, traces and logs; the default address is reachable from this machine only.
 
     Args:
         sink: Takes what arrives.
@@ -73,6 +75,7 @@ async def start_grpc(
         limits: What is accepted.
         counts: Counted into, transport `grpc`. Requests that gRPC itself refuses for their size do not reach us.
         senders: Who may send; None for anybody.
+        tls: What to show and ask for; None speaks without TLS.
 
     Raises:
         BindError: If the address cannot be listened on.
@@ -102,7 +105,10 @@ async def start_grpc(
     )
     name = f"[{host}]" if ":" in host else host
     try:
-        bound = server.add_insecure_port(f"{name}:{port}")
+        where = f"{name}:{port}"
+        bound = (
+            server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.grpc_credentials())
+        )
     except RuntimeError:
         bound = 0
     if not bound:

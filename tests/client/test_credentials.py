@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kc_otel.client.bearer import TokenError, authorization
+from kc_otel.client.credentials import TokenError, authorization
 
 TOKEN = "kc_" + "r4nd0m" * 7
 

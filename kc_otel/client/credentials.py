@@ -1,0 +1,68 @@
+"""What a client shows to an evaluator: a token, and a certificate where mutual TLS asks for one.
+
+Files are read each time, so that what is in them may be replaced. Certificates of authorities that the system does not
+know are in the file that SSL_CERT_FILE names, as for every program with OpenSSL.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+__all__ = ["TokenError", "authorization", "client_context"]
+
+_TOKEN: Final = "KC_OTEL_TOKEN"  # noqa: S105 - a name
+_TOKEN_FILE: Final = "KC_OTEL_TOKEN_FILE"  # noqa: S105 - a name
+_CERTIFICATE: Final = "KC_OTEL_CLIENT_CERTIFICATE"
+_KEY: Final = "KC_OTEL_CLIENT_KEY"
+_LONGEST: Final = 512
+
+
+class TokenError(ValueError):
+    """There is no token where one was said to be; the message holds none."""
+
+
+def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """The header that says who asks; none where no token is given.
+
+    Args:
+        token_file: File that holds the token; None for what KC_OTEL_TOKEN_FILE names, else KC_OTEL_TOKEN itself.
+
+    Raises:
+        TokenError: If the file cannot be read, or what is given is no token.
+    """
+    path = token_file or os.environ.get(_TOKEN_FILE)
+    if path:
+        where = f"the token of {os.fspath(path)}"
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                token = file.read(_LONGEST + 2)
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenError(f"{where} cannot be read ({getattr(error, 'strerror', None) or 'not text'})") from None
+    else:
+        where, token = f"the token of {_TOKEN}", os.environ.get(_TOKEN, "")
+        if not token:
+            return {}
+    token = token.strip()
+    if not token or len(token) > _LONGEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise TokenError(f"{where} is none: write what `kc-otel token` printed, on one line")
+    return {"authorization": f"Bearer {token}"}
+
+
+def client_context() -> ssl.SSLContext:
+    """For connections by TLS: shows the certificate in the file that KC_OTEL_CLIENT_CERTIFICATE names, if any.
+
+    Its key is in the same file, or in the one that KC_OTEL_CLIENT_KEY names.
+
+    Raises:
+        TokenError: If they cannot be used.
+    """
+    context = ssl.create_default_context()
+    if certificate := os.environ.get(_CERTIFICATE):
+        try:
+            context.load_cert_chain(certificate, os.environ.get(_KEY) or None)
+        except (OSError, ssl.SSLError) as error:
+            raise TokenError(f"{_CERTIFICATE}, {_KEY}: no certificate and its key ({error.strerror})") from None
+    return context

@@ -1,0 +1,121 @@
+"""TLS and mutual TLS on every port, from files that are read again when they change.
+
+A connection that has begun keeps its certificates; the next handshake has the new ones. Over HTTP the listening context
+hands each handshake to the newest context (the callback of RFC 6066's server name, which OpenSSL calls also where none
+is sent); gRPC asks for the newest with every handshake by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+__all__ = ["Tls", "TlsError"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class TlsError(Exception):
+    """Certificate, key or authority cannot be used; the message says which file."""
+
+
+class Tls:
+    """What the ports show and ask for.
+
+    Args:
+        certificate: PEM file of the certificate, with those between it and its authority.
+        key: PEM file of its private key, without a password.
+        client_authority: PEM file of the authorities whose certificates clients have to show; None to ask for none.
+
+    Raises:
+        TlsError: If they cannot be used.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
+        self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
+        self._seen = self._stamp()
+        self._read()
+        self.listening = self._make()
+        self.listening.sni_callback = self._handshake
+        """For every listening socket of HTTP."""
+
+    def renew(self) -> None:
+        """Read the files again if one has changed; what cannot be used leaves what was in force, and is logged."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._read()
+        except TlsError as error:
+            _log.error("%s; the certificate that was in force still is", error)
+        else:
+            _log.info("%s: a new certificate is in force", self._files[0])
+
+    def grpc_credentials(self) -> Any:
+        """Credentials of a gRPC server."""
+        given = [self._configuration]
+
+        def newest() -> Any:
+            if given[0] is self._configuration:
+                return None
+            given[0] = self._configuration
+            return given[0]
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration, newest, require_client_authentication=len(self._files) > 2
+        )
+
+    def _read(self) -> None:
+        context = self._make()
+        certificate, key, *authority = (path.read_bytes() for path in self._files)
+        self._configuration = grpc.ssl_server_certificate_configuration(
+            [(key, certificate)], root_certificates=authority[0] if authority else None
+        )
+        self._context = context
+
+    def _make(self) -> ssl.SSLContext:
+        certificate, key, *authority = self._files
+        for path in self._files:
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise TlsError(f"{path}: cannot be read ({error.strerror})") from None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except (ssl.SSLError, ValueError, OSError) as error:
+            raise TlsError(f"{certificate} and {key}: are no certificate and its key ({_why(error)})") from None
+        if authority:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(authority[0])
+            except (ssl.SSLError, OSError) as error:
+                raise TlsError(f"{authority[0]}: holds no certificates of authorities ({_why(error)})") from None
+        return context
+
+    def _handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._context
+
+    def _stamp(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._files:
+            try:
+                status = path.stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
+
+
+def _no_password() -> str:
+    raise ValueError("the key asks for a password; give one that asks for none, readable by the service only")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)

@@ -1,0 +1,167 @@
+"""TLS and mutual TLS with real handshakes on every port, and certificates that are replaced while it runs."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from kc_otel.client.router import Router
+from kc_otel.serve.access.tls import Tls, TlsError
+from tests.integration.conftest import CONTRACT, Evaluator
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+
+
+class Authority:
+    """Signs certificates; `ca` is its own, `issue` those of others."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.ca, self._key = folder, name, folder / f"{name}-ca.pem", folder / f"{name}-ca.key"
+        self._run("req", "-x509", *self._new(self._key), "-days", "2", "-subj", f"/CN={name}", "-out", str(self.ca))
+
+    def issue(self, who: str) -> tuple[Path, Path]:
+        """A certificate for 127.0.0.1 and its key."""
+        paths = [self.folder / f"{self.name}-{who}.{kind}" for kind in ("pem", "key", "csr", "ext")]
+        certificate, key, request, extensions = paths
+        extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+        self._run("req", *self._new(key), "-subj", f"/CN={who}", "-out", str(request))
+        self._run(
+            *("x509", "-req", "-in", str(request), "-CA", str(self.ca), "-CAkey", str(self._key), "-days", "2"),
+            *("-CAcreateserial", "-extfile", str(extensions), "-out", str(certificate)),
+        )
+        return certificate, key
+
+    @staticmethod
+    def _new(key: Path) -> list[str]:
+        return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key)]
+
+    @staticmethod
+    def _run(*words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts an evaluator with what one authority issued, asking for certificates of another where that is given."""
+    started = []
+    (tmp_path / "policy.yaml").write_text(CONTRACT)
+
+    def make(authority, clients=None):
+        for source, target in zip(authority.issue("evaluator"), ("cert.pem", "key.pem"), strict=True):
+            shutil.copy(source, tmp_path / target)
+        options = ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
+        if clients is not None:
+            shutil.copy(clients.ca, tmp_path / "clients.pem")
+            options += ["--tls-client-ca", str(tmp_path / "clients.pem")]
+        started.append(Evaluator(tmp_path / "policy.yaml", tmp_path / "state", {}, "--no-webhooks", *options))
+        return started[-1]
+
+    yield make
+    for evaluator in started:
+        evaluator.stop()
+
+
+def answers(evaluator, authority, mine=None):
+    """Which of the three ports let somebody in who trusts an authority and shows a certificate."""
+    context = ssl.create_default_context(cafile=authority.ca)
+    if mine is not None:
+        context.load_cert_chain(*mine)
+    found = set()
+    for name, url in (("api", f"{evaluator.api}/healthz"), ("http", f"{evaluator.http}/v1/metrics")):
+        try:
+            httpx.request("GET", url, verify=context, timeout=5)
+            found.add(name)
+        except httpx.TransportError:
+            pass
+    certificate, key = (None, None) if mine is None else (path.read_bytes() for path in mine)
+    credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes(), key, certificate)
+    with grpc.secure_channel(evaluator.grpc, credentials) as channel:
+        try:
+            channel.unary_unary(EXPORT)(b"", timeout=5)
+            found.add("grpc")
+        except grpc.RpcError:
+            pass
+    return found
+
+
+ALL = {"api", "http", "grpc"}
+
+
+@pytest.mark.slow
+def test_every_port_speaks_tls_and_nothing_else(start, tmp_path, monkeypatch):
+    """Who does not trust the authority, or does not speak TLS, gets nothing; a router trusts the system's."""
+    ours, others = Authority(tmp_path, "ours"), Authority(tmp_path, "others")
+    evaluator = start(ours)
+    assert evaluator.api.startswith("https://")
+    assert answers(evaluator, ours) == ALL
+    assert answers(evaluator, others) == set()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(evaluator.api.replace("https", "http") + "/healthz", timeout=5)
+    with grpc.insecure_channel(evaluator.grpc) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(EXPORT)(b"", timeout=3)
+    monkeypatch.setenv("SSL_CERT_FILE", str(ours.ca))
+    with Router(evaluator.api, wait=0.1) as router:
+        assert router.wait_for_table(10)
+
+
+@pytest.mark.slow
+def test_mutual_tls_lets_in_who_has_a_certificate(start, tmp_path, monkeypatch):
+    """On every port; none, or another authority's, does not do. A router shows the one that the environment names."""
+    ours, clients = Authority(tmp_path, "ours"), Authority(tmp_path, "clients")
+    evaluator = start(ours, clients)
+    mine, forged = clients.issue("trainer"), ours.issue("trainer")
+    assert answers(evaluator, ours) == set()
+    assert answers(evaluator, ours, forged) == set()
+    assert answers(evaluator, ours, mine) == ALL
+    for name, value in zip(("SSL_CERT_FILE", "KC_OTEL_CLIENT_CERTIFICATE", "KC_OTEL_CLIENT_KEY"), (ours.ca, *mine),
+                           strict=True):  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    with Router(evaluator.api, wait=0.1) as router:
+        assert router.wait_for_table(10)
+
+
+@pytest.mark.slow
+def test_certificates_and_authorities_are_replaced_while_it_runs(start, tmp_path):
+    """Within a tick every port shows the new certificate, and takes certificates of the new authority only."""
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    before, after = old.issue("trainer"), new.issue("trainer")
+    evaluator = start(first, old)
+    assert answers(evaluator, first, before) == ALL
+    certificate, key = second.issue("evaluator")
+    for source, target in ((new.ca, "clients.pem"), (certificate, "cert.pem"), (key, "key.pem")):
+        shutil.copy(source, tmp_path / "next")
+        (tmp_path / "next").replace(tmp_path / target)
+    end = time.monotonic() + 10
+    while answers(evaluator, second, after) != ALL:
+        assert time.monotonic() < end, evaluator.log
+    assert answers(evaluator, second, before) == set()
+    assert answers(evaluator, first, after) == set()
+
+
+def test_what_cannot_be_used_is_said_and_changes_nothing(tmp_path, caplog):
+    """At the start it is an error that names the file; later, what was in force still is."""
+    ours = Authority(tmp_path, "ours")
+    certificate, key = ours.issue("evaluator")
+    with pytest.raises(TlsError, match=f"{certificate} and {ours.ca}"):
+        Tls(certificate, ours.ca)
+    with pytest.raises(TlsError, match="no-such-file: cannot be read"):
+        Tls(certificate, tmp_path / "no-such-file")
+    with pytest.raises(TlsError, match="no certificates of authorities"):
+        Tls(certificate, key, key)
+    tls = Tls(certificate, key)
+    key.write_text("half a k")
+    tls.renew()
+    tls.renew()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "still is" in caplog.text
+    assert "half a k" not in caplog.text
