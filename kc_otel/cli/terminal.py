@@ -12,6 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from kc_otel.contract.plain_text import plain_lines
+
 __all__ = ["PrintJson", "columns_of", "log_to_terminal", "pairs", "refuse", "seconds", "stopped_by_signals", "unusable"]
 
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -19,7 +21,7 @@ PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON for a progra
 
 def refuse(why: object) -> NoReturn:
     """End the program with 2."""
-    print(why, file=sys.stderr)
+    print(plain_lines(why), file=sys.stderr)
     raise typer.Exit(2)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.otlp.sender_contracts import addressees
 
@@ -127,7 +128,7 @@ def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
 def _value(value: Any) -> Scalar | list[Scalar] | None:
     field = value.WhichOneof("value")
     if field == "string_value":
-        return str(value.string_value)[:_LONGEST]
+        return plain(str(value.string_value)[:_LONGEST])
     if field in {"int_value", "double_value", "bool_value"}:
         scalar: Scalar = getattr(value, field)
         return str(scalar) if isinstance(scalar, float) and not math.isfinite(scalar) else scalar  # JSON has no number

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.fields import operator_name
+from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.registry import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, sum_fits
@@ -295,15 +296,21 @@ def _scalars(attributes: Any) -> dict[str, Scalar]:
     """Attributes with a scalar value.
 
     Raises:
-        _MalformedError: If there are too many of them, or one is too long to be a name of anything.
+        _MalformedError: If there are too many of them, one is too long to be a name of anything, or one of ours could
+            not stand on a line.
     """
     if len(attributes) > _MOST_ATTRIBUTES:
         raise _MalformedError(f"{len(attributes)} attributes are more than {_MOST_ATTRIBUTES}")
     found: dict[str, Scalar] = {}
     for pair in attributes:
         if len(pair.key) > _LONGEST or len(pair.value.string_value) > _LONGEST:
-            raise _MalformedError(f"attribute {pair.key[:80]!r} is longer than {_LONGEST} characters")
+            raise _MalformedError(f"attribute {pair.key[:80]!a} is longer than {_LONGEST} characters")
         field = pair.value.WhichOneof("value")
+        # Names of ours reach logs, terminals and messages; isprintable is quick, and says of most that they are plain.
+        if field == "string_value" and pair.key.startswith("kc."):
+            text = pair.key + pair.value.string_value
+            if not (text.isprintable() or all(map(is_plain, text))):
+                raise _MalformedError(f"attribute {pair.key[:80]!a} has control characters")
         if field in {"string_value", "int_value", "double_value", "bool_value"}:
             found[pair.key] = getattr(pair.value, field)
     return found

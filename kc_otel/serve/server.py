@@ -38,6 +38,7 @@ from kc_otel.serve.config import ServeConfig, Sync
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
+from kc_otel.serve.log_format import PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
@@ -67,7 +68,9 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     Raises:
         ServiceError: If it cannot start.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _closed(config)
     try:

@@ -1,0 +1,133 @@
+"""What the network sends is shown as what it is: in logs and in terminals, and no name is made of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import people_commands
+from kc_otel.cli.terminal import refuse
+from kc_otel.contract.plain_text import plain
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.serve.log_format import PlainFormatter
+
+HOSTILE = {
+    "newline": "a\n12:00:00 I all is well",
+    "return": "a\rall is well",
+    "escape": "a\x1b[2J\x1b[31mb",
+    "c1": "a\x9b2Jb",
+    "bell": "a\x07b",
+    "bidi": "a\u202etxt.exe",
+    "isolate": "a\u2066b",
+    "line separator": "a\u2028b",
+    "surrogate": "a\ud800b",
+}
+each = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+
+
+def harmless(said: str, lines: int = 1) -> bool:
+    """So many lines, and in them nothing but what ASCII and the text's own letters print."""
+    return said.count("\n") == lines and all(one.isprintable() for one in said.split("\n"))
+
+
+def fail(text):
+    raise ValueError(text)
+
+
+@each
+def test_a_message_of_the_log_is_one_line(text):
+    """An attacker writes no second line into it, and clears no operator's screen."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("escaped")
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        logger.error("kernel %s", text)
+        assert harmless(stream.getvalue())
+        fail(text)
+    except ValueError:
+        logger.exception("it fails")
+    finally:
+        logger.removeHandler(handler)
+    assert all(line.startswith(("    ", "20")) and line.isprintable() for line in stream.getvalue().splitlines())
+
+
+@each
+@pytest.mark.parametrize("command", ["events", "alerts"])
+def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
+    """Also one that is not ours: its answers drive no terminal."""
+    event = {"at": 0.0, "kind": text, "contract": text, "message": text}
+    silence = {"id": text, "clause": text, "slice": text, "contract": text, "until": 0.0, "by": text, "why": text}
+    answer = {"events": [event], "alerts": [], "silences": [silence]}
+    monkeypatch.setattr(
+        httpx,
+        "request",
+        lambda method, url, **_: httpx.Response(200, content=json.dumps(answer), request=httpx.Request(method, url)),
+    )
+    app = typer.Typer()
+    people_commands.register(app)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 0
+    assert harmless(done.output)
+
+
+@each
+def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
+    """An error's detail comes from the network too."""
+    problem = json.dumps({"detail": text})
+    monkeypatch.setattr(
+        httpx,
+        "request",
+        lambda method, url, **_: httpx.Response(500, content=problem, request=httpx.Request(method, url)),
+    )
+    app = typer.Typer()
+    people_commands.register(app)
+    assert harmless(CliRunner().invoke(app, ["events"]).output)
+    with pytest.raises(typer.Exit):
+        refuse(f"first\n{text.replace(chr(10), ' ')}")
+    assert harmless(capsys.readouterr().err, 2)
+
+
+@each
+@pytest.mark.parametrize(
+    "attribute", ["kc.kernel.inference", "kc.kernel.train", "kc.slice", "kc.contract", "kc.made.up"]
+)
+def test_a_name_that_cannot_stand_on_a_line_is_refused(text, attribute, contract_of_tests, sender_of_tests):
+    """It would be in every verdict, event, metric and webhook; the refusal does not repeat it as it is."""
+    evaluator = Evaluator([contract_of_tests()])
+    source = sender_of_tests()
+    source.attributes[attribute] = text.replace("\ud800", "\x00")  # protobuf itself takes no surrogates
+    outcome = evaluator.ingest_metrics(source.request(1_800_000_000.0, [0.5]), 1_800_000_000.0)
+    assert outcome.rejected == 1
+    assert outcome.message.isprintable()
+    assert evaluator.series_count == 0
+
+
+@each
+def test_what_is_plain_stays_and_the_rest_can_be_read(text):
+    """Umlauts, Greek and Chinese are nobody's attack."""
+    assert plain("\u00fcber \u03b1 \u5185\u6838") == "\u00fcber \u03b1 \u5185\u6838"
+    assert plain(text).isprintable()
+    assert plain(text).startswith("a\\") or "\\" in plain(text)
+
+
+@pytest.fixture
+def contract_of_tests():
+    from tests.judge.conftest import make_contract
+
+    return make_contract
+
+
+@pytest.fixture
+def sender_of_tests():
+    from tests.judge.conftest import Sender
+
+    return Sender
