@@ -69,7 +69,7 @@ def test_a_notebook_shows_a_report_that_asks_for_nothing(contract, sides):
     assert "<script" not in found.html()
     assert "<td>what its window saw only</td>" in found.html()
     text = repr(found)
-    assert "  verdicts about the traffic, what its window saw only: tv" in text
+    assert "  verdicts about the traffic, what its window saw only: token-tv" in text
     assert text.startswith("FAIL under policy v2")
     assert "not judged: kl" in text
 
