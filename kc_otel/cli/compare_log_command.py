@@ -47,6 +47,7 @@ def compare_log(
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.offline.compare_log.comparison import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
+    from kc_otel.record.measure.storage_grid import coarse_side  # noqa: PLC0415
     from kc_otel.recordings import load_recording  # noqa: PLC0415
 
     with unusable():
@@ -63,7 +64,15 @@ def compare_log(
     if judged is not None and slice:
         judged = judged.on(slice)
     comparison = LogComparison(
-        log.source, log.lengths.size, log.train.size, len(log.masked), confidence, width, slices, judged
+        log.source,
+        log.lengths.size,
+        log.train.size,
+        len(log.masked),
+        confidence,
+        width,
+        slices,
+        judged,
+        coarse_side(log.train, log.inference),
     )
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, ensure_ascii=False, allow_nan=False))

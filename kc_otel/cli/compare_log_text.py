@@ -161,6 +161,8 @@ def _notes(comparison: LogComparison) -> Iterator[str]:
             yield f"no sequence of this recording is in slice {part.name}"
     if comparison.judged is not None:
         yield from (f"not judged: {sentence}" for sentence in comparison.judged.left_out)
+    if comparison.coarse is not None:
+        yield str(comparison.coarse)
     yield (
         f"Each interval holds with {100 * comparison.confidence:g}% confidence and takes tokens as independent; that "
         f"of tv_seq takes sequences. A bound of inf is none: it needs more observations, or one was beyond the cap. "

@@ -53,7 +53,11 @@ _ORIGINS: Final = {
 _CHECKS: Final = """\
 Input is checked before anything is called drift. What fails a check is counted under its own name, in
 `kc.input.invalid` and in `recorder.stats()`, and is never measured. A step of the policy can wait for it:
-`on: invalid-input`. `kc-otel checks` prints this list."""
+`on: invalid-input`. `kc-otel checks` prints this list.
+
+Measured all the same, and said once in the log: log-probabilities that one side alone kept in bfloat16 or float16.
+Their rounding is a part of the difference; the line says which side, and how much of the mean |log ratio|. Keep them
+in float32 on both sides."""
 _TELEMETRY: Final = """\
 Every metric and attribute that kc-otel sends or exposes, made from the registry that the code is checked against."""
 _HISTOGRAMS: Final = """\

@@ -11,13 +11,16 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.util.types import AttributeValue
 
 from kc_otel.contract.model import Contract
 from kc_otel.record import capture
+from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.reasons import remedy
+from kc_otel.record.measure.storage_grid import coarse_side
 from kc_otel.record.operator_rows import observed
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
@@ -40,6 +43,8 @@ from kc_otel.record.work import (
 __all__ = ["Measurer"]
 
 _MAX_RETIRED: Final = 8
+_LOOKED_AT: Final = 16
+"""Batches of a kernel pair whose storage is looked at, and rows of each: what stores them does not change."""
 _MAX_LINKS: Final = 128  # what the SDK keeps of a span's links by default
 
 
@@ -76,6 +81,7 @@ class Measurer:
         self._start = start
         self._lock = threading.Lock()
         self._current = pair
+        self._looks_left = _LOOKED_AT
         self._streams: dict[KernelPair, PairStreams] = {}
         self._sent: list[tuple[PairStreams, int]] = []
 
@@ -147,6 +153,7 @@ class Measurer:
     def _change_pair(self, pair: KernelPair) -> bool:
         with self._lock:
             self._current = pair
+            self._looks_left = _LOOKED_AT
             for each in self._streams.values():
                 each.retired = each.pair != pair
             return any(each.retired for each in self._streams.values())
@@ -172,10 +179,25 @@ class Measurer:
             self._counters.invalid(reason, count, _shapes(rows.arrays) if reason == "shape_mismatch" else None)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
+            if not logits:
+                self._look_at_storage(rows.arrays)
             try:
                 self._explain(work, batch, rows)
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
+
+    def _look_at_storage(self, arrays: Mapping[str, Any]) -> None:
+        """Say so where one side was rounded to half precision: the first rows of a pair's first batches tell."""
+        if not self._looks_left:
+            return
+        self._looks_left -= 1
+        few = {name: arrays.get(name) for name in ("train", "inference", "mask")}
+        batch = SampledBatch.of(*(each if each is None else each[:_LOOKED_AT] for each in few.values()))
+        filled = np.flatnonzero(batch.lengths)
+        if filled.size:
+            block = batch.block(filled)
+            if coarse := coarse_side(block.train, block.inference):
+                self._counters.rounded(coarse)
 
     def _measure_operator(self, work: OperatorComparison) -> None:
         if work.train.shape != work.inference.shape:

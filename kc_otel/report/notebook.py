@@ -25,6 +25,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.judge.verdict import Status, Verdict
     from kc_otel.offline.gate.recorded_verdicts import UnjudgedClause, by_contract, judge
     from kc_otel.record.capture import on_host, taken
+    from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.recording import RecordingError
     from kc_otel.recordings.rows import Ragged, RaggedTable
@@ -52,6 +53,7 @@ class JudgedComparison:
         left_out: Clauses that cannot, and why.
         sequences: Sequences that were compared.
         tokens: Their tokens.
+        coarse: The side that was rounded to half precision where the other was not; None where none was.
     """
 
     contract: Contract
@@ -59,6 +61,7 @@ class JudgedComparison:
     left_out: tuple[UnjudgedClause, ...]
     sequences: int
     tokens: int
+    coarse: CoarseSide | None = None
 
     @property
     def status(self) -> Status:
@@ -87,6 +90,7 @@ class JudgedComparison:
                 f"{number(finite_or_none(one.estimate))}, interval {bounds}, limit {number(one.limit)}"
             )
         lines += [f"  not judged: {one}" for one in self.left_out]
+        lines += [f"  note: {self.coarse}"] if self.coarse else []
         abouts = {one.cell.clause: one.about for one in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
 
@@ -111,6 +115,7 @@ class JudgedComparison:
         )
         header = ("Verdict", "Clause", "Slice", "Estimate", "Interval", "Limit", "Samples", "About", "Why")
         blocks: list[Block] = [Heading(1, self._headline())]
+        blocks += [Text(f"The {self.coarse}.")] if self.coarse else []
         blocks.append(Table(header, rows) if rows else Text("No clause can be judged from log-probabilities."))
         blocks += [_drawn(one) for one in self.verdicts[:_DRAWN] if finite_or_none(one.estimate) is not None]
         if self.left_out:
@@ -166,7 +171,14 @@ def compare(
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
     ordered = sorted(judged.verdicts, key=lambda one: _WORST.index(one.status))
-    return JudgedComparison(promise, tuple(ordered), judged.left_out, recording.lengths.size, recording.train.size)
+    return JudgedComparison(
+        promise,
+        tuple(ordered),
+        judged.left_out,
+        recording.lengths.size,
+        recording.train.size,
+        coarse_side(recording.train, recording.inference),
+    )
 
 
 def _row(row: int) -> str:

@@ -109,6 +109,19 @@ def test_a_masked_row_counts_where_a_tool_counts_it(run, tmp_path):
     assert answer["masked_sequences"] == 1
 
 
+def test_a_side_in_half_precision_is_noted(run, tmp_path):
+    """Below the tables, and in JSON with its side, grid and size; null where both sides are whole."""
+    rng = np.random.default_rng(0)
+    inference = -rng.exponential(1.0, (20, 30)) - 0.1
+    for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
+        np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference)
+    found = json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
+    assert (found["side"], found["grid"]) == ("train", "float16")
+    assert 1e-4 < found["rounding"] < 1e-3
+    assert "the train side all lie on float16's grid" in run(tmp_path / "half.npz", "--markdown")[1]
+    assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["rounded"] is None
+
+
 def test_json_has_every_tools_numbers_exactly(run, log):
     """Each tool's metrics by its own names, digit by digit, per slice; ours beside them with unit and interval."""
     code, out, err = run(log, "--by", "task", "--json")

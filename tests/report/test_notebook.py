@@ -55,6 +55,16 @@ def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
     assert {(one.cell.slice, one.estimate, one.lower, one.upper, one.status) for one in found.verdicts} == numbers
 
 
+def test_a_side_in_half_precision_is_noted(contract, sides):
+    """In the report and as text: what the difference partly is, and what to do; nothing where both sides are whole."""
+    train, inference, task = sides
+    rounded = train.astype(np.float16).astype(np.float64)
+    found = kc_otel.compare(rounded, inference, contract=contract, slices={"task": task})
+    for shown in (repr(found), html.unescape(found.html())):
+        assert "log-probabilities of the train side all lie on float16's grid" in shown
+    assert "grid" not in repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
+
+
 def test_a_notebook_shows_a_report_that_asks_for_nothing(contract, sides):
     """Verdicts, intervals and what is not judged, in a frame of its own without scripts; names cannot break out."""
     train, inference, task = sides

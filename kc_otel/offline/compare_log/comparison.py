@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
 from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, RecordingSlice
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.record.measure.logits import LOGITS
+from kc_otel.record.measure.storage_grid import CoarseSide
 from kc_otel.recordings import Recording
 from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval, support_deficit
 
@@ -91,6 +92,7 @@ class LogComparison:
         clip: Clip range of the clip-budget share.
         slices: The slices that are shown.
         judged: What a contract says; None without one.
+        coarse: The side that was rounded to half precision where the other was not; None where none was.
     """
 
     source: str
@@ -101,6 +103,7 @@ class LogComparison:
     clip: float
     slices: Sequence[SliceReport]
     judged: RecordingVerdicts | None
+    coarse: CoarseSide | None = None
 
 
 def report(part: RecordingSlice, tools: Sequence[Tool], *, confidence: float, clip: float) -> SliceReport:
@@ -212,6 +215,7 @@ def as_data(comparison: LogComparison) -> dict[str, Any]:
         "masked_sequences": comparison.masked,
         "confidence": comparison.confidence,
         "clip": comparison.clip,
+        "rounded": None if comparison.coarse is None else asdict(comparison.coarse),
         "slices": [
             {
                 "slice": part.name,

@@ -74,6 +74,7 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         for one in gate.inputs
         if one.identical
     ]
+    said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
     if gate.terms.require:
         said.append(f"only {', '.join(gate.terms.require)} had to pass; a failure of any other clause still refuses")
     if gate.terms.slices:

@@ -158,7 +158,13 @@ def gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offlin
         found.append(
             (
                 GatedRecording(
-                    wanted["name"], about.sha256, about.size, about.sequences, about.tokens, about.identical
+                    wanted["name"],
+                    about.sha256,
+                    about.size,
+                    about.sequences,
+                    about.tokens,
+                    about.identical,
+                    about.coarse,
                 ),
                 recording,
             )

@@ -19,6 +19,7 @@ from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings import Recording, load_recording
 
@@ -65,6 +66,8 @@ class GatedRecording:
         sequences: Sequences in it that count.
         tokens: Tokens in it that count.
         identical: Whether both sides are the same number in every token.
+        coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
+            from the bytes, so that evidence does not repeat it.
     """
 
     name: str
@@ -73,6 +76,7 @@ class GatedRecording:
     sequences: int
     tokens: int
     identical: bool
+    coarse: CoarseSide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,13 @@ def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tu
     digest, size = digest_of(Path(path))
     identical = bool(np.array_equal(recording.train, recording.inference))
     about = GatedRecording(
-        Path(path).as_posix(), digest, size, int(recording.lengths.size), int(recording.train.size), identical
+        Path(path).as_posix(),
+        digest,
+        size,
+        int(recording.lengths.size),
+        int(recording.train.size),
+        identical,
+        coarse_side(recording.train, recording.inference),
     )
     return about, recording
 

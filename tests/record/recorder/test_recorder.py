@@ -479,3 +479,24 @@ def test_the_interval_keeps_up_with_the_heartbeat(recorders, contract, monkeypat
     with caplog.at_level(logging.WARNING, "kc_otel"):
         recorders(contract=contract(observability={"heartbeat": "1s"}), export_interval=None)
     assert "heartbeat" in caplog.text
+
+
+def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
+    """It is a hint: with the side, the grid and the remedy, once; a kernel pair whose sides are alike hears nothing."""
+    rng = np.random.default_rng(5)
+    full = -rng.exponential(1.0, (8, 200)).astype(np.float32) - 0.1
+    mask = np.ones((8, 200), dtype=bool)
+    mask[0], mask[1:, :3] = False, False
+    recorder = recorders()
+    for train in (full, full * np.float32(1.001)):
+        recorder.compare(train, full, mask=mask)
+    assert recorder.force_flush()
+    assert not [one for one in caplog.messages if "input rounded" in one]
+    for _ in range(3):
+        recorder.compare(full, full.astype(np.float16), mask=mask)
+    assert recorder.force_flush()
+    (said,) = [one for one in caplog.messages if "input rounded" in one]
+    assert "input rounded (inference)" in said
+    assert "float16's grid" in said
+    assert recorder.stats().batches == 5
+    assert recorder.stats().invalid == {"no_tokens": 5}

@@ -1,0 +1,84 @@
+"""Log-probabilities that one side kept in half precision are told from honest ones, and honest ones from them."""
+
+import numpy as np
+import pytest
+
+from kc_otel.record.measure.storage_grid import coarse_side
+
+
+def bfloat16(values):
+    """Rounded to bfloat16, to nearest and to even, as float32."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def float16(values):
+    """Rounded to float16, as float32."""
+    return np.asarray(values).astype(np.float16).astype(np.float32)
+
+
+def logprobs(rng, tokens=400, dtype=np.float32, logits=np.asarray):
+    """Log-probabilities of sampled tokens by a log-softmax in `dtype` over logits that `logits` rounds."""
+    z = logits((rng.standard_normal((tokens, 64)) * 3.0).astype(dtype)).astype(dtype)
+    z -= z.max(axis=1, keepdims=True)
+    normal = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    chosen = (rng.gumbel(size=z.shape) + normal).argmax(axis=1)
+    return normal[np.arange(tokens), chosen]
+
+
+@pytest.mark.parametrize(("rounded", "grid"), [(bfloat16, "bfloat16"), (float16, "float16")])
+@pytest.mark.parametrize("side", ["train", "inference"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_side_that_was_rounded_is_named_with_its_grid_and_what_that_costs(rounded, grid, side, dtype):
+    """Of two kernels that are the same one, everything that is left between them is the rounding that is named."""
+    full = logprobs(np.random.default_rng(1), dtype=dtype)
+    given = {"train": full, "inference": full, side: rounded(full)}
+    found = coarse_side(**given)
+    assert (found.side, found.grid) == (side, grid)
+    large = full < -0.5
+    assert found.rounding == pytest.approx(np.abs(rounded(full)[large] - full[large]).mean(), rel=0.15)
+    assert f"the {side} side all lie on {grid}'s grid" in str(found)
+    assert "float32 on both sides" in str(found)
+
+
+def test_of_two_grids_the_coarser_is_named():
+    """bfloat16 against float16 is a difference of storage, too."""
+    full = logprobs(np.random.default_rng(2))
+    found = coarse_side(float16(full), bfloat16(full))
+    assert (found.side, found.grid) == ("inference", "bfloat16")
+
+
+@pytest.mark.parametrize("tokens", [40, 400])
+def test_honest_numbers_are_never_named(tokens):
+    """Of many: float32, float64, one of each, and a float32 log-softmax over logits in half precision."""
+    rng = np.random.default_rng(3)
+    for _ in range(500 if tokens < 100 else 60):
+        single, other = (logprobs(rng, tokens) for _ in range(2))
+        double = logprobs(rng, tokens, np.float64)
+        coarse = logprobs(rng, tokens, logits=bfloat16), logprobs(rng, tokens, logits=float16)
+        for train, inference in ((single, other), (single, double), (double, single), coarse, (coarse[0], double)):
+            assert coarse_side(train, inference) is None
+
+
+def test_both_sides_alike_are_not_named():
+    """Whatever was rounded on both sides alike says nothing of one of them."""
+    rng = np.random.default_rng(4)
+    for rounded in (bfloat16, float16):
+        assert coarse_side(rounded(logprobs(rng)), rounded(logprobs(rng))) is None
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        np.linspace(-3.0, -0.6, 31),
+        np.repeat(np.linspace(-3.0, -0.6, 31), 100),
+        np.linspace(-0.4, -1e-7, 1000),
+        np.full(1000, -np.inf),
+        np.full(1000, np.nan),
+        np.zeros(0),
+    ],
+    ids=["few", "repeated", "sure", "infinite", "nan", "none"],
+)
+def test_too_little_to_tell_is_said_of_nothing(full):
+    """Short rows, few different answers, and numbers so near 0 that a log-softmax itself leaves them few bits."""
+    assert coarse_side(bfloat16(full), full) is None
