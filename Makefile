@@ -18,7 +18,7 @@ comma := ,
 space := $(strip) $(strip)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines lint types bench generate handbook clean
+.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lint types bench generate handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,6 +51,10 @@ test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some min
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
+
+fuzz: $(VENV)/.test ## every parser under Atheris, a minute each (SECONDS_EACH=600, NAMES="contract otlp-json": only these)
+	@$(PIP) install --group fuzz
+	$(BIN)/python -m tests.fuzz $(or $(SECONDS_EACH),60) $(NAMES)
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.gate_live import live
 from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
 from kc_otel.cli.terminal import refuse, unusable
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.stages import Stage
 
@@ -127,7 +127,7 @@ def verify(
 
     file = evidence_file(record)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json_text(file.read_text(encoding="utf-8"))
         if recordings:
             verify_recordings(content, [each for path in recordings for each in _files(path)])
         else:

@@ -11,6 +11,7 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
 from kc_otel.cli.terminal import refuse
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.stages import Stage
 
@@ -186,7 +187,7 @@ def _record(path: Path) -> Any:
 
     file = evidence_file(path)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_json_text(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         refuse(f"--evidence: {file}: cannot be read ({error})")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.terminal import refuse, seconds
+from kc_otel.contract.json_text import read_json_text
 
 if TYPE_CHECKING:
     from kc_otel.report.document import Block
@@ -60,7 +60,7 @@ def _of_evidence(path: Path) -> tuple[Block, ...]:
     from kc_otel.report.gate_report import gate_blocks  # noqa: PLC0415 - a quick --help
 
     try:
-        return gate_blocks(json.loads(path.read_text(encoding="utf-8")))
+        return gate_blocks(read_json_text(path.read_text(encoding="utf-8")))
     except OSError as error:
         refuse(f"{path}: cannot be read ({error.strerror})")
     except ValueError as error:

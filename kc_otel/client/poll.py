@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import os
 import random
@@ -16,6 +15,7 @@ from typing import Final
 from urllib.parse import quote, urlsplit
 
 from kc_otel.client.credentials import authorization, client_context
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.judge.decisions.table import DecisionTable
 
 __all__ = ["Poller"]
@@ -123,7 +123,7 @@ class Poller(threading.Thread):
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
         if answer.status == http.client.OK:
-            table = DecisionTable.from_plain(json.loads(raw))
+            table = DecisionTable.from_plain(read_json_text(raw))
             if table != self._table:
                 self._on_table(table)
             self._table = table

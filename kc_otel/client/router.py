@@ -8,7 +8,6 @@ Once it has been gone for longer than `stale_after`, `on_stale` decides for ever
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -19,6 +18,7 @@ from typing import Final, Self
 
 from kc_otel.client.poll import Poller
 from kc_otel.client.snapshot import NEVER, STALE, Choice, Kernel, Snapshot, compiled
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
@@ -272,7 +272,7 @@ class TableFile:
             OSError: If it cannot be read.
         """
         try:
-            return DecisionTable.from_plain(json.loads(self._path.read_bytes()))
+            return DecisionTable.from_plain(read_json_text(self._path.read_bytes()))
         except FileNotFoundError:
             return None
         except ValueError as error:

@@ -19,13 +19,14 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
 import secrets as random_secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from kc_otel.contract.json_text import read_json_text
 
 __all__ = [
     "BodyError",
@@ -194,11 +195,9 @@ def parsed_body(raw: bytes) -> Any:
         BodyError: If it is not JSON, or nests deeper than can be read.
     """
     try:
-        return json.loads(raw)
+        return read_json_text(raw)
     except ValueError:
-        raise BodyError("the body is not JSON") from None
-    except RecursionError:
-        raise BodyError("the body nests too deeply to be read") from None
+        raise BodyError("the body is not JSON that can be read") from None
 
 
 def _digest(secret: Secret, message_id: str, timestamp: str, body: bytes) -> bytes:

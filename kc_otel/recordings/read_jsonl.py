@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.recording import RecordingError
@@ -34,7 +35,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     lines: list[int] = []
     for line, text in _lines(path):
         try:
-            row = json.loads(text)
+            row = read_json_text(text)
         except ValueError as error:
             problems.add(f"line {line}: is not JSON ({error}); every line is one object")
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.recording import RecordingError
@@ -26,7 +26,8 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     """
     source = str(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: of an archive that is broken, NumPy leaves the file open.
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise RecordingError(f"{source}: cannot be read ({error.strerror or error})") from None
@@ -138,7 +139,7 @@ def _attributes(others: Mapping[str, NDArray[Any]], rows: int, problems: Problem
         return tuple(found)
     for row, (into, text) in enumerate(zip(found, written.tolist(), strict=True)):
         try:
-            into.update(json.loads(text))
+            into.update(read_json_text(text))
         except ValueError as error:
             problems.add(f"row {row}: {ATTRIBUTES}: {text!r} is not a JSON object ({error})")
     return tuple(found)

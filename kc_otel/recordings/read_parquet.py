@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kc_otel._extras import MissingExtraError, extra
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.read_jsonl import scalars_of
@@ -89,7 +89,7 @@ def _attributes(file: Any, names: Mapping[str, str], pa: Any) -> tuple[Mapping[s
     found = [scalars_of(row) for row in file.select(plain).to_pylist()] if plain else [{} for _ in range(len(file))]
     if ATTRIBUTES in file.column_names:
         for into, written in zip(found, file.column(ATTRIBUTES).to_pylist(), strict=True):
-            given = json.loads(written) if isinstance(written, str) else written
+            given = read_json_text(written) if isinstance(written, str) else written
             into.update(scalars_of(given or {}))
     return tuple(found)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 
@@ -98,7 +99,7 @@ def decode(row: Row) -> SampledRequest:
     """
     request_id, prompt_ids, token_ids, logprobs, about = row
     try:
-        plain: dict[str, Any] = json.loads(about)
+        plain: dict[str, Any] = read_json_text(about)
         return SampledRequest(
             request_id=request_id,
             prompt_ids=np.frombuffer(prompt_ids, dtype=_IDS).astype(np.int64),

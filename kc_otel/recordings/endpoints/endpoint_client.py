@@ -222,7 +222,7 @@ class CompletionClient:
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.read_jsonl import scalars_of
@@ -62,7 +63,7 @@ def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
             try:
-                found.append(_prompt(line, json.loads(content)))
+                found.append(_prompt(line, read_json_text(content)))
             except ValueError as error:
                 said = f"is not JSON ({error}); every line is one object"
                 problems.add(f"line {line}: {said if isinstance(error, json.JSONDecodeError) else error}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.recordings.importers.imported import ImportFileError
 
 __all__ = ["records"]
@@ -26,7 +26,7 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             place = f"{path}:{number}"
             try:
-                record = json.loads(line)
+                record = read_json_text(line)
             except ValueError as error:
                 msg = f"{place}: is not JSON ({error}); is the file still being written?"
                 raise ImportFileError(msg) from None

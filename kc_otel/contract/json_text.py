@@ -1,0 +1,21 @@
+"""JSON that others wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["read_json_text"]
+
+
+def read_json_text(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: If it is not JSON, or nests deeper than can be read, which `json` alone answers with a
+            RecursionError.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply to be read") from None

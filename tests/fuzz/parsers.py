@@ -1,0 +1,244 @@
+"""Every parser of what others wrote, as a function of bytes that raises nothing or what it documents, with seeds.
+
+`tests/fuzz/test_parsers.py` runs them with Hypothesis, `python -m tests.fuzz NAME SECONDS` with Atheris.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from kc_otel.client.router import TableFile
+from kc_otel.client.signing import BodyError, parsed_body
+from kc_otel.contract import ContractError, load_text
+from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.otlp.decode import from_json, from_protobuf
+from kc_otel.judge.otlp.request_errors import ReceiveError
+from kc_otel.judge.otlp.request_limits import Limits, inflate
+from kc_otel.judge.otlp.signals import LOGS, METRICS, TRACES
+from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
+from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
+from kc_otel.recordings.recording_files import load_recording
+from kc_otel.serve.access.access_file import AccessError, AccessFile
+from kc_otel.serve.api.people_views import AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest
+from kc_otel.serve.api.promotion_views import OrderRequest
+from kc_otel.serve.store.write_ahead_log import WriteAheadLog
+from tests.judge.conftest import NOW, Sender, make_contract
+
+__all__ = ["PARSERS", "SEEDS"]
+
+_LIMITS = Limits(max_bytes=1 << 16)
+_REQUESTS: tuple[type[BaseModel], ...] = (AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest, OrderRequest)
+
+
+def _file(content: bytes, name: str = "file") -> Path:
+    """A file in memory's own file system where there is one; the same one every time."""
+    folder = Path(tempfile.gettempdir()) / f"kc-otel-fuzz-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def otlp_protobuf(body: bytes) -> None:
+    """OTLP in protobuf, and its judge."""
+    evaluator = Evaluator([make_contract()])
+    try:
+        evaluator.ingest_metrics(from_protobuf(body, METRICS, _LIMITS), NOW)
+    except ReceiveError:
+        return
+    evaluator.evaluate(NOW)
+
+
+def otlp_json(body: bytes) -> None:
+    """OTLP in JSON, of each signal, and its judge."""
+    evaluator = Evaluator([make_contract()])
+    for signal in (METRICS, TRACES, LOGS):
+        try:
+            request = from_json(body, signal, _LIMITS)
+        except ReceiveError:
+            continue
+        if signal is METRICS:
+            evaluator.ingest_metrics(request, NOW)
+        elif signal is TRACES:
+            evaluator.ingest_traces(request, NOW)
+    evaluator.evaluate(NOW)
+
+
+def compressed(body: bytes) -> None:
+    """A request's body, compressed."""
+    for encoding in ("gzip", "deflate"):
+        try:
+            assert len(inflate(body, encoding, _LIMITS)) <= _LIMITS.max_bytes
+        except ReceiveError:
+            continue
+
+
+def contract(body: bytes) -> None:
+    """A contract in YAML."""
+    try:
+        load_text(body.decode(errors="replace"))
+    except ContractError:
+        return
+
+
+def access(body: bytes) -> None:
+    """The file of tenants and tokens."""
+    try:
+        AccessFile(_file(body), ["policy"])
+    except AccessError:
+        return
+
+
+def recording_jsonl(body: bytes) -> None:
+    """A recording in JSON lines."""
+    _recording(_file(body, "file.jsonl"))
+
+
+def recording_npz(body: bytes) -> None:
+    """A recording of NumPy."""
+    _recording(_file(body, "file.npz"))
+
+
+def _recording(path: Path) -> None:
+    try:
+        load_recording(path)
+    except ValueError:
+        return
+
+
+def traffic(body: bytes) -> None:
+    """A recording of what an evaluator received."""
+    try:
+        for _ in read_recordings([_file(body, "file.otlp")], []):
+            pass
+    except TrafficFileError:
+        return
+
+
+def write_ahead_log(body: bytes) -> None:
+    """The log of what arrived, after a crash or a bad disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = WriteAheadLog(Path(folder))
+        log.close()
+        for segment in Path(folder).iterdir():
+            segment.write_bytes(segment.read_bytes()[: len(body) % 64] + body)
+        if not list(Path(folder).iterdir()):
+            (Path(folder) / f"{0:020d}.log").write_bytes(body)
+        log = WriteAheadLog(Path(folder))
+        try:
+            list(log.records(0))
+        finally:
+            log.close()
+
+
+def people(body: bytes) -> None:
+    """What people may write into a request."""
+    for shape in _REQUESTS:
+        try:
+            TypeAdapter(shape).validate_json(body)
+        except ValidationError:
+            continue
+
+
+def webhook(body: bytes) -> None:
+    """The body of a webhook that is trusted."""
+    try:
+        parsed_body(body)
+    except BodyError:
+        return
+
+
+def routing_table(body: bytes) -> None:
+    """The decision table, as a router gets it from an evaluator, or from the file that it keeps."""
+    try:
+        TableFile(_file(body, "table.json")).load()
+    except ValueError:
+        return
+
+
+def evidence(body: bytes) -> None:
+    """A gate's evidence."""
+    record = _json(body)
+    try:
+        verify_evidence(record)
+    except EvidenceError:
+        return
+
+
+def endpoint_answers(body: bytes) -> None:
+    """What an inference endpoint answers."""
+    answer = _json(body)
+    for read in (lambda: sampled(answer, [1, 2]), lambda: scored(answer, [1], [2]), lambda: tokenized(answer)):
+        try:
+            read()
+        except ValueError:
+            continue
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+PARSERS: dict[str, Callable[[bytes], None]] = {
+    one.__name__.replace("_", "-"): one
+    for one in (
+        otlp_protobuf, otlp_json, compressed, contract, access, recording_jsonl, recording_npz, traffic,
+        write_ahead_log, people, webhook, routing_table, evidence, endpoint_answers,
+    )
+}  # fmt: skip
+
+
+def _seeds() -> dict[str, list[bytes]]:
+    import io
+
+    import numpy as np
+    from google.protobuf import json_format
+
+    metrics = Sender().request(NOW, [0.5, -0.25])
+    archive = io.BytesIO()
+    np.savez(archive, train_logprobs=np.zeros((2, 3)), inference_logprobs=np.zeros((2, 3)))
+    row = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5], "token_ids": [1, 2]}
+    order = {"contract": "policy", "slice": "code", "kernel": "train-kernel", "until": 9e9, "by": "ada", "why": "so"}
+    choice = {
+        "token_ids": [5],
+        "logprobs": {"tokens": ["token_id:5"], "token_logprobs": [-1.0]},
+        "prompt_token_ids": [1, 2],
+    }
+    return {
+        "otlp-protobuf": [metrics.SerializeToString()],
+        "otlp-json": [json_format.MessageToJson(metrics).encode()],
+        "compressed": [gzip.compress(b"x" * 100_000), gzip.compress(b"")],
+        "contract": [yaml.safe_dump(make_contract().model_dump(mode="json", by_alias=True)).encode()],
+        "access": [
+            yaml.safe_dump(
+                {
+                    "tenants": {"a": ["policy"], "b": "all"},
+                    "tokens": [{"name": "n", "tenant": "a", "may": ["send"], "sha256": "0" * 64}],
+                }
+            ).encode()
+        ],
+        "recording-jsonl": [json.dumps(row).encode() + b"\n"],
+        "recording-npz": [archive.getvalue()],
+        "traffic": [len(metrics.SerializeToString()).to_bytes(4, "big") + metrics.SerializeToString()],
+        "people": [json.dumps(order).encode()],
+        "webhook": [b'{"status": "firing", "alerts": []}'],
+        "routing-table": [TypeAdapter(DecisionTable).dump_json(DecisionTable(3))],
+        "evidence": [b'{"format": "kernel-contract-evidence/v1"}'],
+        "endpoint-answers": [json.dumps({"choices": [choice], "tokens": [1, 2]}).encode()],
+    }
+
+
+SEEDS = _seeds()
