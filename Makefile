@@ -18,7 +18,7 @@ comma := ,
 space := $(strip) $(strip)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lint types bench generate handbook clean
+.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lint types bench soak generate handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -67,6 +67,9 @@ bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternativ
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; python=$(BIN)/python; case $$file in \
 	  *_vllm.py | *_trl.py | *_spool.py) if [ -e $(ENGINES)/.engines ]; then python=$(ENGINES)/bin/python; fi;; esac; \
 	  OMP_NUM_THREADS=1 $$python $$file; done
+
+soak: $(VENV)/.test ## the evaluator over 10,000 simulated panes: false alarms, time to FAIL, time to its end (ARGS=ticks)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 generate: $(VENV)/.test ## the dashboards, alerts and rules of the contract that compose serves, and the schema, as checked in
 	$(BIN)/kc-otel schema > contracts/kernel-contract.schema.json

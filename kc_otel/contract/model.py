@@ -146,9 +146,11 @@ class Observability(Strict):
     long_window: Duration = 3600.0
     """Rolling window that decides where the short one cannot."""
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
-    """Chance that no PASS cell fails is at least this; the rest is split over cells for FAIL."""
+    """At one evaluation and for one cell, the chance that a window's interval holds the truth, and that a PASS is
+    right, is at least this."""
     false_alarms: Duration = 30 * 86400.0
-    """Expected time between false alarms of the whole contract, all cells together, is at least this."""
+    """The expected time between false alarms, FAILs of what keeps its limit, is at least this for all cells of the
+    contract together."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
     """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell is
     INCONCLUSIVE."""

@@ -7,11 +7,13 @@ from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import About, Clause
+from kc_otel.contract.model import Observability
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import with_unit
 
-__all__ = ["ABOUT", "claim", "limitation", "promise", "scopes"]
+__all__ = ["ABOUT", "assurances", "claim", "limitation", "promise", "scopes"]
 
 ABOUT: Final[Mapping[About, str]] = MappingProxyType(
     {"population": "what the slice will show", "traffic": "what its window saw only"}
@@ -68,6 +70,19 @@ def scopes(abouts: Mapping[str, About]) -> list[str]:
         for about, says in ABOUT.items()
         if (ids := [clause for clause, of in abouts.items() if of == about])
     ]
+
+
+def assurances(seen: Observability) -> tuple[str, str]:
+    """What verdicts claim, as sentences: an interval and a PASS by `confidence`, a FAIL by `false_alarms`."""
+    sure = (
+        "At one evaluation and for one cell, the chance that a window's interval holds the truth, and that a PASS is "
+        f"right, is at least {100.0 * seen.confidence:.10g} %."
+    )
+    apart = (
+        "The expected time between false alarms, FAILs of what keeps its limit, is at least "
+        f"{format_duration(seen.false_alarms)} for all cells of the contract together."
+    )
+    return sure, apart
 
 
 def _limit(clause: Clause, slice: str) -> str:

@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Assumptions, Contract
+from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.sentences import assurances
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import listed
 from kc_otel.explain.budget import Backwards, backwards, budgets, tv_for
 from kc_otel.explain.chain import SliceGuarantee, guarantee
 from kc_otel.explain.clause_facts import ASSUMPTIONS, Assumption
 from kc_otel.explain.purpose import outcome_attributes
 from kc_otel.explain.relations import Relation, relations
+from kc_otel.judge.fail_evidence import mean_test
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 
 __all__ = ["SCHEMA", "Explanation", "as_json", "explain"]
@@ -42,6 +47,7 @@ class Explanation:
         backwards: What a budget needs, and what the contract has for it.
         relations: How the clauses stand to each other.
         needed: Observations that each clause needs before it can PASS.
+        claims: What the contract's verdicts claim, as sentences.
     """
 
     contract: str
@@ -58,6 +64,7 @@ class Explanation:
     backwards: tuple[Backwards, ...]
     relations: tuple[Relation, ...]
     needed: tuple[Needed, ...]
+    claims: tuple[str, ...]
 
 
 def explain(
@@ -113,7 +120,28 @@ def explain(
         backwards=tuple(backwards(contract, steps, kind, size, source, chosen) for kind, size, source in asked),
         relations=relations(contract, steps),
         needed=tuple(observations_to_pass(contract, clause, chosen) for clause in contract.clauses),
+        claims=_claims(contract),
     )
+
+
+def _claims(contract: Contract) -> tuple[str, ...]:
+    """What verdicts claim, and which clauses nothing can be held against as observations arrive."""
+    alone, facts = [], []
+    for clause in contract.clauses:
+        known = clause.metric not in DERIVED or scale_of(clause.metric, contract.assumptions) is not None
+        if clause.parsed_statistic.kind == "max" or clause.allows_none(ALL):
+            facts.append(clause.id)
+        elif known and mean_test(clause, contract.assumptions) is None:
+            alone.append(clause.id)
+    said = list(assurances(contract.observability))
+    if facts:
+        said.append(f"Of {listed(facts, 6)} one observation beyond the limit is a fact, and a FAIL at once.")
+    if alone:
+        said.append(
+            f"A FAIL of {listed(alone, 6)} rests on the interval of one evaluation, and no time between false alarms "
+            "is claimed: what is limited has no smallest value, or that is the limit."
+        )
+    return tuple(said)
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:

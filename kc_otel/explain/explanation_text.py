@@ -78,6 +78,10 @@ def _all(explanation: Explanation) -> Iterator[Line]:
     yield from _relations(explanation.relations)
     yield Line("")
     yield from _needed(explanation.needed)
+    yield Line("")
+    yield Line("WHAT A VERDICT CLAIMS", "heading")
+    for claim in explanation.claims:
+        yield from _wrapped(claim, "  ")
 
 
 def _given(explanation: Explanation) -> Iterator[Line]:

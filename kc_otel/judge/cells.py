@@ -16,10 +16,11 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series
+from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.points import series_name
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import Evidence, Window
+from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 
 __all__ = ["evidence"]
@@ -46,12 +47,14 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
             present = {pair for pair in pairs if pair in here and _covered(here[pair], now)}
             for pair in sorted(present or pairs):
                 cell = Cell(contract.name, clause.id, slice, *pair)
+                series = here.get(pair)
+                alarm = _alarm(state, cell, series, now)
                 if silence or not present:
                     span = _span(contract.observability.long_window)
                     absence = silence or f"no observations of {metric} on slice {slice} in {span}"
-                    yield Evidence(cell, clause, _nothing, absence, against=state.evidence.share(cell))
+                    yield Evidence(cell, clause, _nothing, absence, alarm)
                 else:
-                    yield Evidence(cell, clause, partial(_sample, here[pair], now), against=state.evidence.share(cell))
+                    yield Evidence(cell, clause, partial(_sample, here[pair], now), alarm=alarm)
 
 
 def _current(
@@ -102,6 +105,23 @@ def _covered(series: Series, now: float) -> bool:
 
 def _sample(series: Series, now: float, window: Window) -> Binned:
     return series.rings[SHORT if window == "short" else LONG].binned(now)
+
+
+def _alarm(state: ContractState, cell: Cell, series: Series | None, now: float) -> Alarm:
+    held = state.evidence.cells.get(cell)
+    since = _nothing if series is None else partial(_sample_since, state, series, held, now)
+    return Alarm(state.evidence.share(cell), held is not None and held.failing, since)
+
+
+def _sample_since(
+    state: ContractState, series: Series, held: HeldEvidence | None, now: float, window: Window
+) -> Binned:
+    """What a window holds of the time after the last alarm: all that came since, where that is within the window."""
+    seen = state.contract.observability
+    length = seen.window if window == "short" else max(seen.window, seen.long_window)
+    if held is None or now - held.peak >= length:
+        return _sample(series, now, window)
+    return held.binned_after()
 
 
 def _nothing(_window: Window) -> Binned:

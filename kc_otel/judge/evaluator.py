@@ -19,7 +19,7 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
-from kc_otel.judge.verdict import Cell, Evaluation, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 
@@ -206,6 +206,10 @@ class Evaluator:
             verdicts = decide(contract, [unjudged(item, error) for item in cells], now)
             errors = {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
+        for verdict in verdicts:
+            held = state.evidence.cells.get(verdict.cell)
+            if held is not None and held.failing and verdict.status is Status.PASS:
+                state.evidence.clear(verdict.cell)
         return verdicts
 
     def _listen(self, now: float) -> float:

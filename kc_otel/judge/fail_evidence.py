@@ -29,7 +29,7 @@ from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.statistics import factors, mean_range, metric_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
-from kc_otel.stats import Binned, EDetector
+from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.fractions import surely_above
 
@@ -120,7 +120,7 @@ class HeldEvidence:
         pane: Number of the pane in which bets began last.
         failing: Whether M reached the level, and nothing has cleared the cell since.
         peak: Unix time in seconds at which M was at the level last; -inf before that.
-        after: What was observed since then; None for nothing, and before.
+        after: What was observed since then; None for nothing, before, and once it is older than the long window.
     """
 
     test: MeanTest
@@ -129,11 +129,18 @@ class HeldEvidence:
     failing: bool = False
     peak: float = -math.inf
     after: Histogram | None = None
+    _binned: tuple[Histogram | None, Binned] | None = None
 
     @property
     def log_evidence(self) -> float:
         """Logarithm of M."""
         return float(EDetector(self.log_sums[None]).log_evidence[0])
+
+    def binned_after(self) -> Binned:
+        """`after`, as the view that bounds are computed from; the same object until more is observed."""
+        if self._binned is None or self._binned[0] is not self.after:
+            self._binned = (self.after, (self.after or ExponentialHistogram.empty(0)).binned())
+        return self._binned[1]
 
 
 class FailEvidence:
@@ -155,6 +162,7 @@ class FailEvidence:
         self.changed: set[Cell] = set()
         self._contract = contract
         self._width = width
+        self._long = max(contract.observability.long_window, contract.observability.window)
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
         self._clauses: dict[str, list[Clause]] = {}
         for clause in contract.clauses:
@@ -210,8 +218,15 @@ class FailEvidence:
                 one.failing, one.peak, one.after = True, now, None
             elif one.peak > -math.inf:
                 one.failing = one.failing and not gone[row]
-                one.after = _together([*([one.after] if one.after is not None else []), *parts])
+                within = now - one.peak < self._long
+                one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
             self.changed.add(cell)
+
+    def clear(self, cell: Cell) -> None:
+        """What was observed after the peak keeps the limit: the alarm is over, and nothing is held any more."""
+        held = self.cells[cell]
+        held.failing, held.log_sums = False, np.minimum(held.log_sums, 0.0)
+        self.changed.add(cell)
 
     def restore(self, cell: Cell, held: HeldEvidence) -> bool:
         """Take over what was held against a cell; returns False where its limit is another one now."""

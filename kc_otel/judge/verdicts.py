@@ -1,8 +1,11 @@
 """From what the windows hold to verdicts: a pure function of the contract, the evidence and the clock.
 
 Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
-alpha = 1 - confidence. On the FAIL side Holm's procedure over all cells with data keeps the chance of any false FAIL
-within alpha; on the PASS side each cell stands alone, for a promotion asks that all of them pass.
+alpha = 1 - confidence. A PASS rests on an interval, and each cell stands alone, for a promotion asks that all of them
+pass. Where observations are followed as they arrive, a FAIL rests on what they add up to against the limit
+(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone or what was observed since passes.
+Where they are judged once, as in a gate, or nothing of the kind can be held, it rests on an interval too, and Holm's
+procedure over all such cells keeps the chance of any false FAIL within alpha.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.stats import Binned, Interval, holm
 
-__all__ = ["Evidence", "Memo", "Window", "decide"]
+__all__ = ["Alarm", "Evidence", "Memo", "Window", "decide"]
 
 Window = Literal["short", "long"]
 
@@ -35,6 +38,21 @@ _REMEMBERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """What is held against a cell's limit, as its observations are followed.
+
+    Attributes:
+        share: In 0..1, of what an alarm takes; nan where nothing can be held.
+        failing: Whether it was 1, and nothing has cleared the cell since.
+        since: What a window holds of the time after it was 1 last.
+    """
+
+    share: float
+    failing: bool
+    since: Callable[[Window], Binned]
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known of a cell.
 
@@ -43,14 +61,24 @@ class Evidence:
         clause: Its clause.
         sample: The observations in a window; asked for only where they are needed.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
-        against: What is held against the limit, in 0..1; nan where nothing can be held, or nobody does.
+        alarm: What is held against the limit; None where samples are judged once.
     """
 
     cell: Cell
     clause: Clause
     sample: Callable[[Window], Binned]
     absence: str = ""
-    against: float = math.nan
+    alarm: Alarm | None = None
+
+    @property
+    def detected(self) -> bool:
+        """Whether a FAIL rests on what is held against the limit."""
+        return self.alarm is not None and not math.isnan(self.alarm.share)
+
+    @property
+    def failing(self) -> bool:
+        """Whether what is held against the limit was enough for an alarm, and nothing has cleared the cell since."""
+        return self.detected and self.alarm is not None and self.alarm.failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +91,15 @@ class _Case:
     needed: int
     level: float
     interval: Interval
+    fails: bool = False
 
     @property
     def status(self) -> Status:
         few = self.interval.samples < self.needed
-        if self.interval.lower > self.limit and (self.fails_at_once or not few):
+        if self.fails:
             return Status.FAIL
+        if self.interval.lower > self.limit and (self.fails_at_once or not few):
+            return Status.INCONCLUSIVE if self.evidence.detected else Status.FAIL
         kept = self.interval.upper <= self.limit or (self.allows_none and self.interval.estimate == 0.0)
         return Status.PASS if kept and not few else Status.INCONCLUSIVE
 
@@ -120,7 +151,7 @@ def decide(
 
     Args:
         contract: The contract.
-        evidence: All its cells: Holm's procedure has to know how many there are.
+        evidence: All its cells: Holm's procedure has to know how many of them are judged once.
         now: Unix time in seconds.
         memo: Saves time where samples have not changed since the last call; it changes no verdict.
     """
@@ -128,13 +159,30 @@ def decide(
     memo.forget(len(evidence))
     alpha = (1.0 - contract.observability.confidence) / 2.0
     live = [item for item in evidence if not item.absence]
-    decided = {case.evidence.cell: case for case in _judged(contract, live, "short", alpha, len(live), memo)}
-    open_ = [item for item in live if decided[item.cell].status is Status.INCONCLUSIVE]
-    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(live), memo)})
+    once = [item for item in live if not item.detected]
+    decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once), memo)}
+    open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
+    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once), memo)})
+    decided.update({item.cell: _followed(contract, item, alpha, memo) for item in live if item.detected})
     return tuple(
         _silence(contract, item, now) if item.absence else _verdict(contract, decided[item.cell], alpha, now)
         for item in evidence
     )
+
+
+def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> _Case:
+    """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
+    assert item.alarm is not None
+    recent = replace(item, sample=item.alarm.since)
+    short = _case(contract, recent, "short", alpha, alpha, memo)
+    # What is above the limit in this window is not taken back by the longer one.
+    above = short.interval.lower > short.limit and short.interval.samples >= short.needed
+    undecided = short.status is Status.INCONCLUSIVE and not above
+    case = _case(contract, recent, "long", alpha, alpha, memo) if undecided else short
+    if not item.failing or case.status is Status.PASS:
+        return case
+    whole = _case(contract, item, "short", alpha, alpha, memo)
+    return replace(whole if whole.interval.samples else _case(contract, item, "long", alpha, alpha, memo), fails=True)
 
 
 def _judged(
@@ -197,8 +245,16 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=case.evidence.clause.about,
-        evidence=case.evidence.against,
+        evidence=_share(case),
     )
+
+
+def _share(case: _Case) -> float:
+    """What is held against a cell; nothing any more once what was observed after an alarm passes."""
+    alarm = case.evidence.alarm
+    if alarm is None:
+        return math.nan
+    return 0.0 if alarm.failing and case.status is Status.PASS else alarm.share
 
 
 def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
@@ -217,12 +273,12 @@ def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=item.clause.about,
-        evidence=item.against,
+        evidence=item.alarm.share if item.alarm is not None else math.nan,
     )
 
 
 def _reason(contract: Contract, case: _Case, alpha: float) -> str:
-    interval, limit, needed = case.interval, case.limit, case.needed
+    interval, limit = case.interval, case.limit
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
     span = format_duration(seconds)
     note = f" ({interval.note})" if interval.note else ""
@@ -230,12 +286,20 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     what = "sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples"
     if case.allows_none and interval.samples and not interval.note:
         return _counted(contract, case, span)
+    if case.fails:
+        return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
     if case.status is Status.FAIL:
-        return f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+        once = "" if case.evidence.alarm is None or case.fails_at_once else ", in this evaluation alone"
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+        return said + once
     if case.status is Status.PASS:
         return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
-    if not interval.samples:
-        return f"no {what} in {span}"
+    return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
+
+
+def _undecided(contract: Contract, case: _Case, alpha: float, what: str, span: str) -> str:
+    """What a cell lacks that is neither within its limit nor beyond it."""
+    interval, limit, needed = case.interval, case.limit, case.needed
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -247,7 +311,24 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     count = (
         f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
+    if interval.lower > limit and case.evidence.alarm is not None and case.evidence.detected:
+        return f"{said} with {count} in {span}: {100.0 * case.evidence.alarm.share:.0f} % of what an alarm takes"
     return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
+
+
+def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
+    """Why a cell fails whose observations are followed, and how often chance would say so."""
+    interval, limit = case.interval, case.limit
+    alarm = case.evidence.alarm
+    assert alarm is not None
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
+    elif interval.samples:
+        said = f"estimate {interval.estimate:.4g}, limit {limit:.4g} {samples}"
+    else:
+        said = f"limit {limit:.4g} was exceeded"
+    apart = f"false alarms are {format_duration(contract.observability.false_alarms)} apart or more"
+    return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
 
 
 def _counted(contract: Contract, case: _Case, span: str) -> str:

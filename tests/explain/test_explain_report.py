@@ -290,3 +290,21 @@ def test_two_operators_are_never_taken_for_one(contract):
     assert between == [("implied", {"attn", "attn-max"})]
     assert "1 row in 1,000" in text(found)
     assert "{ulp}" not in text(found)
+
+
+def test_what_verdicts_claim_names_the_clauses_that_claim_less(contract):
+    """For how long a FAIL holds up, and which clauses fail by a fact or by the interval of one evaluation alone."""
+    explanation = explain(
+        contract(
+            "observability: {confidence: 0.999, false_alarms: 7d}",
+            "statistical:",
+            "  - {id: mean, metric: tv_token, limit: 0.01}",
+            "  - {id: worst, metric: abs_log_ratio, statistic: max, limit: 1}",
+            "  - {id: signed, metric: k1, limit: 0.01}",
+        )
+    )
+    sure, apart, fact, alone = explanation.claims
+    assert sure.endswith("is at least 99.9 %.")
+    assert "at least 7d for all cells" in apart
+    assert fact.startswith("Of worst one observation")
+    assert alone.startswith("A FAIL of signed rests on the interval of one evaluation")

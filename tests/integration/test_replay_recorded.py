@@ -66,6 +66,8 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
         healthy = time.monotonic() + 2.0  # in which a tighter limit has time to be broken
         send(0.005, lambda: time.monotonic() > healthy)
         send(0.2, lambda: bool(pager.bodies))
+        broken = time.monotonic() + 3.0  # in which a more patient contract fires, too
+        send(0.2, lambda: time.monotonic() > broken)
         send(0.005, lambda: any(body["status"] == "resolved" for body in pager.bodies))
     evaluator.wait(
         "/api/v1/alerts", lambda answer: {("no-data", "firing")} == {(a["on"], a["phase"]) for a in answer["alerts"]}

@@ -47,10 +47,10 @@ def not_holding(id: int) -> Any:
         id,
         "What does not hold: since when, for whom, and what was done about it",
         "Every clause on a slice that is not PASS, the worst first; empty when everything holds. FAIL: the limit is "
-        "exceeded, with the contract's confidence. NO_DATA: nobody reports, which is not the same as holding. "
-        "INCONCLUSIVE: the samples do not decide it yet. Margin is the distance from the bound that decides to the "
-        "limit, as a share of the limit: negative is beyond it. Done about it: the actions of the policy's steps that "
-        "fire now. Click a state, clause or slice to look into it, and a promise for what it means.",
+        "exceeded; false alarms are as far apart as the contract says. NO_DATA: nobody reports, which is not the "
+        "same as holding. INCONCLUSIVE: the samples do not decide it yet. Margin is the distance from the bound that "
+        "decides to the limit, as a share of the limit: negative is beyond it. Done about it: the actions of the "
+        "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
         {title: queries.not_holding(query) for title, query in columns.items()},
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {

@@ -59,7 +59,7 @@ class Forms:
 
 
 def alphas(contract: Contract) -> Alphas:
-    """As the evaluator's in its worst case: half of alpha per window, below split evenly over every possible cell.
+    """Half of alpha per window, as the evaluator's; below it is split evenly over every possible cell.
 
     Holm's procedure would give a failing cell more; Bonferroni's share needs no order of the cells.
     """

@@ -66,6 +66,7 @@ def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:
         native: Whether the rules read Prometheus' native histograms, not VictoriaMetrics' series of buckets.
     """
     levels = alphas(contract)
+    apart = format_duration(contract.observability.false_alarms)
     split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PAIRS} kernel pairs"
     return (
         f"Verdicts on {contract.name} from the recorders' histograms, without the evaluator. Load these rules or those",
@@ -74,10 +75,11 @@ def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:
         "",
         f"Error probabilities, per window and cell: {levels.upper:.4g} of a PASS that is none; of a FAIL that is none",
         f"{levels.lower:.4g}, which is alpha split evenly over {split}.",
-        "The evaluator's intervals are narrower (it inverts the tests that these bound), and Holm's procedure gives it",
-        "more alpha where several cells fail. It may decide what is INCONCLUSIVE here; on the same observations it",
-        "never says the contrary, for both intervals hold the sample's own statistic. While drift changes the two may",
-        "differ: their windows end up to a pane (a tenth of the window) and an export apart.",
+        "That is about one evaluation of one window. Rules are evaluated again and again, and nothing is claimed of",
+        f"the time between false alarms, which is {apart} or more for all cells of the evaluator together: it follows",
+        "observations as they arrive. A FAIL of it may come sooner, stays until its evidence is gone, and ends on what",
+        "came after the fault, while here the fault has to leave the windows. Its intervals are narrower, too (it",
+        "inverts the tests that these bound), and may decide what is INCONCLUSIVE here.",
         "",
         "Left to the evaluator:",
         *(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import promise
+from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.views import (
@@ -116,6 +116,7 @@ def _contract(core: Core, contract: Contract) -> ContractView:
         window=contract.observability.window,
         long_window=contract.observability.long_window,
         confidence=contract.observability.confidence,
+        claims=list(assurances(contract.observability)),
         runbook=contract.metadata.runbook,
     )
 

@@ -147,6 +147,8 @@ class ContractView(_View):
     """Seconds of the long window."""
     confidence: float
     """Confidence of the intervals, such as 0.99."""
+    claims: list[str]
+    """What a PASS, an interval and a FAIL claim, as sentences."""
     runbook: str | None
     """Where the contract's runbook is."""
 

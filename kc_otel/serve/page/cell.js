@@ -117,7 +117,8 @@ function showNow(cell, found, contract, clause, now) {
   fill(byId("cell-now"),
     el("p", { class: "verdict" }, el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word), " ", verdict.reason),
     el("p", { class: "quiet" }, clause.meaning),
-    el("dl", { class: "numbers" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
+    el("dl", { class: "numbers" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    el("p", { class: "quiet" }, contract.claims.join(" ")));
 }
 
 function showKernels(contract, { kernel_train, kernel_inference }) {

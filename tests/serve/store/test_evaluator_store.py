@@ -300,7 +300,9 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(
     assert (kept.failing, kept.peak, kept.pane, kept.test) == (held.failing, now, held.pane, held.test)
     assert kept.after is not None
     assert kept.after.count == 4000
-    other = Evaluator([contract(statistical=[{"id": "token-tv", "metric": "tv_token", "limit": 0.005}])])
+    other = Evaluator(
+        [contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])]
+    )
     EvaluatorStore(connection).restore(other)
     assert other.states[made.name].evidence.cells == {}
     assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
