@@ -13,6 +13,7 @@ import importlib.util
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -40,8 +41,9 @@ class Text:
     held_out: torch.Tensor
 
 
+@cache
 def load_corpus() -> dict[str, Text]:
-    """The slices' texts.
+    """The slices' texts; read once in a process, which takes seconds.
 
     Raises:
         RuntimeError: If this Python was installed without its library's sources.
