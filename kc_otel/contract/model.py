@@ -152,15 +152,15 @@ class Observability(Strict):
     """The expected time between false alarms, FAILs of what keeps its limit, is at least this for all cells of the
     contract together."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
-    """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell is
-    INCONCLUSIVE."""
+    """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell does not
+    PASS; a FAIL has evidence of its own."""
     # Intervals are valid at any size; the minimum guards what they assume, that a window is more than one burst of
     # alike requests. 100 sequences is where gross drift can be told: even where a quantity in [0, 1] was 0 in all of
     # them, no interval of confidence 0.99 excludes a mean of 0.052 = 1 - 0.005^(1/100), half of alpha being each
     # window's; at 1000 sequences it is 0.0053. Asking for 2000, as of tokens, would leave small slices without a
     # verdict that they are able to give.
     min_sequences: int = Field(default=100, ge=1, strict=True)
-    """Below this many sequences a cell that is judged by sequence is INCONCLUSIVE."""
+    """Below this many sequences a cell that is judged by sequence does not PASS; a FAIL has evidence of its own."""
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0

@@ -393,7 +393,7 @@ _METRICS: Final = (
     Metric("kc.bound.limit", "1", Instrument.GAUGE, _CELL, "Limit that the contract sets."),
     Metric(
         "kc.bound.margin", "1", Instrument.GAUGE, _CELL,
-        "Limit minus the bound that decided the verdict; negative on FAIL.",
+        "Limit minus the bound that decided the verdict, the lower one on FAIL; negative beyond the limit.",
     ),
     Metric("kc.bound.samples", "1", Instrument.GAUGE, _CELL, "Observations that the verdict rests on."),
     Metric(

@@ -37,9 +37,9 @@ def metric_name(clause: Clause) -> str:
 def samples_needed(clause: Clause, observability: Observability) -> int:
     """Observations below which the clause cannot pass: tokens, or sequences where these are its unit.
 
-    Nor can it fail with fewer, except on a maximum: one observation above the limit is a fact, while a few below it
-    say nothing of the next. What is observed once per batch may never be observed hundreds of times in a window, so the
-    contract's minima are not for that.
+    Nor can it fail with fewer by an interval, except on a maximum: one observation above the limit is a fact, while a
+    few below it say nothing of the next. What is observed once per batch may never be observed hundreds of times in a
+    window, so the contract's minima are not for that.
     """
     if clause.quantity is not None and clause.quantity.per is Unit.BATCH:
         return 1

@@ -31,8 +31,9 @@ __all__ = ["meaning_file"]
 _GUIDE: Final = """\
 A **kernel contract** says how far a training kernel (P) and an inference kernel (Q) of the same policy may differ. A
 *clause* limits one statistic of one metric on every *slice* of the traffic. The evaluator keeps a confidence interval
-for it: `PASS` when all of the interval is within the limit, `FAIL` when all of it is beyond, `INCONCLUSIVE` while the
-limit lies inside, `NO_DATA` when the kernels are silent. w = P(y)/Q(y) is the importance ratio of a sampled token y,
+for it: `PASS` when all of the interval is within the limit. What is observed is held against the limit as it arrives:
+`FAIL` when that speaks more strongly than chance does once per `false_alarms` of the contract. `INCONCLUSIVE` while
+neither is so, `NO_DATA` when the kernels are silent. w = P(y)/Q(y) is the importance ratio of a sampled token y,
 and l = log w. What a limit guarantees for rewards and gradients, and how many samples it needs, is what
 `kc-otel explain CONTRACT` answers; what was done about a cell, and by whom, stands on the evaluator's own page.
 """
