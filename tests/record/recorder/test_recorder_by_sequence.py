@@ -10,7 +10,7 @@ from kc_otel.record.slice_table import SliceTable
 
 CLAUSES = [
     {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.01},
-    {"id": "share", "metric": "clip_budget_share", "unit": "sequence", "limit": 0.5},
+    {"id": "share", "metric": "clip_budget_share", "limit": 0.5},
 ]
 
 
