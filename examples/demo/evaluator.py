@@ -75,6 +75,7 @@ def evaluating(contract: Path, folder: Path, webhook: str, secret: str) -> Itera
     grpc, http, api = free_ports(3)
     scripts = Path(sysconfig.get_path("scripts"))
     command = ["kc-otel", "serve", str(contract), "--state", str(folder / "state.sqlite")]
+    command += ["--group-wait", "1s", "--group-interval", "5s"]  # a story of three minutes
     command += ["--grpc-port", str(grpc), "--http-port", str(http), "--api-port", str(api)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environment |= {

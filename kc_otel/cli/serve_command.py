@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kc_otel._extras import extra
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import refuse, seconds
 from kc_otel.serve.config import ServeConfig, Sync
 
 __all__ = ["register"]
@@ -65,6 +65,12 @@ def serve(
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
     ] = _DEFAULT.webhooks,
+    group_wait: Annotated[
+        str, typer.Option(help="How long the first webhook about an incident waits for what belongs to it: 30s, 0s.")
+    ] = f"{_DEFAULT.group_wait:g}s",
+    group_interval: Annotated[
+        str, typer.Option(help="Time between a webhook about an incident and an update.")
+    ] = f"{_DEFAULT.group_interval / 60:g}m",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only record what would be done: nothing is sent, routed or asked for.")
     ] = _DEFAULT.dry_run,
@@ -113,6 +119,8 @@ def serve(
         tls_client_authority=tls_client_ca,
         allow_unauthenticated=allow_unauthenticated,
         webhooks=webhooks,
+        group_wait=seconds("--group-wait", group_wait),
+        group_interval=seconds("--group-interval", group_interval),
         dry_run=dry_run,
         dry_run_contracts=tuple(dry_run_contract or ()),
         standby=standby,

@@ -30,6 +30,8 @@ class ServeConfig:
         sync: When what was received is forced to the disk: before the sender is told so, or when the system likes.
         tick: Seconds between two evaluations.
         external_url: How a person reaches the API, for links in webhooks; None for the bound address.
+        group_wait: Seconds from the first alert of an incident to its webhook, which says all that fired until then.
+        group_interval: Seconds between a webhook about an incident and an update.
         webhooks: False lets webhooks whose endpoint is not configured wait in the outbox instead of refusing to start.
         dry_run: Judge every contract without any consequence: what would be done is only recorded.
         dry_run_contracts: Names of contracts to judge so, where not all are.
@@ -55,6 +57,8 @@ class ServeConfig:
     sync: Sync = Sync.ALWAYS
     tick: float = 1.0
     external_url: str | None = None
+    group_wait: float = 30.0
+    group_interval: float = 300.0
     webhooks: bool = True
     dry_run: bool = False
     dry_run_contracts: tuple[str, ...] = ()

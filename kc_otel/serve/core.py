@@ -24,7 +24,8 @@ from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
-from kc_otel.judge.escalation.notices import Notice, NoticeReason, webhooks
+from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage
+from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
@@ -66,6 +67,7 @@ class Core:
         announce: Told of every change, after it has been written.
         dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
         forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
+        timing: How long webhooks wait for what belongs to them.
 
     Raises:
         DamagedStateError: If the state file holds what no evaluator has written.
@@ -82,6 +84,7 @@ class Core:
         announce: Announce = lambda _severity, _message, _attributes: None,
         dry_run: Collection[str] = (),
         forgetful: Collection[str] = (),
+        timing: GroupTiming = AT_ONCE,
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
@@ -95,6 +98,7 @@ class Core:
         self.tick_seconds = 0.0
         self._connection = connection
         self._forgetful = frozenset(forgetful)
+        self._timing = timing
         self._renewed_at = now
         self.evaluator = Evaluator(contracts)
         with unit_of_work(connection), reading_state(connection):
@@ -173,7 +177,13 @@ class Core:
             changes = self.history.write(evaluations, unit)
             announcements = [self._changed(change, now) for change in changes if not _first_silence(change)]
             escalation = escalate(
-                tuple(self.contracts.values()), self.escalation, evaluations, self._invalid(now), self.dry_run, now
+                tuple(self.contracts.values()),
+                self.escalation,
+                evaluations,
+                self._invalid(now),
+                self.dry_run,
+                now,
+                self._timing,
             )
             for name in self.contracts:
                 faults = {"its policy": escalation.faults[name]} if name in escalation.faults else {}
@@ -283,8 +293,8 @@ class Core:
         for pin in escalation.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
-        for name, notices in escalation.notices.items():
-            self._enqueue(self.contracts[name], notices, now)
+        for name, messages in escalation.messages.items():
+            self._enqueue(self.contracts[name], messages, now)
         if abs(now - self._renewed_at) >= _RENEWAL_SECONDS:
             self._renewed_at = now
             self._renew(escalation.state, now)
@@ -296,20 +306,28 @@ class Core:
         again = (one for notices in escalation.notices.values() for one in notices if one.reason in _REPEATED)
         return announcements + [self._repeat(one, now) for one in again if _notifies(one)]
 
-    def _enqueue(self, contract: Contract, notices: Sequence[Notice], now: float) -> None:
-        for target, reason, alerts in webhooks(notices):
-            body = alert_body(contract, alerts, receiver=target, external_url=self.external_url, reason=reason.value)
-            self.outbox.enqueue(target, contract.name, encode(body), now)
+    def _enqueue(self, contract: Contract, messages: Sequence[IncidentMessage], now: float) -> None:
+        for one in messages:
+            body = alert_body(
+                contract,
+                one.alerts,
+                receiver=one.endpoint,
+                external_url=self.external_url,
+                reason=one.reason.value,
+                incident=one.incident,
+                lasting=one.lasting,
+                kernels=self.evaluator.kernels(contract.name),
+            )
+            self.outbox.enqueue(one.endpoint, contract.name, encode(body), now)
 
     def _renew(self, state: EscalationState, now: float) -> None:
         """Tell endpoints that forget which alerts still fire, of those that they were told of."""
-        for name, log in state.notifications.items():
-            told = {alert.fingerprint for alert in log.alerts}
-            firing = [edge(one, What.FIRING, now) for one in state.policies[name].firing if one.fingerprint in told]
+        for name, groups in state.groups.items():
             for target in self._forgetful:
-                theirs = [one for one in firing if any((a.kind, a.target) == ("webhook", target) for a in one.actions)]
-                if theirs:
-                    body = alert_body(self.contracts[name], theirs, receiver=target, external_url=self.external_url)
+                told = {fingerprint for one in groups if one.endpoint == target for fingerprint in one.told}
+                firing = [edge(one, What.FIRING, now) for one in state.policies[name].firing if one.fingerprint in told]
+                if firing:
+                    body = alert_body(self.contracts[name], firing, receiver=target, external_url=self.external_url)
                     self.outbox.renew(target, name, encode(body), now)
 
     def _repeat(self, notice: Notice, now: float) -> Announcement:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
@@ -133,7 +134,8 @@ async def _serve(
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
     forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
-    make = partial(Core, contracts, external_url="", dry_run=dry_run, forgetful=forgetful)
+    timing = GroupTiming(config.group_wait, config.group_interval)
+    make = partial(Core, contracts, external_url="", dry_run=dry_run, forgetful=forgetful, timing=timing)
     if (begun := await _begin(config, stop, make)) is None:
         return
     connection, core = begun

@@ -54,7 +54,8 @@ class Evaluator:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(state)),
-                *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2", *options),
+                *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2"),
+                *("--group-wait", "0s", "--group-interval", "0s", *options),
             ],
             env=os.environ | environ,
             stderr=subprocess.PIPE,

@@ -88,6 +88,7 @@ class Twins:
         self._command = [
             *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(folder / "state.sqlite")),
             *("--grpc-port", grpc, "--http-port", http, "--api-port", api, "--tick", "0.2", "--standby"),
+            *("--group-wait", "0s", "--group-interval", "0s"),
         ]
         self._folder = folder
         self._environ = os.environ | {

@@ -304,7 +304,7 @@ def _verdict(place, status, now):
         cell=Cell("policy", "token-tv", slice, *PAIRS[pair]), status=status, at=now, limit=0.02,
         estimate=0.0 if empty else 0.05, lower=0.0 if empty else 0.04, upper=0.0 if empty else 0.06,
         samples=0 if empty else 4096, window="" if empty else "short", method="", reason=f"{status} for the test",
-        contract_version=1, contract_hash="0" * 64, about="population",
+        contract_version=1, contract_hash="0" * 64, about="population", evidence=0.5,
     )  # fmt: skip
 
 

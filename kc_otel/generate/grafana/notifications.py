@@ -25,7 +25,8 @@ __all__ = ["notifications_file"]
 _PREFIX: Final = "kernel-contracts"
 _QUIET: Final = f"{_PREFIX}-off-hours"
 _ORG: Final = 1
-_GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "clause", "slice"]
+_GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "kernel_train", "kernel_inference"]
+"""What the evaluator calls one incident: what is wrong, on which pair of kernels."""
 _NOTES: Final = (
     "Contact points, notification policies, mute timings and message templates for the alerts of kernel contracts.",
     "Copy it into provisioning/alerting beside the rules. Its policy tree REPLACES that of the organisation: where",
@@ -134,8 +135,8 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
         "orgId": _ORG,
         "receiver": _receiver(None),
         "group_by": _GROUP_BY,
-        "group_wait": "10s",
-        "group_interval": "1m",
+        "group_wait": "30s",
+        "group_interval": "5m",
         "repeat_interval": repeat_interval(),
         "routes": [{**branch, "routes": routes}] if routes else [],
     }

@@ -20,6 +20,8 @@ SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
 
 _PAGE: Final = "page-only"
+_INCIDENT: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
+"""What the evaluator calls one incident: what is wrong, on which pair of kernels."""
 _CELL: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
 
 
@@ -37,9 +39,9 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     content = {
         "route": {
             "receiver": _PAGE,
-            "group_by": ["contract", "clause", "slice"],
-            "group_wait": "10s",
-            "group_interval": "1m",
+            "group_by": _INCIDENT,
+            "group_wait": "30s",
+            "group_interval": "5m",
             "repeat_interval": repeat_interval(),
             "routes": routes,
         },

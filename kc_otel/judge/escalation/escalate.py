@@ -13,10 +13,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, Pin, apply
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
+from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage, MessageGroup, group_messages
 from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_word
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_told, with_word
 from kc_otel.judge.verdict import Evaluation
 
 __all__ = ["Escalation", "EscalationState", "ended_silence", "escalate"]
@@ -33,6 +34,7 @@ class EscalationState:
         dry_run_decisions: What contracts that run dry would have published.
         people: Silences and acknowledgements.
         incidents: What is broken or not given back, by the contract's name.
+        groups: What endpoints were told of it and are still to be told, by the contract's name.
     """
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class EscalationState:
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Escalation:
     Attributes:
         state: What holds from now on.
         transitions: What fired and resolved, of contracts that run dry too.
-        notices: What has to be said, by the contract's name.
+        notices: What there is to say of alerts, by the contract's name.
+        messages: Webhooks to send, by the contract's name.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
         resolved: Incidents that are over.
@@ -64,6 +68,7 @@ class Escalation:
     ended_pins: tuple[Pin, ...]
     resolved: tuple[Incident, ...] = ()
     faults: Mapping[str, Exception] = field(default_factory=dict)
+    messages: Mapping[str, tuple[IncidentMessage, ...]] = field(default_factory=dict)
 
 
 def escalate(
@@ -73,6 +78,7 @@ def escalate(
     invalid: Callable[[Contract], Mapping[str, int]],
     dry_run: Collection[str],
     now: float,
+    timing: GroupTiming = AT_ONCE,
 ) -> Escalation:
     """One evaluation of every policy.
 
@@ -83,6 +89,7 @@ def escalate(
         invalid: Sequences of a contract that failed an input check within its window, by reason.
         dry_run: Names of the contracts that run dry.
         now: Unix time, seconds.
+        timing: How long webhooks wait for what belongs to them.
     """
     policies: dict[str, PolicyState] = {}
     edges: dict[str, tuple[Transition, ...]] = {}
@@ -112,6 +119,8 @@ def escalate(
         notifications[name], found[name] = notices(contract, log, policies[name].firing, transitions, people, now)
     incidents: dict[str, tuple[Incident, ...]] = {}
     resolved: list[Incident] = []
+    groups = dict(before.groups)
+    messages: dict[str, tuple[IncidentMessage, ...]] = {}
     for contract in contracts:
         name = contract.name
         verdicts, open_before = evaluations[name].verdicts, before.incidents.get(name, ())
@@ -123,16 +132,21 @@ def escalate(
                 open_before = with_word(open_before, "unsilenced", ended_silence(silence), now)
         after = follow(name, open_before, verdicts, policies[name].firing, decisions, now)
         after = with_actions(after, edges[name], people, dry_run=name in dry_run)
+        groups[name], messages[name] = group_messages(
+            before.groups.get(name, ()), found.get(name, ()), after, people, timing, contract.observability.window, now
+        )
+        after = with_told(after, messages[name], now)
         incidents[name] = tuple(one for one in after if one.state is not IncidentState.RESOLVED)
         resolved += [one for one in after if one.state is IncidentState.RESOLVED]
     return Escalation(
-        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people, incidents),
+        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people, incidents, groups),
         transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
         notices=found,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
         resolved=tuple(resolved),
         faults=faults,
+        messages=messages,
     )
 
 

@@ -15,23 +15,23 @@ zero and never more than the contract's window, so that a clock that jumps sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alert_lifecycle import edge, step_keys
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.people import People
 
-__all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notices", "webhooks"]
+__all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notices"]
 
 
 class NoticeReason(StrEnum):
     """Why somebody is told."""
 
     FIRING = "firing"
+    UPDATE = "update"
     RESOLVED = "resolved"
     REMINDER = "reminder"
     SILENCE_ENDED = "silence-ended"
@@ -129,17 +129,6 @@ def notices(
         if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
     ]
     return NotificationLog(contract.name, _sorted(notified)), (*first, *late)
-
-
-def webhooks(said: Sequence[Notice]) -> Iterator[tuple[str, NoticeReason, list[Transition]]]:
-    """The webhooks that say it: (endpoint, reason, alerts), one per endpoint, step and reason, by endpoint."""
-    targets = {
-        str(action.target) for notice in said for action in notice.transition.actions if action.kind == "webhook"
-    }
-    for target in sorted(targets):
-        wanted = [n for n in said if any(a.kind == "webhook" and a.target == target for a in n.transition.actions)]
-        for (_, reason), group in groupby(wanted, key=lambda notice: (notice.transition.step, notice.reason)):
-            yield target, reason, [notice.transition for notice in group]
 
 
 def _waited(

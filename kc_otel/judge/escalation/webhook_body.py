@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,10 +19,12 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["ALERT_NAMES", "alert_body", "alert_labels", "encode", "rfc3339", "summary"]
+__all__ = ["ALERT_NAMES", "alert_body", "alert_labels", "encode", "kernel_name", "rfc3339", "summary"]
 
 ALERT_NAMES: Final = {
     "fail": "KernelContractBroken",
@@ -47,6 +49,9 @@ def alert_body(
     external_url: str = "",
     max_alerts: int = 0,
     reason: str = "",
+    incident: Incident | None = None,
+    lasting: int = 0,
+    kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
     """One webhook about one contract.
 
@@ -56,7 +61,11 @@ def alert_body(
         receiver: Name of the endpoint.
         external_url: Base URL of the evaluator as people reach it; links are left empty without it.
         max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
-        reason: Why it is sent: `firing`, `resolved`, `reminder` or `silence-ended`; empty for the first two.
+        reason: Why it is sent: `firing`, `update`, `resolved`, `reminder` or `silence-ended`; empty for the first alert
+            and the last.
+        incident: What it is about: receivers that follow incidents get one for all its messages.
+        lasting: Alerts of the incident that the receiver knows to fire, after this message.
+        kernels: What kernel versions have said of themselves, for their names.
 
     Returns:
         A JSON object; equal arguments give equal bytes through `encode`.
@@ -69,13 +78,16 @@ def alert_body(
     shown = transitions[:max_alerts] if max_alerts else transitions
     base = external_url.rstrip("/")
     alerts = [_alert(contract, transition, base, reason) for transition in shown]
+    labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
+    said = reason or shown[0].what.value
     return {
         "version": "4",
-        "groupKey": f'{{}}:{{contract="{contract.name}"}}',
+        "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}",
         "truncatedAlerts": len(transitions) - len(shown),
-        "status": "firing" if any(t.what is What.FIRING for t in transitions) else "resolved",
+        "status": "firing" if lasting or any(t.what is What.FIRING for t in transitions) else "resolved",
+        "notification_reason": said,
         "receiver": receiver,
-        "groupLabels": {"contract": contract.name},
+        "groupLabels": labels,
         "commonLabels": _common([alert["labels"] for alert in alerts]),
         "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
         "externalURL": base,
@@ -86,10 +98,43 @@ def alert_body(
             "hash": contract.hash,
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
-            "reason": reason or shown[0].what.value,
+            "reason": said,
+            "incident": _incident(incident, base, lasting, kernels),
             "cells": [_cell(transition) for transition in shown],
         },
     }
+
+
+def _incident(one: Incident | None, base: str, lasting: int, kernels: Iterable[KernelInfo]) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    named = {(info.role, info.version): info.fields for info in kernels}
+    return {
+        "id": one.id,
+        "state": one.state.value,
+        "headline": one.headline,
+        "extents": [f"{clause}: {text}" for clause, text in one.extents],
+        "since": rfc3339(one.since),
+        "until": None if one.resolved_at is None else rfc3339(one.resolved_at),
+        "slices": len(one.slices),
+        "grew": one.growth_text,
+        "kernels": {
+            "train": kernel_name(named.get(("train", one.kernel_train), {}), one.kernel_train),
+            "inference": kernel_name(named.get(("inference", one.kernel_inference), {}), one.kernel_inference),
+        },
+        "alerts": lasting,
+        "url": f"{base}/#/incident/{one.id}" if base else "",
+    }
+
+
+def kernel_name(fields: Mapping[str, str], version: str) -> str:
+    """A kernel as people call it, its fingerprint after it.
+
+    >>> kernel_name({"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, "6cc3fbbbec48")
+    'vllm 0.32 fp8 (6cc3fbbbec48)'
+    """
+    known = [fields[name] for name in ("engine", "engine.version", "dtype", "quantization") if name in fields]
+    return f"{' '.join(known)} ({version})" if known else version
 
 
 def encode(body: Mapping[str, Any]) -> bytes:

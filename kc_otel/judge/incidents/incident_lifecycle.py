@@ -21,15 +21,15 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import TRAIN_KERNEL, DecisionTable
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
+from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState, PersonsWord
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
 
-__all__ = ["by_urgency", "follow", "with_actions", "with_word"]
+__all__ = ["by_urgency", "follow", "with_actions", "with_told", "with_word"]
 
 _BREAKS: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
-_NOTIFYING: Final = frozenset({"notify", "webhook"})
 _MOST_WORDS: Final = 200
 _URGENT: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 
@@ -88,7 +88,7 @@ def by_urgency(one: Incident) -> tuple[Any, ...]:
 def with_actions(
     incidents: Sequence[Incident], transitions: Iterable[Transition], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
-    """The incidents with what the alerts that fired in this evaluation do; nobody is told of one that is silenced."""
+    """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
     done: dict[Key, dict[tuple[str, str], tuple[float, list[str]]]] = {}
     for edge in transitions:
         if edge.what is not What.FIRING:
@@ -96,11 +96,24 @@ def with_actions(
         muted = bool(people.silencing(edge.cell, edge.at))
         mine = done.setdefault((edge.on, edge.cell.kernel_train, edge.cell.kernel_inference), {})
         for action in edge.actions:
-            if not (muted and action.kind in _NOTIFYING):
+            if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify")):
                 _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))
                 slices.append(edge.cell.slice)
     return tuple(
         replace(one, actions=_merged(one.actions, done[one.key], dry_run=dry_run)) if one.key in done else one
+        for one in incidents
+    )
+
+
+def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float) -> tuple[Incident, ...]:
+    """The incidents with who was told of them in this evaluation."""
+    told: dict[str, dict[tuple[str, str], tuple[float, list[str]]]] = {}
+    for message in messages:
+        fires = [edge.cell.slice for edge in message.alerts if edge.what is What.FIRING]
+        if fires and message.incident is not None:
+            told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
+    return tuple(
+        replace(one, actions=_merged(one.actions, told[one.id], dry_run=False)) if one.id in told else one
         for one in incidents
     )
 

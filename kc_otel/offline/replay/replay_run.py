@@ -13,9 +13,12 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.notices import NotificationLog, notices, webhooks
+from kc_otel.judge.escalation.message_groups import GroupTiming, MessageGroup, group_messages
+from kc_otel.judge.escalation.notices import NotificationLog, notices
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.replay.coverage import not_recorded
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
@@ -71,6 +74,8 @@ class _Run:
         self._evaluator = Evaluator([contract])
         self._policy = PolicyState(contract.name)
         self._book = NotificationLog(contract.name)
+        self._incidents: tuple[Incident, ...] = ()
+        self._groups: tuple[MessageGroup, ...] = ()
         self._decisions = DecisionTable()
         self._spans = SpanCollector()
         self._messages: list[SentWebhook] = []
@@ -100,9 +105,11 @@ class _Run:
         if decisions.version != self._decisions.version:
             self._spans.table(decisions, now)
             self._decisions = decisions
-        self._messages += [
-            SentWebhook(now, target, reason.value, len(alerts)) for target, reason, alerts in webhooks(told)
-        ]
+        found = follow(contract.name, self._incidents, verdicts, self._policy.firing, decisions, now)
+        self._incidents = tuple(one for one in found if one.state is not IncidentState.RESOLVED)
+        window = contract.observability.window
+        self._groups, sent = group_messages(self._groups, told, found, People(), GroupTiming(), window, now)
+        self._messages += [SentWebhook(now, one.endpoint, one.reason.value, len(one.alerts)) for one in sent]
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
         self._note(verdicts)
 

@@ -7,7 +7,7 @@ of notifications and what people decided are single values.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply, forget
 from kc_otel.judge.escalation.alert_lifecycle import retire
 from kc_otel.judge.escalation.escalate import EscalationState
+from kc_otel.judge.escalation.message_groups import MessageGroup
 from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.plain_json import read_json, to_json
@@ -96,9 +97,8 @@ class EscalationStore:
         for name, policy in after.policies.items():
             if policy != before.policies.get(name):
                 self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
-        for name, log in after.notifications.items():
-            if log != before.notifications.get(name):
-                self._values.save(_notifications(name), log)
+        self._save_each(_notifications, before.notifications, after.notifications)
+        self._save_each(_groups, before.groups, after.groups)
         if after.decisions != before.decisions:
             self._values.save(_DECISIONS, after.decisions)
         if after.dry_run_decisions != before.dry_run_decisions:
@@ -107,6 +107,11 @@ class EscalationStore:
             self._values.save(_PEOPLE, after.people)
         for name, incidents in after.incidents.items():
             self.incidents.save(before.incidents.get(name, ()), incidents)
+
+    def _save_each(self, key: Callable[[str], str], before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        for name, value in after.items():
+            if value != before.get(name):
+                self._values.save(key(name), value)
 
     def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
         values = self._values
@@ -119,6 +124,7 @@ class EscalationStore:
             dry_run_decisions=values.load(_DRY_RUN_DECISIONS, DecisionTable) or DecisionTable(),
             people=values.load(_PEOPLE, People) or People(),
             incidents={name: self.incidents.lasting(name) for name in contracts},
+            groups={name: values.load(_groups(name), tuple[MessageGroup, ...]) or () for name in contracts},
         )
 
     def _ran_dry(self) -> frozenset[str]:
@@ -135,6 +141,7 @@ class EscalationStore:
                 self._events.record(transitions, dry_run=self._ran_dry())
                 self._events.forget(name)
                 self._values.save(_notifications(name), None)
+                self._values.save(_groups(name), None)
                 decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
         self.incidents.end_others(contracts, now)
         people = People(
@@ -162,6 +169,7 @@ class EscalationStore:
                 state,
                 policies={**state.policies, name: policy},
                 notifications={**state.notifications, name: NotificationLog(name)},
+                groups={**state.groups, name: ()},
                 decisions=apply(state.decisions, transitions if begins else (), contracts[name], now),
                 dry_run_decisions=forget(state.dry_run_decisions, name, now),
             )
@@ -170,3 +178,7 @@ class EscalationStore:
 
 def _notifications(contract: str) -> str:
     return f"notifications of {contract}"
+
+
+def _groups(contract: str) -> str:
+    return f"message groups of {contract}"

@@ -3,7 +3,7 @@
 A message is written in the transaction that caused it and leaves only when its endpoint has answered 2xx, so a crash at
 any point can send it twice, under the same id, but never lose it. A lane is one contract's messages to one endpoint:
 only the oldest waiting message of a lane is ever due, and lanes do not wait for each other. Where a message takes
-several requests, as PagerDuty wants one an alert, each answer is written down: what was accepted is not sent again.
+several requests, each answer is written down: what was accepted is not sent again.
 
 What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
 

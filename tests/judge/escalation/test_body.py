@@ -31,6 +31,7 @@ def test_body_is_alertmanager_version_4(contract, edges):
     assert {name: type(value) for name, value in body.items()} == {
         "version": str, "groupKey": str, "truncatedAlerts": int, "status": str, "receiver": str, "groupLabels": dict,
         "commonLabels": dict, "commonAnnotations": dict, "externalURL": str, "alerts": list, "kernelContract": dict,
+        "notification_reason": str,
     }  # fmt: skip
     assert (body["version"], body["status"], body["receiver"]) == ("4", "firing", "pager")
     (alert,) = body["alerts"]

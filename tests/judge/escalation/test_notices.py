@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.notices import NoticeReason, NotificationLog, notices, webhooks
+from kc_otel.judge.escalation.notices import NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.plain_json import read_json, to_json
@@ -158,40 +158,3 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
         pager.people, _ = current(pager.people, {one.fingerprint for one in firing}, pager.now)
-
-
-def test_each_endpoint_gets_one_webhook_per_step_and_reason(make_contract, make_verdict):
-    """With every alert of that step, whatever the order of cells, and nothing of steps that do not call it."""
-    contract = make_contract(
-        [
-            {"on": "fail", "severity": "warning", "do": [{"webhook": "desk"}]},
-            {"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}, {"webhook": "desk"}]},
-            {"on": "fail", "severity": "info", "do": ["notify"]},
-        ]
-    )
-
-    def tick(state, log, now, **statuses):
-        verdicts = [make_verdict(status, slice=slice) for slice, status in statuses.items()]
-        state, edges = advance(contract, state, verdicts, {}, now)
-        log, told = notices(contract, log, state.firing, edges, People(), now)
-        found = [
-            (endpoint, reason, {one.severity for one in alerts}, sorted(one.cell.slice for one in alerts))
-            for endpoint, reason, alerts in webhooks(told)
-        ]
-        return state, log, found
-
-    state, log, said = tick(PolicyState(contract.name), NotificationLog(contract.name), 1000.0, all="FAIL", code="FAIL")
-    assert sorted(said, key=str) == [
-        ("desk", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
-        ("desk", NoticeReason.FIRING, {"warning"}, ["all", "code"]),
-        ("pager", NoticeReason.FIRING, {"critical"}, ["all", "code"]),
-    ]
-    _, _, said = tick(state, log, 1030.0, all="PASS", code="FAIL", prose="FAIL")
-    assert sorted(said, key=str) == [
-        ("desk", NoticeReason.FIRING, {"critical"}, ["prose"]),
-        ("desk", NoticeReason.FIRING, {"warning"}, ["prose"]),
-        ("desk", NoticeReason.RESOLVED, {"critical"}, ["all"]),
-        ("desk", NoticeReason.RESOLVED, {"warning"}, ["all"]),
-        ("pager", NoticeReason.FIRING, {"critical"}, ["prose"]),
-        ("pager", NoticeReason.RESOLVED, {"critical"}, ["all"]),
-    ]

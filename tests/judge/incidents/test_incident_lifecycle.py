@@ -10,11 +10,13 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, pin, resume
 from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.alerts import PolicyState, Transition
+from kc_otel.judge.escalation.message_groups import IncidentMessage
+from kc_otel.judge.escalation.notices import NoticeReason
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_word
+from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_told, with_word
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Verdict
 from tests.judge.escalation.conftest import contract_with, verdict_of
@@ -119,6 +121,12 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id() -> None:
     assert (after.id, after.since) == (first.id, 3.0)
 
 
+def edges_of(verdict: Verdict) -> tuple[Transition, ...]:
+    """What fires because of a verdict."""
+    contract = contract_with(ROUTING)
+    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
+
+
 def _alert(verdict: Verdict) -> Any:
     contract = contract_with([{"on": "fail", "do": ["notify"]}])
     state, _ = advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)
@@ -193,8 +201,10 @@ def test_what_was_done_says_whether_it_holds() -> None:
     assert [(action.kind, action.in_force, action.text) for action in held] == [
         ("halt", True, "trainers told to halt"),
         ("route", True, "code routed to the training kernel"),
-        ("webhook", None, "told pager by webhook"),
     ]
+    message = IncidentMessage("pager", NoticeReason.FIRING, one, edges_of(fail("code")), 1)
+    (one,) = with_told([one], [message], 12.0)
+    assert "told pager by webhook" in {action.text for action in actions_taken(one, evaluator.table, {})}
     late = actions_taken(one, DecisionTable(), {"pager": 9.0})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
     assert "pager is still to be told: its webhook waits" in {action.text for action in late}
@@ -209,7 +219,7 @@ def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
     evaluator.tick(10.0, fail("code"))
     (one,) = evaluator.tick(20.0, fail("code"), fail("prose"))
     assert [(action.kind, action.at, action.slices) for action in one.actions] == [
-        ("route", 10.0, ("code", "prose")), ("webhook", 10.0, ("code", "prose")), ("halt", 10.0, ("code", "prose")),
+        ("route", 10.0, ("code", "prose")), ("halt", 10.0, ("code", "prose")),
     ]  # fmt: skip
 
 
@@ -224,8 +234,8 @@ def test_a_dry_run_says_what_it_would_do() -> None:
 
 
 def test_nobody_is_told_of_what_is_silenced() -> None:
-    """The route of a silenced alert is an action, its webhook is not."""
-    evaluator = Evaluator(ROUTING)
+    """The route of a silenced alert is an action, its announcement is not."""
+    evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}, "notify", "halt"]}])
     evaluator.people = People((Silence("1", evaluator.contract.name, None, None, "ada", "planned", 0.0, 99.0),))
     (one,) = evaluator.tick(10.0, fail("code"))
     assert [action.kind for action in one.actions] == ["route", "halt"]

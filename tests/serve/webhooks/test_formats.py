@@ -9,9 +9,12 @@ from datetime import datetime
 
 import pytest
 
+from kc_otel.judge.decisions.table import DecisionTable
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.serve.webhooks.formats import Format, render
 
 AT = 1_700_000_000.0
@@ -106,8 +109,50 @@ def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
     assert "<!channel>" not in json.dumps(sent(Format.SLACK, encode(hostile)))
 
 
+def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(make_contract, make_verdict):
+    """One key at PagerDuty and one group for Alertmanager's readers; kernels by their names; links open it."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+    verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
+    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
+    state, ended = advance(contract, state, passing, {}, AT + 60)
+    (over,) = follow(contract.name, [begun], passing, state.firing, DecisionTable(), AT + 60)
+    kernels = [KernelInfo("inference", "b" * 12, {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, AT)]
+    bodies = [
+        encode(
+            alert_body(
+                contract, edges, receiver="pager", external_url="https://kc.example/", reason=reason,
+                incident=incident, lasting=lasting, kernels=kernels,
+            )
+        )
+        for edges, reason, incident, lasting in (
+            (fired[:20], "firing", begun, 20), (fired[20:], "update", begun, 45), (ended, "resolved", over, 0),
+        )
+    ]  # fmt: skip
+    events = [event for body in bodies for event in sent(Format.PAGERDUTY, body, key="R" * 32)]
+    assert [event["event_action"] for event in events] == ["trigger", "trigger", "resolve"]
+    assert {event["dedup_key"] for event in events} == {f"kc-otel/policy-7b/{begun.id}"}
+    payload = events[1]["payload"]
+    assert payload["summary"] == "policy-7b: token-tv is above its limit on s0, s1, s10 and 42 more"
+    assert (payload["source"], payload["severity"]) == (f"vllm 0.32 fp8 ({'b' * 12})", "critical")
+    assert events[0]["links"][0] == {"href": f"https://kc.example/#/incident/{begun.id}", "text": "incident"}
+    whole = [json.loads(body) for body in bodies]
+    assert {body["groupKey"] for body in whole} == {f'{{}}:{{contract="policy-7b", incident="{begun.id}"}}'}
+    assert [body["notification_reason"] for body in whole] == ["firing", "update", "resolved"]
+    (first,), (update,), (last,) = (sent(Format.SLACK, body) for body in bodies)
+    assert first["text"] == "Broken: policy-7b: token-tv is above its limit on s0, s1, s10 and 42 more"
+    assert update["text"].startswith("Update: policy-7b: ")
+    assert last["text"] == "Resolved: policy-7b: token-tv was above its limit on s0, s1, s10 and 42 more"
+    (attachment,) = first["attachments"]
+    assert f"<https://kc.example/#/incident/{begun.id}|Incident>" in json.dumps(attachment["blocks"])
+    assert "vllm 0.32 fp8" in json.dumps(attachment["blocks"])
+    (grafana,) = sent(Format.GRAFANA, bodies[1])
+    assert grafana["title"].startswith("[FIRING:45] policy-7b: token-tv is above")
+
+
 def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
-    """Forty slices break: forty events for a pager, a message of twenty for people."""
+    """Forty alerts of no incident: forty events for a pager, a message of twenty for people."""
     contract = make_contract(
         [{"on": "fail", "do": [{"webhook": "pager"}]}],
         slices={f"s{n}": {"where": {"n": n}} for n in range(40)},

@@ -14,7 +14,11 @@ __all__ = ["body"]
 def body(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Grafana's body for a stored one."""
     firing = [alert for alert in stored["alerts"] if alert["status"] == "firing"]
-    title = f"[{stored['status'].upper()}:{len(firing) or len(stored['alerts'])}] {stored['groupLabels']['contract']}"
+    incident = stored["kernelContract"]["incident"]
+    many = incident["alerts"] if incident is not None else len(firing)
+    title = f"[{stored['status'].upper()}:{many or len(stored['alerts'])}] {stored['groupLabels']['contract']}"
+    if incident is not None:
+        title += f": {incident['headline']}"
     return {
         "receiver": stored["receiver"],
         "status": stored["status"],

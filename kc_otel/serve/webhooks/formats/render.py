@@ -5,8 +5,8 @@
 | kernel-contract | Alertmanager's version 4 body with `kernelContract` | Standard Webhooks signature   |
 | alertmanager    | alerts, to Alertmanager's own API version 2         | `Authorization`, if any       |
 | grafana         | Grafana's webhook body, version 1                   | hex HMAC-SHA256 of the body   |
-| pagerduty       | one Events API v2 event for each alert              | routing key, in the body      |
-| slack           | a message with one attachment for each alert        | the URL itself                |
+| pagerduty       | one Events API v2 event for the incident            | routing key, in the body      |
+| slack           | a message in blocks about the incident              | the URL itself                |
 """
 
 from __future__ import annotations
