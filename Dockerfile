@@ -10,16 +10,18 @@ WORKDIR /src
 ARG VERSION=0.1.0
 ENV SETUPTOOLS_SCM_PRETEND_VERSION_FOR_KC_OTEL=$VERSION
 COPY pyproject.toml README.md LICENSE ./
+COPY .ci/locked ./.ci/locked
 COPY kc_otel ./kc_otel
 # The handbook, which the wheel then carries.
 RUN python -m venv /docs \
- && /docs/bin/pip install --upgrade 'pip>=25.1' \
- && /docs/bin/pip install --group docs --editable '.[serve]' \
+ && /docs/bin/pip install --require-hashes --only-binary=:all: -r .ci/locked/build.txt \
+ && /docs/bin/pip install --no-deps --no-build-isolation --editable . \
  && NO_MKDOCS_2_WARNING=1 /docs/bin/mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml
-RUN python -m pip wheel --no-deps --wheel-dir /wheels .
+RUN /docs/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 # A virtual environment is one folder, so the image below needs nothing else of this stage.
 RUN python -m venv /opt/kc-otel \
- && /opt/kc-otel/bin/pip install --only-binary=:all: "$(echo /wheels/*.whl)[serve]" \
+ && /opt/kc-otel/bin/pip install --require-hashes --only-binary=:all: -r .ci/locked/serve.txt \
+ && /opt/kc-otel/bin/pip install --no-deps --no-index /wheels/*.whl \
  && /opt/kc-otel/bin/python -m compileall -q /opt/kc-otel/lib \
  && /opt/kc-otel/bin/pip uninstall --yes pip
 

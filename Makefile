@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 ENGINES ?= .venv-engines
 OLDEST ?= .venv-oldest
+# 1: the tests' tools in the versions of .ci/locked, by their hashes, instead of the newest.
+LOCKED ?=
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
@@ -18,7 +20,8 @@ comma := ,
 space := $(strip) $(strip)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lint types bench soak generate handbook clean
+.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak generate \
+  handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,6 +54,20 @@ test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some min
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
+
+# The versions and hashes of what the image has, and of what the tests run with; universal, so one file for every platform.
+lock: ## .ci/locked: newest versions that pyproject.toml allows, with their hashes
+	@test -x .cache/lock/bin/uv || { $(PYTHON) -m venv .cache/lock && .cache/lock/bin/pip install -q uv; }
+	@lock() { .cache/lock/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-annotate --no-header --extra serve pyproject.toml -o ".ci/locked/$$1.txt" "$${@:2}"; }; \
+	  mkdir -p .ci/locked; lock serve; lock build --group build --group docs; lock tests --group build --group docs --group dev
+
+sbom: ## dist: what the image is made of (CycloneDX), and under which licences
+	@rm -rf .cache/image && $(PYTHON) -m venv .cache/image
+	@.cache/image/bin/pip install -q --require-hashes --only-binary=:all: -r .ci/locked/serve.txt
+	@$(PYTHON) -m venv .cache/sbom && .cache/sbom/bin/pip install -q --upgrade 'pip>=25.1' && .cache/sbom/bin/pip install -q --group sbom
+	@mkdir -p dist && .cache/sbom/bin/cyclonedx-py environment .cache/image --of JSON -o dist/sbom.cdx.json
+	@.cache/sbom/bin/pip-licenses --python .cache/image/bin/python --format markdown --with-urls --output-file dist/licences.md
 
 fuzz: $(VENV)/.test ## every parser under Atheris, a minute each (SECONDS_EACH=600, NAMES="contract otlp-json": only these)
 	@$(PIP) install --group fuzz
@@ -100,12 +117,13 @@ $(VENV)/.torch: | $(VENV)/bin/python
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	@echo "installing kc-otel ..."
-	@$(PIP) install --editable '.[serve]'
+	@$(if $(LOCKED),$(PIP) install --require-hashes -r .ci/locked/tests.txt && \
+	  $(PIP) install --no-deps --no-build-isolation --editable .,$(PIP) install --editable '.[serve]')
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.demo
 	@echo "installing the tests' tools ..."
-	@$(PIP) install --group dev --group docs
+	@$(if $(LOCKED),,$(PIP) install --group dev --group docs)
 	@touch $@
 
 # pip has no way to ask for the lowest versions; uv says which they are, pip installs them. Except torch, of which only builds
