@@ -131,10 +131,9 @@ def test_an_alarm_takes_more_the_more_cells_there_are_and_never_less_again() -> 
     evidence.take({key: [few], key._replace(slice="code"): [few], key._replace(kernel_inference="c"): [few]}, NOW)
     assert evidence.level == pytest.approx(math.log(3 * 86_400))
     evidence.forget(key)
+    evidence.take({key._replace(slice="other"): [few], key._replace(slice="code"): [few]}, NOW)
     assert len(evidence.cells) == 2
     assert evidence.level == pytest.approx(math.log(3 * 86_400))
-    evidence.take({key._replace(slice="other"): [few]}, NOW)
-    assert len(evidence.cells) == 2
 
 
 def test_nothing_new_changes_nothing() -> None:
