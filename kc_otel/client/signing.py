@@ -19,14 +19,13 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
 import re
 import secrets as random_secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from kc_otel.contract.json_text import read_json_text
 
 __all__ = [
     "BodyError",
@@ -195,8 +194,8 @@ def parsed_body(raw: bytes) -> Any:
         BodyError: If it is not JSON, or nests deeper than can be read.
     """
     try:
-        return read_json_text(raw)
-    except ValueError:
+        return json.loads(raw)
+    except (ValueError, RecursionError):  # the one is not JSON, the other nests too deeply
         raise BodyError("the body is not JSON that can be read") from None
 
 
