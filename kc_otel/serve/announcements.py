@@ -1,7 +1,13 @@
-"""What people read of a change: its sentence, how grave it is, and the attributes of its log record."""
+"""What people read of a change: its sentence, how grave it is, and the attributes of its log record.
+
+A verdict that changes is a `gen_ai.evaluation.result` of OpenTelemetry's semantic conventions for generative AI, so
+that tools that show evaluations show it; everything else is a `kc.transition`. Source: semantic-conventions-genai,
+model/gen-ai/events.yaml.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,11 +28,13 @@ class Announcement(NamedTuple):
         severity: info, warning or critical.
         message: One sentence.
         attributes: Of the log record.
+        event: Name of the log record's event.
     """
 
     severity: str
     message: str
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, str | float]
+    event: str = "kc.transition"
 
 
 def of_change(change: StatusChange, contract: Contract) -> Announcement:
@@ -34,12 +42,21 @@ def of_change(change: StatusChange, contract: Contract) -> Announcement:
     verdict = change.verdict
     before = change.before.value if change.before else "new"
     message = f"{verdict.cell.clause} on {verdict.cell.slice}: {before} -> {verdict.status.value}: {verdict.reason}"
-    return Announcement("warning" if verdict.status is Status.FAIL else "info", message, _attributes(contract, verdict))
+    attributes: dict[str, str | float] = {
+        **_attributes(contract, verdict),
+        "gen_ai.evaluation.name": verdict.cell.clause,
+        "gen_ai.evaluation.score.label": verdict.status.value.lower(),
+        "gen_ai.evaluation.explanation": verdict.reason,
+    }
+    if math.isfinite(verdict.estimate):
+        attributes["gen_ai.evaluation.score.value"] = verdict.estimate
+    severity = "warning" if verdict.status is Status.FAIL else "info"
+    return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
 
 
 def of_transition(transition: Transition, contract: Contract, *, dry_run: bool) -> Announcement:
     """An alert fires, or has resolved."""
-    attributes = _attributes(contract, transition.verdict) | {"kc.severity": transition.severity}
+    attributes = {**_attributes(contract, transition.verdict), "kc.severity": transition.severity}
     message = summary(transition)
     if dry_run:
         message = f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
@@ -65,7 +82,7 @@ def cell_fields(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str]:
+def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str | float]:
     cell = verdict.cell
     return {
         "kc.contract": cell.contract,

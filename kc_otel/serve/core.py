@@ -49,8 +49,8 @@ __all__ = ["Core"]
 
 _log: Final = logging.getLogger(__name__)
 
-Announce = Callable[[str, str, Mapping[str, str]], None]
-"""(severity, message, attributes) of something that changed."""
+Announce = Callable[[Announcement], None]
+"""Told of something that changed."""
 _REPEATED: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _RENEWAL_SECONDS: Final = 60.0
 _NOTIFYING: Final = frozenset({"notify", "webhook"})
@@ -81,7 +81,7 @@ class Core:
         *,
         external_url: str,
         now: float,
-        announce: Announce = lambda _severity, _message, _attributes: None,
+        announce: Announce = lambda _announcement: None,
         dry_run: Collection[str] = (),
         forgetful: Collection[str] = (),
         timing: GroupTiming = AT_ONCE,
@@ -270,7 +270,7 @@ class Core:
         """Say what has been written."""
         for one in announcements:
             _log.info("%s", one.message)
-            self.announce(*one)
+            self.announce(one)
 
     def _adopt(self, state: EscalationState, evaluations: Mapping[str, Evaluation], now: float) -> None:
         self.escalation, self.evaluated_at = state, now

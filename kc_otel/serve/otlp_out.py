@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.serve.announcements import Announcement
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
@@ -54,21 +55,21 @@ class TelemetryExporter:
         """What the next export says; the exporter's thread only ever sees a finished reading."""
         self._latest = readings
 
-    def transition(self, severity: str, message: str, attributes: Mapping[str, str]) -> None:
+    def transition(self, change: Announcement) -> None:
         """A log record of something that changed; nothing without an endpoint."""
         if self._logger is None:
             return
         from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only where logs are sent
 
-        level = _SEVERITY.get(severity, "INFO")
+        level = _SEVERITY.get(change.severity, "INFO")
         self._logger.emit(
             LogRecord(
                 timestamp=time.time_ns(),
                 severity_number=SeverityNumber[level],
                 severity_text=level,
-                body=message,
-                attributes=dict(attributes),
-                event_name="kc.transition",
+                body=change.message,
+                attributes=dict(change.attributes),
+                event_name=change.event,
             )
         )
 

@@ -264,7 +264,13 @@ def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configure
     attributes = {pair.key: pair.value.string_value for pair in failed.attributes}
     assert attributes["kc.contract.version"] == "1"
     assert attributes["kc.verdict.status"] == "FAIL"
-    assert failed.event_name == "kc.transition"
+    assert failed.event_name == "gen_ai.evaluation.result"
+    assert attributes["gen_ai.evaluation.name"] == "token-tv"
+    assert attributes["gen_ai.evaluation.score.label"] == "fail"
+    assert attributes["gen_ai.evaluation.explanation"]
+    (score,) = [pair.value.double_value for pair in failed.attributes if pair.key == "gen_ai.evaluation.score.value"]
+    assert score > 0.02
+    assert "kc.transition" in {record.event_name for record in collector.logs}
 
 
 def test_stopping_does_not_wait_for_an_endpoint_that_is_gone(serve: Callable[..., Evaluator]) -> None:

@@ -85,7 +85,7 @@ def test_a_tick_that_fails_half_way_leaves_no_trace(
 ) -> None:
     """A webhook whose cause was not kept is not sent."""
     core, said = make_core(), []
-    core.announce = lambda *change: said.append(change)
+    core.announce = said.append
     core.metrics(drift(0.3))
 
     def full(*_: object) -> None:

@@ -38,7 +38,7 @@ def kinds(core: Core) -> list[str]:
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., Core], drift: Callable) -> None:
     """No webhook, no route, no directive; events, an announcement and a table of their own tell what would be."""
     core, said = start(), []
-    core.announce = lambda severity, message, _attributes: said.append((severity, message))
+    core.announce = lambda one: said.append((one.severity, one.message))
     core.metrics(drift(0.3))
     core.tick(time.time())
     assert core.outbox.messages() == ()

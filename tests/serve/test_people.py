@@ -74,7 +74,7 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
     said: list[str] = []
     now = time.time()
     made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
-    failing.announce = lambda _severity, message, _attributes: said.append(message)
+    failing.announce = lambda one: said.append(one.message)
     failing.tick(now)
     assert failing.outbox.messages() == ()
     assert not [message for message in said if "broken" in message]

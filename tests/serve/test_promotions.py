@@ -111,7 +111,7 @@ def test_traffic_follows_the_place(driven: Driven) -> None:
 def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> None:
     """The table, the event with its reason, and evidence that verifies are there before the tick has ended."""
     told, said = driven.core.promotions, []
-    driven.core.announce = lambda *one: said.append(one)
+    driven.core.announce = said.append
     told.start("policy", "v2", "ada", 0.0)
     driven.tick(61, v2="PASS")
     version = driven.core.decisions.version
