@@ -69,8 +69,9 @@ def test_parallel_connections(target: Any) -> None:
 @contextmanager
 def unfinished(client: HttpClient) -> Iterator[None]:
     """A request whose body does not come."""
-    with socket.create_connection((client.connection.host, client.connection.port)) as sock:
-        head = f"POST {client.base}{METRICS.path} HTTP/1.1\r\nHost: a\r\nContent-Type: {PROTOBUF}\r\n"
+    host, port = client.connection.host, client.connection.port
+    with socket.create_connection((host, port)) as sock:
+        head = f"POST {client.base}{METRICS.path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {PROTOBUF}\r\n"
         sock.sendall(f"{head}Content-Length: 100\r\n\r\n0".encode())
         yield
 
