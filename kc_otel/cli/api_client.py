@@ -12,7 +12,7 @@ import typer
 from kc_otel.client.credentials import TokenError, authorization, client_context
 from kc_otel.contract.plain_text import plain, plain_tree
 
-__all__ = ["Url", "get", "post"]
+__all__ = ["Url", "get", "get_record", "post"]
 
 DEFAULT_URL = "http://127.0.0.1:4320"
 
@@ -23,7 +23,12 @@ Url = Annotated[
 
 def get(url: str, path: str, **parameters: str | int) -> Any:
     """A JSON answer, its texts fit for a terminal; ends the program with a remedy where there is none."""
-    return _call("GET", url, path, params=parameters)
+    return plain_tree(_call("GET", url, path, params=parameters))
+
+
+def get_record(url: str, path: str) -> Any:
+    """A JSON answer as it is, for a file that has a checksum."""
+    return _call("GET", url, path)
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> Any:
@@ -53,7 +58,7 @@ def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
             detail = response.text
         print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
         raise typer.Exit(os.EX_USAGE if response.status_code == httpx.codes.NOT_FOUND else 2)
-    return plain_tree(response.json())
+    return response.json()
 
 
 def _tls(url: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
 from kc_otel.cli.terminal import refuse
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import spoken
@@ -194,7 +194,7 @@ def _record(path: Path) -> Any:
 
 def _save(url: str, path: str, folder: Path) -> None:
     for one in get(url, f"{path}/evidence")["evidence"]:
-        record = get(url, f"{path}/evidence/{one['id']}")
+        record = get_record(url, f"{path}/evidence/{one['id']}")
         slug = one["what"].replace(" ", "-").replace("%", "")
         file = folder / f"{one['id']:04d}-{slug}.json"
         try:

@@ -39,6 +39,12 @@ def replay(
             metavar="DURATION",
         ),
     ] = None,
+    group_wait: Annotated[
+        str, typer.Option(help="How long the first webhook about an incident waits, as `kc-otel serve` has it.")
+    ] = "30s",
+    group_interval: Annotated[
+        str, typer.Option(help="Time between a webhook about an incident and an update, likewise.")
+    ] = "5m",
     as_json: PrintJson = False,
 ) -> None:
     """Run recorded telemetry through a changed contract: alerts, routes, directives and webhooks, and what differs.
@@ -47,14 +53,16 @@ def replay(
     What was measured stays as it was: a route in a replay moves no traffic, and people's decisions are not replayed.
     """
     from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
+    from kc_otel.judge.escalation.message_groups import GroupTiming  # noqa: PLC0415
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
     from kc_otel.offline.replay.replay_text import replay_lines  # noqa: PLC0415
     from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 
     every = None if tick is None else seconds("--tick", tick)
+    timing = GroupTiming(seconds("--group-wait", group_wait), seconds("--group-interval", group_interval))
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)
-        found = replay_recordings(recordings, new, old, every)
+        found = replay_recordings(recordings, new, old, every, timing)
     for sentence in found.damage[:_NAMED]:
         print(sentence, file=sys.stderr)
     if len(found.damage) > _NAMED:

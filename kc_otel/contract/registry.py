@@ -478,6 +478,10 @@ _METRICS: Final = (
         "Time that the last evaluation of every cell took.",
     ),
     Metric(
+        "kc.evaluator.last_evaluation", "s", Instrument.GAUGE, (),
+        "Unix time of the last evaluation; what the evaluator says is as old as that.",
+    ),
+    Metric(
         "kc.evaluator.failures", "{failure}", Instrument.COUNTER, ("kc.contract",),
         "Cells or contracts that the evaluator failed to judge; no contract where all failed together.",
     ),

@@ -72,6 +72,8 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
     ]
     readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
+    evaluated = core.evaluated_at
+    readings["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
     failures = core.evaluator.faults.counts
     readings["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})

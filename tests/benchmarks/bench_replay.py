@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES
+from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.traffic_entries import received_frame
 from kc_otel.offline.replay.traffic_reading import read_recordings
@@ -90,7 +91,7 @@ def run(hours: float, every: float, folder: Path) -> None:
             file.write(received_frame(request, at))
     begin = time.process_time()
     damage: list[str] = []
-    course = replay(contract(), read_recordings([path], damage), TICK)
+    course = replay(contract(), read_recordings([path], damage), TICK, GroupTiming())
     spent = time.process_time() - begin
     assert course.cells == len(METRICS) * SLICES
     assert not damage

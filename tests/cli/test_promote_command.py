@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -177,6 +178,22 @@ def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
     changed["step"]["by"] = "nobody"
     files[1].write_text(json.dumps(changed))
     assert run("gate", "verify", files[1])[0] == 1
+
+
+def test_evidence_is_saved_as_it_is(run, driven, tmp_path, monkeypatch):
+    """Text of several lines, such as a contract's, is for the file and its checksum, not for a terminal."""
+    run("promote", "policy", "v2")
+    driven.tick()
+    kept = driven.core.promotions.evidence
+    text = "two\nlines \x1b[31m"
+    monkeypatch.setattr(
+        driven.core.promotions,
+        "evidence",
+        lambda *of: [replace(one, record={**one.record, "text": text}) for one in kept(*of)],
+    )
+    run("promote", "policy", "v2", "--save", tmp_path / "evidence")
+    (file,) = (tmp_path / "evidence").iterdir()
+    assert json.loads(file.read_text())["text"] == text
 
 
 def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):

@@ -42,7 +42,7 @@ def table(board: dict, id: int) -> dict:
 def test_the_answer_is_on_the_first_screen(board: dict) -> None:
     """Counts, then what does not hold, in the first 14 rows of the grid, which a laptop shows without scrolling."""
     first = [panel["title"] for panel in board["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14]
-    assert first[:4] == ["Broken", "No data", "Undecided", "Holding"]
+    assert first[:5] == ["Evaluated", "Broken", "No data", "Undecided", "Holding"]
     assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
 
 
@@ -57,7 +57,10 @@ def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -
         ("State", True),
         ("Margin", False),
     ]
-    assert worst["fieldConfig"]["defaults"]["noValue"] == "Everything that is judged holds"
+    assert (
+        worst["fieldConfig"]["defaults"]["noValue"]
+        == "Everything that is judged holds, if the first tile says that an evaluator lives"
+    )
 
 
 def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:

@@ -162,6 +162,23 @@ def test_every_query_answers_what_float64_says(panel_store: Store, boards: dict,
     assert not wrong, "\n".join(map(str, wrong))
 
 
+@pytest.mark.parametrize("name", ["overview", "promotion", "health"])
+def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, name: str) -> None:
+    """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
+    world = panel_store.world.but(picked=picks(boards[name], "at first", panel_store.world))
+    dead = world.but(at=world.recorded.end + 90, range=80)
+    tiles = [one for one in queries(boards[name]) if one[0]["type"] == "stat" and one[1] != "8 Measured share"]
+    assert all(panel["fieldConfig"]["defaults"]["noValue"] == "unknown" for panel, *_ in tiles)
+    said = {
+        title: panel_store.ask(target["expr"], dead.but(rate=rate_interval(target, dead)))
+        for _, title, _, target in tiles
+    }
+    ages = [float(row["value"][1]) for title in [*said] if title.endswith("Evaluated") for row in said.pop(title)]
+    assert ages == ([] if name == "promotion" else [dead.at - world.recorded.end])
+    assert said
+    assert not any(said.values())
+
+
 @pytest.mark.parametrize("name", ["overview", "slice", "rl", "promotion"])
 def test_a_mark_is_where_a_kernel_version_appears(panel_store: Store, boards: dict, name: str) -> None:
     """Each pair that is judged and each kernel that reports is marked for five minutes, and no longer."""

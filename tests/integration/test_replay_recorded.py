@@ -23,7 +23,10 @@ pytestmark = pytest.mark.slow
 
 def replayed(*arguments: object) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "kc_otel", "replay", *map(str, arguments), "--json"],
+        [
+            *(sys.executable, "-m", "kc_otel", "replay", *map(str, arguments), "--json"),
+            *("--group-wait", "0s", "--group-interval", "0s"),  # as the evaluator that it is compared with
+        ],
         capture_output=True,
         text=True,
         check=False,

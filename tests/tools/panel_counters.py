@@ -37,8 +37,14 @@ def grouped(names: tuple[str, ...], rows: Callable[[World], Rows], how: Any = su
 
 
 def in_range(counter: Callable[[World], Counter]) -> Expected:
-    """What a counter grew by in the dashboard's range."""
-    return total(lambda world: increase(world, counter(world), world.range))
+    """What a counter grew by in the dashboard's range; nothing, not 0, where nobody counts and no evaluator lives."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        rows = increase(world, counter(world), world.range)
+        everything = alone(float(sum(value for _, value in rows)))
+        return everything if rows else alive(lambda _: everything)(world)
+
+    return found
 
 
 def rates(names: tuple[str, ...], counter: Callable[[World], Counter]) -> Expected:
@@ -73,6 +79,17 @@ def failures(world: World) -> Counter:
 
 def waiting(world: World) -> Rows:
     return world.rows(lambda moment: [({"kc_endpoint": name}, number) for name, number in moment.waiting.items()])
+
+
+def age(world: World) -> dict[Labels, Answer]:
+    """Seconds since the last evaluation of any evaluator."""
+    last = [moment.at for moment in world.now()]
+    return alone(world.at - max(last)) if last else {}
+
+
+def alive(expected: Expected) -> Expected:
+    """What is said as long as an evaluator lives: one that has judged within the last minute."""
+    return lambda world: expected(world) if any(seconds < 60 for seconds in age(world).values()) else {}
 
 
 def known(of: Callable[[Moment], float]) -> Callable[[World], Rows]:

@@ -42,6 +42,8 @@ from tests.tools.panel_cells import (
 )
 from tests.tools.panel_counters import (
     REASON,
+    age,
+    alive,
     attempts,
     dropped,
     failures,
@@ -90,14 +92,15 @@ def _of_picked(of: Of) -> Expected:
 
 
 OVERVIEW: dict[str, tuple[Expected, ...]] = {
-    "1 Broken": (count_of(Status.FAIL),),
-    "2 No data": (count_of(Status.NO_DATA),),
-    "3 Undecided": (count_of(Status.INCONCLUSIVE),),
-    "4 Holding": (count_of(Status.PASS),),
-    "5 Alerts firing": (lambda world: alone(len(by((*PLACE, "kc_severity"), firing(world)))),),
-    "6 Routed away": (lambda world: alone(sum(routes(world).values())),),
+    "1 Broken": (alive(count_of(Status.FAIL)),),
+    "2 No data": (alive(count_of(Status.NO_DATA)),),
+    "3 Undecided": (alive(count_of(Status.INCONCLUSIVE)),),
+    "4 Holding": (alive(count_of(Status.PASS)),),
+    "5 Alerts firing": (alive(lambda world: alone(len(by((*PLACE, "kc_severity"), firing(world))))),),
+    "6 Routed away": (alive(lambda world: alone(sum(routes(world).values()))),),
     "12 Invalid input": (in_range(invalid),),
-    "13 Points received": (total(points(lambda outcome: outcome == "accepted")),),
+    "13 Points received": (alive(total(points(lambda outcome: outcome == "accepted"))),),
+    "15 Evaluated": (age,),
     "7 What does not hold: since when, for whom, and what was done about it": (
         broken(cells(code)), broken(cells(milliseconds, min)), broken(cells(margin, min)),
         broken(spread(done)), broken(spread(severity)), _promised_and_broken,
@@ -113,9 +116,9 @@ OVERVIEW: dict[str, tuple[Expected, ...]] = {
 }  # fmt: skip
 PROMOTION: dict[str, tuple[Expected, ...]] = {
     "2 Routed away": OVERVIEW["6 Routed away"],
-    "3 Promotions held": (held("hold-promotion"),),
-    "4 Roll-outs quarantined": (held("quarantine-rollouts"),),
-    "5 Training halted": (held("halt"),),
+    "3 Promotions held": (alive(held("hold-promotion")),),
+    "4 Roll-outs quarantined": (alive(held("quarantine-rollouts")),),
+    "5 Training halted": (alive(held("halt")),),
     "10 Routes over time": (routes,),
     "11 Holds, quarantines and halts over time": (
         grouped((*PLACE, "kc_action"), lambda world: acting(world, *_KEPT_BACK), max),
@@ -131,10 +134,11 @@ PROMOTION: dict[str, tuple[Expected, ...]] = {
     "18 Windows of PASS in a row": (promotions(lambda one: one.tally.passed, 0.0),),
 }  # fmt: skip
 HEALTH: dict[str, tuple[Expected, ...]] = {
-    "1 Points used": (total(points(lambda outcome: outcome in {"accepted", "baseline"})),),
-    "2 Points not used": (total(points(lambda outcome: outcome not in {"accepted", "baseline"})),),
-    "3 Webhooks waiting": (total(waiting),),
-    "4 Evaluation takes": (grouped((), known(lambda moment: moment.tick_seconds), max),),
+    "36 Evaluated": (age,),
+    "1 Points used": (alive(total(points(lambda outcome: outcome in {"accepted", "baseline"}))),),
+    "2 Points not used": (alive(total(points(lambda outcome: outcome not in {"accepted", "baseline"}))),),
+    "3 Webhooks waiting": (alive(total(waiting)),),
+    "4 Evaluation takes": (alive(grouped((), known(lambda moment: moment.tick_seconds), max)),),
     "5 Invalid input": (in_range(invalid),),
     "6 Batches dropped": (in_range(dropped),),
     "7 Exports refused": (in_range(refused),),

@@ -79,7 +79,7 @@ def not_holding(id: int) -> Any:
             "Inference kernel",
         ),
     )
-    return panel.height(10).no_value("Everything that is judged holds")
+    return panel.height(10).no_value("Everything that is judged holds, if the first tile says that an evaluator lives")
 
 
 def every_cell(id: int) -> Any:

@@ -23,7 +23,7 @@ from kc_otel.generate.grafana.panels import (
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import HEALTH_UID, INVALID_INPUT_ID
 
-__all__ = ["health_file"]
+__all__ = ["evaluator_panel", "health_file"]
 
 _USED: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
@@ -51,16 +51,33 @@ def health_file() -> GeneratedFile:
     return board_file("health", made)
 
 
+def evaluator_panel(id: int) -> Any:
+    """The first thing to look at: how old what the evaluator says is, and whether there is one."""
+    about = (
+        "How long ago the evaluator judged last. Without a living one everything that it says is unknown, here too: "
+        "restart it, see the handbook, On call."
+    )
+    return (
+        state_panel(id, "Evaluated", about, queries.age(), "ago")
+        .unit("s")
+        .decimals(0)
+        .thresholds(thresholds("green", (30.0, "orange"), (60.0, "red")))
+    )
+
+
 def _counts() -> Iterator[Any]:
+    yield evaluator_panel(36)
     accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED))
     yield (
-        state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", f"{accepted} or vector(0)")
+        state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", queries.now(accepted))
         .thresholds(thresholds("red", (1e-9, "green")))
         .unit("cps")
     )
     refused = queries.rate("kc.evaluator.points", (), _outcome(_USED, no=True))
     yield (
-        stat_panel(2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", _some(refused), "orange")
+        stat_panel(
+            2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", queries.now(refused), "orange"
+        )
         .unit("cps")
         .decimals(2)
     )
@@ -68,10 +85,10 @@ def _counts() -> Iterator[Any]:
         3,
         "Webhooks waiting",
         METRICS["kc.outbox.pending"].meaning,
-        _some(queries.health("kc.outbox.pending")),
+        queries.now(queries.health("kc.outbox.pending")),
         "orange",
-    )
-    tick = queries.health("kc.evaluator.tick.duration", how="max")
+    ).span(2)
+    tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     yield (
         state_panel(4, "Evaluation takes", METRICS["kc.evaluator.tick.duration"].meaning, tick)
         .unit("s")
@@ -89,7 +106,7 @@ def _counts() -> Iterator[Any]:
         (7, "Exports refused", "kc.recorder.export.failures"),
     ):
         about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
-        yield stat_panel(id, title, about, queries.increase(name), "orange")
+        yield stat_panel(id, title, about, queries.increase(name), "orange").span(2)
     share = queries.health("kc.recorder.sampling", how="min")
     yield state_panel(
         8, "Measured share", f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}", share
@@ -172,7 +189,3 @@ def _legend(attributes: tuple[str, ...]) -> str:
 
 def _outcome(pattern: str, *, no: bool = False) -> str:
     return f'{label("kc.outcome")}{"!~" if no else "=~"}"{pattern}"'
-
-
-def _some(query: str) -> str:
-    return f"{query} or vector(0)"

@@ -16,6 +16,7 @@ from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import board, board_file, scope
 from kc_otel.generate.grafana.cell_tables import every_cell, not_holding
+from kc_otel.generate.grafana.health_board import evaluator_panel
 from kc_otel.generate.grafana.panels import (
     SAME_TIME,
     STATUS_COLOURS,
@@ -51,6 +52,7 @@ def overview_file() -> GeneratedFile:
 
 
 def _counts() -> Iterator[Any]:
+    yield evaluator_panel(15)
     stats = (
         (Status.FAIL, "Broken", "Cells (clause, slice, pair of kernel versions) whose lower bound is above the limit."),
         (Status.NO_DATA, "No data", "Cells whose kernels have been silent for longer than the contract's heartbeat."),
@@ -59,7 +61,8 @@ def _counts() -> Iterator[Any]:
     )
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
-        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base)
+        counted = stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base)
+        yield counted.span(2) if status in {Status.INCONCLUSIVE, Status.PASS} else counted
     yield stat_panel(5, "Alerts firing", "Steps of the escalation policies that fire.", queries.count_alerts(), "red")
     yield stat_panel(
         6,
@@ -68,14 +71,18 @@ def _counts() -> Iterator[Any]:
         queries.count_routed(),
         "purple",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
-    yield stat_panel(
-        12,
-        "Invalid input",
-        "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. They "
-        "are no drift. The recorders count them; they reach this data source by way of the Collector.",
-        queries.increase("kc.input.invalid"),
-        "orange",
-    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
+    yield (
+        stat_panel(
+            12,
+            "Invalid input",
+            "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
+            "They are no drift. The recorders count them; they reach this data source by way of the Collector.",
+            queries.increase("kc.input.invalid"),
+            "orange",
+        )
+        .span(2)
+        .data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
+    )
     received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
     yield (
         state_panel(
@@ -83,7 +90,7 @@ def _counts() -> Iterator[Any]:
             "Points received",
             "Data points per second that the evaluator takes into account. Zero means that nothing is measured, and "
             "then nothing above can be trusted to be green.",
-            f"{received} or vector(0)",
+            queries.now(received),
         )
         .thresholds(thresholds("red", (1e-9, "green")))
         .unit("cps")

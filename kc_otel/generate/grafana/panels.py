@@ -130,6 +130,7 @@ def state_panel(id: int, title: str, description: str, query: str, legend: str =
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .text_mode(common_models.BigValueTextMode.VALUE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .no_value("unknown")
     )
 
 

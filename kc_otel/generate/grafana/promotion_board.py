@@ -63,7 +63,7 @@ def _panels() -> Iterator[Any]:
     about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
     yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple").span(6)
     for id, title, action, about in _HELD:
-        query = f"count({queries.actions(_is(action))}) or vector(0)"
+        query = queries.now(f"count({queries.actions(_is(action))})")
         yield stat_panel(id, title, about, query, "orange").span(6)
     yield (
         timeline_panel(

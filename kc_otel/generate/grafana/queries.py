@@ -70,6 +70,8 @@ _VARIABLES: Final = {
 }
 _OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
 _STEP: Final = "1m"
+_FRESH: Final = 60
+"""Seconds for which what an evaluator said last is what is the case."""
 
 
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
@@ -92,9 +94,23 @@ def verdicts(*more: str) -> str:
     return cells("kc.verdict", *more, attributes=_OF_SLICE)
 
 
+def age() -> str:
+    """Seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
+    return f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
+
+
+def now(expression: str) -> str:
+    """A number that an evaluator says, 0 where it has nothing to say, and nothing where no evaluator lives."""
+    return f"({expression} or vector(0)) and on () ({_alive()})"
+
+
+def _alive() -> str:
+    return f"{age()} < {_FRESH}"
+
+
 def count_status(status: Status) -> str:
-    """How many of the picked cells have a status."""
-    return f"count({cells('kc.verdict')} == {status.code}) or vector(0)"
+    """How many of the picked cells have a status; nothing where no evaluator lives."""
+    return now(f"count({cells('kc.verdict')} == {status.code})")
 
 
 def since(*more: str) -> str:
@@ -125,8 +141,8 @@ def alerts(*more: str) -> str:
 
 
 def count_alerts() -> str:
-    """How many steps of the policy fire, over clauses and slices."""
-    return f"count({alerts()}) or vector(0)"
+    """How many steps of the policy fire, over clauses and slices; nothing where no evaluator lives."""
+    return now(f"count({alerts()})")
 
 
 def severity() -> str:
@@ -220,8 +236,8 @@ def to_train() -> str:
 
 
 def count_routed() -> str:
-    """How many slices are routed to the training kernel."""
-    return f"count({to_train()} == 1) or vector(0)"
+    """How many slices are routed to the training kernel; nothing where no evaluator lives."""
+    return now(f"count({to_train()} == 1)")
 
 
 def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
@@ -233,9 +249,12 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
 
 
 def increase(metric: str) -> str:
-    """Increase of a counter over the dashboard's range, all of its series together; 0 where nobody counts."""
+    """Increase of a recorders' counter over the dashboard's range, all of its series together.
+
+    Where nobody counts it is 0 as long as an evaluator lives, and nothing otherwise.
+    """
     selected = selector(metric, None, *picked(METRICS[metric].attributes))
-    return f"sum(increase({selected}[$__range])) or vector(0)"
+    return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({_alive()}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:

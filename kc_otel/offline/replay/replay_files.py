@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.offline.replay.coverage import unmeasured
 from kc_otel.offline.replay.differences import TimelineDifferences, differences
 from kc_otel.offline.replay.replay_run import replay
@@ -48,7 +49,11 @@ class Replayed:
 
 
 def replay_recordings(
-    paths: Sequence[Path], new: Contract, old: Contract | None = None, every: float | None = None
+    paths: Sequence[Path],
+    new: Contract,
+    old: Contract | None = None,
+    every: float | None = None,
+    timing: GroupTiming | None = None,
 ) -> Replayed:
     """Replay recordings through a contract and, if given, through the one in force.
 
@@ -57,6 +62,7 @@ def replay_recordings(
         new: The contract that is considered.
         old: The contract in force; None to see only what the new one does.
         every: Seconds between evaluations; None for the recording's own, or every `EVERY` where it has none.
+        timing: How long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
 
     Raises:
         RecordingError: If a recording cannot be used, or is one of another contract.
@@ -69,10 +75,11 @@ def replay_recordings(
         )
     if every is None and not evaluations_recorded(paths):
         every = EVERY
+    waits = timing or GroupTiming()
     if old is None:
-        timeline, damage = _timeline(paths, new, every)
+        timeline, damage = _timeline(paths, new, every, waits)
         return Replayed(timeline, None, None, timeline.not_recorded, damage)
-    (timeline, damage), (before, _) = _both(paths, new, old, every)
+    (timeline, damage), (before, _) = _both(paths, new, old, every, waits)
     changed = differences(before, timeline, apart=max(old.observability.window, new.observability.window))
     return Replayed(timeline, before, changed, (*timeline.not_recorded, *unmeasured(old, new)), damage)
 
@@ -97,17 +104,19 @@ def _shift(later: float, ends_later: float) -> dict[str, float | None]:
     return {"later": later, "ends_later": ends_later if math.isfinite(ends_later) else None}
 
 
-def _both(paths: Sequence[Path], new: Contract, old: Contract, every: float | None) -> tuple[_Found, _Found]:
+def _both(
+    paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
+) -> tuple[_Found, _Found]:
     if sum(path.stat().st_size for path in paths if path.exists()) < _LARGE:
-        return _timeline(paths, new, every), _timeline(paths, old, every)
+        return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
-        waiting = pool.submit(_timeline, paths, old, every)
-        return _timeline(paths, new, every), waiting.result()
+        waiting = pool.submit(_timeline, paths, old, every, waits)
+        return _timeline(paths, new, every, waits), waiting.result()
 
 
-def _timeline(paths: Sequence[Path], contract: Contract, every: float | None) -> _Found:
+def _timeline(paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming) -> _Found:
     damage: list[str] = []
-    timeline = replay(contract, read_recordings(paths, damage), every)
+    timeline = replay(contract, read_recordings(paths, damage), every, waits)
     if not timeline.requests:
         more = f" ({damage[0]})" if damage else ""
         raise TrafficFileError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")

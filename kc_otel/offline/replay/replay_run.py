@@ -27,20 +27,23 @@ from kc_otel.offline.replay.traffic_entries import TrafficEntry
 __all__ = ["replay"]
 
 
-def replay(contract: Contract, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
+def replay(
+    contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
+) -> ReplayTimeline:
     """What a contract makes of a recording.
 
     Args:
         contract: The contract; its name has to be the recording's.
         entries: The recording, in the order of time.
         every: Seconds between two evaluations, at multiples of it since the Unix epoch; None for the recording's own.
+        timing: How long webhooks wait for what belongs to them.
 
     Raises:
         ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
     """
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
-    run = _Run(contract)
+    run = _Run(contract, timing)
     due = math.nan
     for entry in entries:
         run.started(entry.at)
@@ -69,8 +72,8 @@ def _next(at: float, every: float) -> float:
 class _Run:
     """The evaluator's process without its sockets and files."""
 
-    def __init__(self, contract: Contract) -> None:
-        self._contract = contract
+    def __init__(self, contract: Contract, timing: GroupTiming) -> None:
+        self._contract, self._timing = contract, timing
         self._evaluator = Evaluator([contract])
         self._policy = PolicyState(contract.name)
         self._book = NotificationLog(contract.name)
@@ -108,7 +111,7 @@ class _Run:
         found = follow(contract.name, self._incidents, verdicts, self._policy.firing, decisions, now)
         self._incidents = tuple(one for one in found if one.state is not IncidentState.RESOLVED)
         window = contract.observability.window
-        self._groups, sent = group_messages(self._groups, told, found, People(), GroupTiming(), window, now)
+        self._groups, sent = group_messages(self._groups, told, found, People(), self._timing, window, now)
         self._messages += [SentWebhook(now, one.endpoint, one.reason.value, len(one.alerts)) for one in sent]
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
         self._note(verdicts)

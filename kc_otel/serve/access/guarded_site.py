@@ -18,7 +18,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi import Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of

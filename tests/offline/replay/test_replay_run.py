@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.offline.replay.replay_files import replay_recordings
 from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.traffic_entries import TrafficEntry
@@ -53,7 +54,7 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(780.0, 1000.0))
     damage: list[str] = []
-    timeline = replay(contract, read_recordings([path], damage), None)
+    timeline = replay(contract, read_recordings([path], damage), None, GroupTiming())
     edges = [
         (one.start, "firing", one.clause, one.slice, one.kernel_inference, one.on, one.reason)
         for one in timeline.alerts
@@ -151,7 +152,7 @@ def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., C
 def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
     """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
-    timeline = replay(make_contract(), entries, 10.0)
+    timeline = replay(make_contract(), entries, 10.0, GroupTiming())
     assert {(one.on, one.slice) for one in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
     for one in timeline.alerts:
         assert START + 390 <= one.start <= START + 460
@@ -165,7 +166,7 @@ def test_evaluations_fall_on_multiples_of_their_interval(
     make_contract: Callable[..., Contract], entries: Callable
 ) -> None:
     """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
-    timeline = replay(make_contract(), entries(minutes=2), 7.0)
+    timeline = replay(make_contract(), entries(minutes=2), 7.0, GroupTiming())
     assert timeline.evaluations == 17
     assert timeline.end == START + 125
     assert timeline.end % 7.0 == 0
@@ -186,7 +187,7 @@ def test_sequences_that_failed_input_checks_are_escalated(
         for name, value in (("kc.contract", "policy"), ("kc.reason", "shifted")):
             point.attributes.add(key=name).value.string_value = value
         entries.append(TrafficEntry(at, request))
-    timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
+    timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0, GroupTiming())
     (one,) = timeline.alerts
     assert (one.on, one.clause, one.kernel_inference, one.start) == ("invalid-input", "input", "", START + 80)
     assert one.reason.startswith("5 sequences failed an input check")
@@ -198,7 +199,7 @@ def test_an_interval_that_is_none_is_refused(
 ) -> None:
     """With its value."""
     with pytest.raises(ValueError, match=f"every: {every!r} is not a number of seconds above 0"):
-        replay(make_contract(), entries(minutes=1), every)
+        replay(make_contract(), entries(minutes=1), every, GroupTiming())
 
 
 def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Contract], collector_file: Path) -> None:
@@ -255,7 +256,7 @@ def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contra
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
         entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
-    timeline = replay(make_contract(), entries, None)
+    timeline = replay(make_contract(), entries, None, GroupTiming())
     assert timeline.evaluations == 120
     assert all(one.end is None or one.end >= one.start for one in timeline.alerts)
     assert [one.at for one, other in pairwise(entries) if other.at < one.at] == [START + 600]
