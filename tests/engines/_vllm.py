@@ -68,9 +68,6 @@ def offline_engine(model, **options):
 
 
 def put_away(engine):
-    """Leave no process group behind for the next engine of this process."""
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    del engine
+    """End an engine now: one that the collector ends later takes the process groups of the next one with it."""
+    engine.llm_engine.engine_core.shutdown()
     gc.collect()
-    cleanup_dist_env_and_memory()

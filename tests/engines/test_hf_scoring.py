@@ -8,6 +8,7 @@ import torch
 
 from examples.tiny_model import prompts
 from kc_otel.recordings.scoring import hf_scorer
+from tests.engines._vllm import put_away
 
 pytestmark = pytest.mark.slow
 
@@ -113,3 +114,4 @@ def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_mod
         difference = np.abs(scored - sampled)
         # By rounding a token at the edge of the nucleus may be in on one side alone, which moves the others' share.
         assert np.quantile(difference, 0.98) < 1e-3, processing
+    put_away(llm)

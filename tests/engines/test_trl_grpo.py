@@ -19,6 +19,7 @@ from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder
 from kc_otel.integrations.trl import instrument
 from kc_otel.judge.evaluator import Evaluator
+from tests.engines._vllm import put_away
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def checkpoint(tiny_model, tmp_path_factory):
 def llm(checkpoint):
     from vllm import LLM
 
-    return LLM(
+    llm = LLM(
         str(checkpoint),
         dtype="bfloat16",
         enforce_eager=True,
@@ -46,6 +47,8 @@ def llm(checkpoint):
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=False,
     )
+    yield llm
+    put_away(llm)
 
 
 @pytest.fixture
