@@ -279,7 +279,9 @@ def test_prometheus_reads_the_page_as_it_is(panel_store: Store) -> None:
     """What it scrapes from the evaluator is every sample of the page, and is what the other tests write."""
     found = {
         frozenset(row["metric"].items()): float(row["value"][1])
-        for row in panel_store.ask(f'{{__name__=~"{SCRAPED_AS}kc_.*"}}', panel_store.world.but(at=time.time()))
+        for row in panel_store.ask(
+            f'last_over_time({{__name__=~"{SCRAPED_AS}kc_.*"}}[2h])', panel_store.world.but(at=time.time())
+        )
     }
     own = {"job": "page", "instance": dict(next(iter(found)))["instance"]}
     expected = {

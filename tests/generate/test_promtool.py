@@ -14,6 +14,10 @@ from kc_otel.generate.prometheus import prometheus_files
 TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
 
+LIVING = ("kc_evaluator_last_evaluation_seconds", "0+60x40")
+"""An evaluator that judges at every minute."""
+
+
 def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
     """A series of a cell of the contract `policy-7b`."""
     kernels = f'kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"'
@@ -138,10 +142,17 @@ CASES = {
             (cell("kc_verdict", more=', instance="a"'), "3x40"),
             (cell("kc_verdict", more=', instance="b"'), "3x40"),
             (cell("kc_verdict", "code"), "0x40"),
+            LIVING,
         ],
         [("{}", 1)],
     ),
-    "nothing is counted as zero": (queries.count_status(queries.Status.FAIL), [], [("{}", 0)]),
+    "nothing is counted as zero": (queries.count_status(queries.Status.FAIL), [LIVING], [("{}", 0)]),
+    "without an evaluator nothing is known": (queries.count_status(queries.Status.FAIL), [], []),
+    "what an evaluator said before it died is not known any more": (
+        queries.count_status(queries.Status.FAIL),
+        [(cell("kc_verdict"), "3x40"), ("kc_evaluator_last_evaluation_seconds", "0+60x28 1680x12")],
+        [],
+    ),
     "the worst pair of kernels is shown": (
         queries.verdicts(),
         [(cell("kc_verdict"), "0x40"), (cell("kc_verdict").replace(INFERENCE, "cc"), "3x40")],
