@@ -4,6 +4,10 @@ A stream is one sender's; a series is (metric, slice, kernel pair), and takes th
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
 goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; streams over theirs are
 refused, for a cumulative value means nothing without the one before.
+
+A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
+is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was
+dated by the wrong one counts as of now.
 """
 
 from __future__ import annotations
@@ -63,6 +67,10 @@ class Series:
     rings: tuple[Ring, Ring]
     newest: float = 0.0
 
+    def accepts(self, histogram: Histogram) -> bool:
+        """Whether its buckets are those of what is in the panes."""
+        return all(ring.accepts(histogram) for ring in self.rings)
+
 
 @dataclass(slots=True)
 class Heard:
@@ -108,7 +116,8 @@ class ContractState:
         series: Series by key.
         heard: Kernel pairs by when they reported.
         newest: Per metric, the newest observation of its latest kernel pairs, Unix time in seconds.
-        events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`.
+        events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
+            `clock_went_back`.
         changed_streams: Streams that differ from what was saved.
         changed_panes: (series, ring, pane) that differ from what was saved.
         clock: Latest time seen, Unix seconds.
@@ -141,6 +150,8 @@ class ContractState:
 
     def horizon(self, now: float, tolerance: float) -> Horizon:
         """What the clock says to points that arrive now."""
+        if now < self.clock - tolerance:
+            self._turn_back(now)
         self.clock = max(self.clock, now)
         ring = self.template[LONG]
         return Horizon(
@@ -158,6 +169,10 @@ class ContractState:
                 return "over_cap"
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
+        slices = tuple(slices)
+        if not self._fits(point, slices, pair, now):
+            self.heard.setdefault(pair, Heard(now)).hear(now)
+            return "other_buckets"
         step = stream.accept(point, horizon)
         self.changed_streams.add(point.stream)
         if step.event:
@@ -182,6 +197,7 @@ class ContractState:
         """A series that the store remembers, made anew."""
         series = self.series.get(key) or self._create(key)
         series.newest = max(series.newest, newest)
+        self.clock = max(self.clock, newest)
         return series
 
     def evict(self, now: float) -> None:
@@ -204,6 +220,33 @@ class ContractState:
         for pair in self.heard.keys() - in_use:
             if self.heard[pair].last < silent:
                 del self.heard[pair]
+
+    def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
+        """Whether its buckets are those of the series that it belongs to, where these are still in use."""
+        if point.histogram is None:
+            return True
+        for name in slices:
+            series = self.series.get(SeriesKey(point.series, name, *pair))
+            if series is not None and now - series.newest <= self._window and not series.accepts(point.histogram):
+                return False
+        return True
+
+    def _turn_back(self, now: float) -> None:
+        """The clock went back: nothing that is remembered is later than now."""
+        self.events["clock_went_back"] += 1
+        self.clock = now
+        for key, series in self.series.items():
+            for number, ring in enumerate(series.rings):
+                self.changed_panes.update((key, number, index) for index in ring.turn_back(now))
+            series.newest = min(series.newest, now)
+        for stream in self.streams.values():
+            stream.heard = min(stream.heard, now)
+        for heard in self.heard.values():
+            heard.last = min(heard.last, now)
+        for pairs in self.newest.values():
+            for pair in pairs:
+                pairs[pair] = min(pairs[pair], now)
+        self.evidence.turn_back(now)
 
     def _count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> None:
         series = self.series.get(key)

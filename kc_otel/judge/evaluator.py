@@ -16,7 +16,7 @@ from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBat
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.judge.point_streams import Horizon
+from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -25,11 +25,28 @@ from kc_otel.stats import Binned, ExponentialHistogram
 
 __all__ = ["Evaluator", "SeriesId"]
 
-_REJECTED: Final = frozenset({"malformed", "unknown_contract", "unknown_slice", "future", "late", "over_cap"})
+_REJECTED: Final = frozenset(
+    {
+        "malformed",
+        "unknown_contract",
+        "unknown_slice",
+        "future",
+        "late",
+        "over_cap",
+        "other_buckets",
+        "contradictory",
+        "unordered",
+    }
+)
 """Outcomes that the sender is told of; the others need nobody's attention."""
 _SAID: Final = {
     "future": "points are from the future; check the sender's clock",
     "late": "points are older than the long window",
+    "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
+    "metric the same bounds, or wait a short window after the last with the old ones",
+    "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
+    "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
+    "repeated ones; send them in the order of their times",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
 _MESSAGES: Final = 3
@@ -69,8 +86,8 @@ class Evaluator:
         states: What is remembered, by the contract's name; the store reads and writes it.
         facts: KernelVersions and examples, by the contract's name.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
-            `duplicate`, `out_of_order`, `late`, `future`, `malformed`, `unknown_contract`, `unknown_slice`, `over_cap`,
-            `ignored`. Each point counts once.
+            `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
+            `unknown_contract`, `unknown_slice`, `over_cap`, `ignored`. Each point counts once.
         faults: What could not be judged.
 
     Raises:
@@ -139,6 +156,8 @@ class Evaluator:
 
         What cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
         """
+        if self._listening_since is not None:  # also when the clock went back
+            self._listening_since = min(self._listening_since, now)
         return {name: Evaluation(now, self._judged(state, now)) for name, state in self.states.items()}
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:

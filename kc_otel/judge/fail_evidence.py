@@ -222,6 +222,14 @@ class FailEvidence:
                 one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
             self.changed.add(cell)
 
+    def turn_back(self, now: float) -> None:
+        """The clock went back: bets begin again with its next pane, and no alarm is later than now."""
+        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        for cell, held in self.cells.items():
+            if held.pane > pane or held.peak > now:
+                held.pane, held.peak = min(held.pane, pane), min(held.peak, now)
+                self.changed.add(cell)
+
     def clear(self, cell: Cell) -> None:
         """What was observed after the peak keeps the limit: the alarm is over, and nothing is held any more."""
         held = self.cells[cell]

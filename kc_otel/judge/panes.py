@@ -62,6 +62,19 @@ class Ring:
             self._sealed = None
         return afresh
 
+    def accepts(self, increment: Histogram) -> bool:
+        """Whether it can be counted without throwing away panes of another layout."""
+        return not self._layout_differs(increment)
+
+    def turn_back(self, now: float) -> set[int]:
+        """Move what lies ahead of a clock that went back to where it is now. Returns the panes that changed."""
+        head = self.index(now)
+        ahead = [index for index in self._panes if index > head]
+        for index in ahead:
+            self._panes.setdefault(head, []).extend(self._panes.pop(index))
+        self._sealed = self._whole = self._binned = None
+        return {*ahead, head} if ahead else set()
+
     def window(self, now: float) -> Histogram | None:
         """Everything in the window that ends now; None when nothing is."""
         head = self.index(now)

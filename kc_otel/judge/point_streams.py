@@ -14,32 +14,37 @@ The rules, for one stream (times are the points' own):
 | cumulative, same start, earlier time | dropped: the later value holds it already | `out_of_order` |
 | cumulative, same start, a count went down | the whole value counts: a reset nobody announced | `accepted` + `reset` |
 | cumulative, new start time | a reset, or a second writer: its own count from here on | as first, + `reset` |
-| the same, but the difference has a sum that its buckets cannot have | as for another layout, below | `baseline` |
+| the same, but the difference has a sum that its buckets cannot have | dropped, and held in doubt | `contradictory` |
+| the same, but it agrees with the one in doubt | the difference to that one counts | `accepted` |
 | another layout of buckets on the same start | nothing is counted; counting begins anew | `baseline` |
 | delta | counts | `accepted` |
 | delta with a time seen before | dropped | `duplicate` |
-| delta, older than all times remembered | dropped: it cannot be told from a duplicate | `out_of_order` |
+| delta, older than all times remembered | dropped: it cannot be told from a duplicate | `unordered` |
+| cumulative, and the last one is later than now + tolerance | clocks went back: the difference counts, | `accepted` |
+| | and where a count went down, it is where counting begins | `baseline` |
 
 Values of different start times are kept apart (the newest few), so that two writers that share an identity by mistake,
 or the last flush of a process that arrives after its successor's first, neither count twice nor get lost. With more
-writers than that, one that was forgotten begins anew when it comes back. What is counted belongs to the pane of the
-point's own time. A step longer than the short window is counted as a `gap`; its content is judged when it arrives.
+writers than that, one that was forgotten begins anew when it comes back. Of two cumulative values that cannot both be
+true the later one waits until a third says which it was. What is counted belongs to the pane of the point's own time.
+A step longer than the short window is counted as a `gap`; its content is judged when it arrives.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
 from kc_otel.judge.histograms import Histogram, difference, layout, magnitude, sum_fits
 from kc_otel.judge.points import Point
 
-__all__ = ["MAX_WRITERS", "Horizon", "Increment", "LatestValue", "PointStream"]
+__all__ = ["MAX_WRITERS", "REMEMBERED", "Horizon", "Increment", "LatestValue", "PointStream"]
 
 MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
-_REMEMBERED: Final = 32
-"""Times of delta points that a stream remembers."""
+REMEMBERED: Final = 512
+"""Times of delta points that a stream remembers: a long window of exports, in any order."""
 _ROUNDING: Final = 1e-12
 """Of two large sums that are subtracted, relative to what they may have been at most."""
 
@@ -63,11 +68,19 @@ class Horizon:
 
 @dataclass(slots=True)
 class LatestValue:
-    """The newest cumulative value of one start time."""
+    """The newest cumulative value of one start time.
+
+    Attributes:
+        start: Start time in ns.
+        time: Its time in ns.
+        histogram: What was counted.
+        doubted: A later value that contradicts this one, until the next says which of them was wrong.
+    """
 
     start: int
     time: int
     histogram: Histogram
+    doubted: Histogram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Increment:
     """What became of a point.
 
     Attributes:
-        outcome: `accepted`, `baseline`, `duplicate`, `out_of_order`, `late` or `future`.
+        outcome: `accepted`, `baseline`, `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late` or `future`.
         increment: What is to be counted; None when nothing is.
         event: `reset`, `gap` or empty.
     """
@@ -115,19 +128,35 @@ class PointStream:
         last = next((writer for writer in self.writers if writer.start == point.start), None)
         if last is None:
             return self._first(point, value, horizon)
+        if last.time > horizon.future:
+            return self._after_clocks_went_back(last, point, value)
         if point.time <= last.time:
             return Increment("duplicate" if point.time == last.time else "out_of_order")
-        before, before_time = last.histogram, last.time
-        last.histogram, last.time = value, point.time
+        late = point.time < horizon.oldest
+        if late or last.time < horizon.start or layout(last.histogram) != layout(value):
+            self._remember(last, point.time, value)
+            return Increment("late" if late else "baseline")
+        gap = "gap" if point.time - last.time > horizon.gap else ""
+        step = _counted(value, last.histogram, gap)
+        if step is None and last.doubted is not None and layout(last.doubted) == layout(value):
+            step = _counted(value, last.doubted, gap)
+        if step is None:
+            last.doubted = value
+            return Increment("contradictory")
+        self._remember(last, point.time, value)
+        return step
+
+    def _after_clocks_went_back(self, last: LatestValue, point: Point, value: Histogram) -> Increment:
+        # Both clocks were wrong when `last` came, or it would have been refused; counts need no clock.
+        increment = difference(value, last.histogram) if layout(last.histogram) == layout(value) else None
+        self._remember(last, point.time, value)
+        return Increment("baseline") if increment is None else Increment("accepted", increment)
+
+    def _remember(self, last: LatestValue, time: int, value: Histogram) -> None:
+        last.histogram, last.time, last.doubted = value, time, None
         if self.writers[-1] is not last:
             self.writers.remove(last)
             self.writers.append(last)
-        if point.time < horizon.oldest:
-            return Increment("late")
-        if before_time < horizon.start or layout(before) != layout(value):
-            return Increment("baseline")
-        gap = "gap" if point.time - before_time > horizon.gap else ""
-        return _counted(value, before, gap)
 
     def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         event = "reset" if self.writers else ""
@@ -145,22 +174,26 @@ class PointStream:
     def _delta(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         if point.time < horizon.oldest:
             return Increment("late")
-        if point.time in self.times:
+        if self.times and (self.times[-1] > horizon.future or self.times[0] < horizon.oldest):
+            # Later ones are those of clocks that went back since; earlier ones come `late` if they come again.
+            first, end = bisect_left(self.times, horizon.oldest), bisect_right(self.times, horizon.future)
+            self.times = self.times[first:end]
+        place = bisect_left(self.times, point.time)
+        if place < len(self.times) and self.times[place] == point.time:
             return Increment("duplicate")
-        if len(self.times) >= _REMEMBERED and point.time < self.times[0]:
-            return Increment("out_of_order")
+        if len(self.times) >= REMEMBERED and not place:
+            return Increment("unordered")
         gap = "gap" if self.times and point.time - self.times[-1] > horizon.gap else ""
-        self.times.append(point.time)
-        self.times.sort()
-        del self.times[:-_REMEMBERED]
+        self.times.insert(place, point.time)
+        del self.times[:-REMEMBERED]
         return Increment("accepted", value, gap)
 
 
-def _counted(value: Histogram, before: Histogram, gap: str) -> Increment:
-    """What a cumulative value adds to the one before it, of the same layout."""
+def _counted(value: Histogram, before: Histogram, gap: str) -> Increment | None:
+    """What a cumulative value adds to the one before it, of the same layout; None where they contradict each other."""
     increment = difference(value, before)
     if increment is None:
         return Increment("accepted", value, "reset")
     if not sum_fits(increment, _ROUNDING * (magnitude(before) + magnitude(value))):
-        return Increment("baseline")
+        return None
     return Increment("accepted", increment, gap)

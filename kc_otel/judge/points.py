@@ -35,15 +35,21 @@ KERNEL_INFO: Final = "kc.kernel.info"
 
 _DELTA, _CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
+_SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
 _MOST = 2**53
 """Counts beyond this are no counts, and would overflow when they are added up."""
-_SCALES: Final = range(-10, 21)
+_SCALES: Final = range(-2, 21)
+"""Buckets that are a factor of 16 wide suffice for all values; wider ones would make a whole window so."""
+_WIDEST_ZERO: Final = 2.0**-20
+"""Half width of a zero bucket. A wider one would hide what others sent, too, since a window has one."""
 _EXPONENTS: Final = (-1080.0, 512.0)
 """Binary exponents of what is observed. No drift is larger, and sums of as many as there can be stay finite."""
 _LARGEST: Final = 2.0 ** _EXPONENTS[1]
 _MOST_ATTRIBUTES: Final = 128
 _LONGEST: Final = 1024
 """Characters that a name or a value of an attribute may have."""
+_LONGEST_TOGETHER: Final = 8192
+"""Characters that all names and values of a point may have."""
 
 
 def series_name(metric: str, operator: str | None) -> str:
@@ -160,7 +166,7 @@ def _points(
                 continue
             attributes = _scalars(point.attributes)
             operator = _operator(attributes) if name in _OF_OPERATORS else None
-            start, time = _times(point)
+            start, time = _times(point, temporality)
             histogram = decode(point)
         except (_MalformedError, OverflowError) as error:
             count("malformed", 1, f"a point of {name} cannot be: {error}")
@@ -190,8 +196,10 @@ def _operator(attributes: dict[str, Scalar]) -> str:
         raise _MalformedError(str(error)) from None
 
 
-def _times(point: Any) -> tuple[int, int]:
+def _times(point: Any, temporality: int) -> tuple[int, int]:
     start, time = point.start_time_unix_nano, point.time_unix_nano
+    if temporality == _DELTA:  # its start says nothing of what counts, and is later where the sender's clock went back
+        start = min(start, time)
     if not time or start > time:
         raise _MalformedError("its time is missing or before its start time")
     return start, time
@@ -221,13 +229,14 @@ def _counter(point: Any) -> Histogram:
 def _exponential(point: Any) -> Histogram:
     scale = point.scale
     if scale not in _SCALES:
-        raise _MalformedError(f"scale {scale} is outside {_SCALES.start}..{_SCALES.stop - 1}")
+        wide = "; wider buckets than a factor of 16 would coarsen the whole window" if scale < 0 else ""
+        raise _MalformedError(f"scale {scale} is outside {_SCALES.start}..{_SCALES.stop - 1}{wide}")
     positive, negative = _buckets(point.positive, scale), _buckets(point.negative, scale)
     counted = point.zero_count + int(positive.counts.sum()) + int(negative.counts.sum())
     _check(point, counted)
     threshold = point.zero_threshold
-    if not 0.0 <= threshold < _LARGEST:
-        raise _MalformedError(f"zero threshold {threshold!r} is not a width")
+    if not 0.0 <= threshold <= _WIDEST_ZERO:
+        raise _MalformedError(f"zero threshold {threshold!r} is not within 0..{_WIDEST_ZERO:.1g}")
     histogram = ExponentialHistogram(
         scale=scale,
         count=counted,
@@ -302,26 +311,44 @@ def _scalars(attributes: Any) -> dict[str, Scalar]:
     if len(attributes) > _MOST_ATTRIBUTES:
         raise _MalformedError(f"{len(attributes)} attributes are more than {_MOST_ATTRIBUTES}")
     found: dict[str, Scalar] = {}
+    together = 0
     for pair in attributes:
-        if len(pair.key) > _LONGEST or len(pair.value.string_value) > _LONGEST:
+        size = _length(pair)
+        if size > _LONGEST:
             raise _MalformedError(f"attribute {pair.key[:80]!a} is longer than {_LONGEST} characters")
+        together += size
+        if together > _LONGEST_TOGETHER:
+            raise _MalformedError(
+                f"with {pair.key[:80]!a} its attributes are longer than {_LONGEST_TOGETHER} characters"
+            )
         field = pair.value.WhichOneof("value")
         # Names of ours reach logs, terminals and messages; isprintable is quick, and says of most that they are plain.
         if field == "string_value" and pair.key.startswith("kc."):
             text = pair.key + pair.value.string_value
             if not (text.isprintable() or all(map(is_plain, text))):
                 raise _MalformedError(f"attribute {pair.key[:80]!a} has control characters")
-        if field in {"string_value", "int_value", "double_value", "bool_value"}:
+        if field in _SCALAR_FIELDS:
             found[pair.key] = getattr(pair.value, field)
     return found
 
 
+def _length(pair: Any) -> int:
+    """Characters of an attribute's name and value; bytes for a value that is no text."""
+    value = pair.value
+    field = value.WhichOneof("value")
+    if field == "string_value":
+        return len(pair.key) + len(value.string_value)
+    return len(pair.key) if field in _SCALAR_FIELDS else len(pair.key) + int(value.ByteSize())
+
+
 def _resource(attributes: Any) -> dict[str, Scalar]:
-    """A resource's attributes; they describe the sender and name nothing of ours, so a flood of them is left out."""
-    try:
-        return _scalars(attributes)
-    except _MalformedError:
-        return {}
+    """A resource's attributes; they describe the sender and name nothing of ours, so what is too long is left out."""
+    short = [pair for pair in attributes if _length(pair) <= _LONGEST][:_MOST_ATTRIBUTES]
+    return {
+        pair.key: getattr(pair.value, field)
+        for pair in short
+        if (field := pair.value.WhichOneof("value")) in _SCALAR_FIELDS
+    }
 
 
 def _origin(resource: Any, scope: Any) -> bytes:

@@ -273,13 +273,44 @@ def test_gen_ai_histograms_are_judged_where_a_clause_names_them(contract: Any, s
     assert [v.status for v in verdicts_of(evaluator, now + 1)][:2] == [Status.FAIL, Status.FAIL]
 
 
-def test_change_of_bucket_edges_starts_afresh(contract: Any, sender: Any, now: float) -> None:
-    """Explicit buckets of another layout replace the ones before, and are counted as an event."""
+def test_other_buckets_are_refused_while_those_of_a_series_are_in_use(contract: Any, sender: Any, now: float) -> None:
+    """One sender with bounds of its own is told so, and takes nothing of the window of the others."""
     evaluator = Evaluator([contract()])
-    evaluator.ingest_metrics(sender(edges=(0.1, 0.5)).request(now, [0.2, 0.3]), now)
-    evaluator.ingest_metrics(sender(edges=(0.2,), instance="1").request(now + 1, [0.3]), now + 1)
-    assert evaluator.distribution(cell(), 300, now + 1).total == 1
+    usual, other = sender(edges=(0.1, 0.5)), sender(edges=(0.2,), instance="1")
+    evaluator.ingest_metrics(usual.request(now, [0.2] * 500), now)
+    before = verdicts_of(evaluator, now + 1)
+    for refused in (other, sender(instance="2")):
+        result = evaluator.ingest_metrics(refused.request(now + 1, [0.3]), now + 1)
+        assert result.rejected == 1
+        assert "other bucket bounds" in result.message
+    after = verdicts_of(evaluator, now + 1)
+    assert [(v.status, v.samples) for v in after] == [(v.status, v.samples) for v in before]
+    assert before[0].status is Status.FAIL
+    assert evaluator.events["layout_changed"] == 0
+    # A roll-out that changes them: they count once nobody has used the old ones for a short window.
+    assert evaluator.ingest_metrics(other.request(now + 299, [0.3]), now + 299).rejected == 1
+    assert evaluator.ingest_metrics(other.request(now + 301, [0.3]), now + 301).rejected == 0
+    assert evaluator.distribution(cell(), 300, now + 301).total == 3
     assert evaluator.events["layout_changed"] == 2
+
+
+def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender: Any, now: float) -> None:
+    """After every clock was a day ahead and is right again, points count, windows age, and silence is noticed."""
+    evaluator, day = Evaluator([contract()]), 86_400.0
+    streams = [sender(start=now - 60), sender(instance="1", cumulative=False, start=now - 60)]
+    for at in (now, now + day, now + day + 10):
+        for source in streams:
+            assert not evaluator.ingest_metrics(source.request(at, [0.2] * 200), at).rejected
+        evaluator.evaluate(at)
+    back = now + 60
+    for source in streams:
+        assert not evaluator.ingest_metrics(source.request(back, [0.2] * 50), back).rejected
+    assert evaluator.events["clock_went_back"] == 1
+    (verdict, *_) = verdicts_of(evaluator, back)
+    assert (verdict.status, verdict.samples) == (Status.FAIL, 700)
+    assert evaluator.distribution(cell(), 300, back + 310).total == 0
+    assert "no report" in verdicts_of(evaluator, back + 310)[0].reason
+    assert not any(time > back for series in evaluator.states["policy"].series.values() for time in (series.newest,))
 
 
 def counter(now: float, start: float, counts: dict[str, int]) -> Any:

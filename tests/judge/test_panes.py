@@ -60,6 +60,19 @@ def test_another_layout_starts_afresh() -> None:
     assert ring.count(NOW + 31) == 1
 
 
+def test_a_clock_that_goes_back_loses_nothing() -> None:
+    """What was counted at times that are the future again counts as of now, once, and ages from there."""
+    ring = Ring(WIDTH, SIZE)
+    ring.add(NOW, NOW, of([1]))
+    ring.add(NOW + 95, NOW + 95, of([2]))
+    ring.add(NOW + 130, NOW + 130, of([3]))
+    assert ring.count(NOW + 130) == 3
+    head = ring.index(NOW + 5)
+    assert ring.turn_back(NOW + 5) == {head, head + 3, head + 4}
+    assert [ring.count(NOW + age) for age in (5, 130, 299, 300)] == [3, 3, 3, 0]
+    assert ring.turn_back(NOW + 5) == set()
+
+
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, difference
-from kc_otel.judge.point_streams import MAX_WRITERS, Horizon, PointStream
+from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED, Horizon, PointStream
 from kc_otel.judge.points import Point, PointKind
 from kc_otel.stats import Buckets, ExponentialHistogram
 
@@ -150,16 +151,23 @@ def test_change_of_edges_begins_anew() -> None:
     assert found == [("accepted", "", 3), ("baseline", "", 0), ("accepted", "", 1)]
 
 
-def test_a_difference_that_contradicts_itself_begins_anew() -> None:
-    """Two values can each be possible and their difference not: its buckets cannot have its sum."""
+def test_a_value_that_contradicts_the_one_before_waits_for_the_next() -> None:
+    """Two values can each be possible and their difference not: the one after them says which of them was wrong."""
     low, high = point(NOW - LONG, NOW - 9, [1] * 9), point(NOW - LONG, NOW - 5, [1] * 10)
+    assert low.histogram is not None
     assert high.histogram is not None
     cheated = replace(high, histogram=replace(high.histogram, sum=12.0))  # ten of 2.0, but less than nine of them
-    stream = PointStream()
-    assert outcomes(stream, low, cheated, point(NOW - LONG, NOW, [1] * 11)) == [
+    assert outcomes(PointStream(), low, cheated, point(NOW - LONG, NOW, [1] * 11)) == [
         ("accepted", "", 9),
-        ("baseline", "", 0),
-        ("baseline", "", 0),
+        ("contradictory", "", 0),
+        ("accepted", "", 2),
+    ]
+    wrong_first = replace(low, histogram=replace(low.histogram, sum=35.0))
+    after = [point(NOW - LONG, NOW - 5 + i, [1] * (10 + 4 * i)) for i in range(3)]
+    assert outcomes(PointStream(), wrong_first, *after)[1:] == [
+        ("contradictory", "", 0),
+        ("accepted", "", 4),
+        ("accepted", "", 4),
     ]
 
 
@@ -172,8 +180,45 @@ def test_delta_points_count_once() -> None:
     many = [point(NOW - 9, NOW - 9 + i, [1], cumulative=False) for i in range(9)]
     many += [point(0, NOW - 5000 + i, [1], cumulative=False) for i in range(32)]
     assert {outcome for outcome, _, _ in outcomes(PointStream(), *many)} == {"accepted"}
-    full = PointStream(times=list(range(NOW - 50, NOW - 18)))
-    assert outcomes(full, point(0, NOW - 60, [1], cumulative=False)) == [("out_of_order", "", 0)]
+    full = PointStream(times=list(range(NOW - REMEMBERED, NOW)))
+    assert outcomes(full, point(0, NOW - REMEMBERED - 9, [1], cumulative=False)) == [("unordered", "", 0)]
+    assert outcomes(full, point(0, NOW, [1], cumulative=False)) == [("accepted", "", 1)]
+    assert len(full.times) == REMEMBERED
+
+
+def test_deltas_replayed_newest_first_all_count() -> None:
+    """A long window of ten-second deltas counts in the worst order there is, and once."""
+    stream = PointStream()
+    points = [point(time - 10 * S, time, [1], cumulative=False) for time in range(NOW, NOW - LONG, -10 * S)]
+    assert {outcome for outcome, _, _ in outcomes(stream, *points)} == {"accepted"}
+    assert {outcome for outcome, _, _ in outcomes(stream, *points)} == {"duplicate"}
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_after_clocks_went_forward_and_back_a_stream_goes_on(cumulative: bool) -> None:
+    """Values with times that turned out to be wrong do not make those that follow old."""
+    year = 365 * 24 * 3600 * S
+    stream = PointStream()
+    begin = NOW - 300 * S
+    values = [1] if cumulative else []
+    for i in range(40):
+        then = HORIZON.future + year
+        ahead = Horizon(then, then - 2 * year, then - 2 * year, year)
+        stream.accept(point(begin, NOW + year - 40 + i, [1], cumulative=cumulative), ahead)
+    after = [point(begin, NOW - 20 * S + i, [*values, 2], cumulative=cumulative) for i in range(3)]
+    counted = [count for _, _, count in outcomes(stream, *after)]
+    assert counted == ([1, 0, 0] if cumulative else [1, 1, 1])
+    assert [outcome for outcome, _, _ in outcomes(stream, *after)][-1] == "duplicate"
+
+
+def test_a_smaller_value_after_clocks_went_back_is_where_counting_begins() -> None:
+    """What was dated by a wrong clock cannot be told from a reset, and must not count twice."""
+    stream = PointStream()
+    stream.accept(point(NOW - 90, NOW + 90 * S, [1, 1, 1]), replace(HORIZON, future=NOW + 100 * S))
+    assert outcomes(stream, point(NOW - 90, NOW - 5, [1, 1]), point(NOW - 90, NOW, [1, 1, 2])) == [
+        ("baseline", "", 0),
+        ("accepted", "", 1),
+    ]
 
 
 @st.composite

@@ -72,6 +72,7 @@ def test_foreign_metrics_are_ignored_and_counted(sender: Any, now: float) -> Non
     [
         ("count", 7), ("zero_count", 1), ("scale", 40), ("scale", -40), ("sum", math.nan), ("time_unix_nano", 0),
         ("start_time_unix_nano", 2**63), ("zero_threshold", -1.0), ("zero_threshold", math.inf), ("zero_count", 2**63),
+        ("scale", -3), ("zero_threshold", 0.001),
     ],
 )  # fmt: skip
 def test_points_that_contradict_themselves_are_malformed(sender: Any, now: float, field: str, value: float) -> None:
@@ -82,6 +83,41 @@ def test_points_that_contradict_themselves_are_malformed(sender: Any, now: float
     points, counts = read(request)
     assert counts == {"malformed": 1}
     assert [point.metric for point in points] == ["kc.drift.k3"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"kc.slice": "x" * 1100}, "attribute 'kc.slice' is longer than 1024 characters"),
+        ({"x" * 1100: "1"}, f"attribute '{'x' * 80}' is longer than 1024 characters"),
+        ({f"a{i}": "x" * 1000 for i in range(9)}, "with 'a8' its attributes are longer than 8192 characters"),
+    ],
+)
+def test_attributes_have_lengths(sender: Any, now: float, attributes: dict[str, str], said: str) -> None:
+    """A name or value that is too long, or all of them together, refuses the point, and says which field it was."""
+    request = sender().request(now, [0.5])
+    for name, value in attributes.items():
+        only_point(request).attributes.add(key=name).value.string_value = value
+    messages: list[str] = []
+    assert list(walk(request, (), lambda _outcome, _points, message: messages.append(message))) == []
+    assert said in messages[0]
+
+
+def test_an_attribute_that_is_no_text_has_a_length_too(sender: Any, now: float) -> None:
+    """Lists and bytes are no names of ours, and still not of any size."""
+    request = sender().request(now, [0.5])
+    only_point(request).attributes.add(key="blob").value.bytes_value = b"x" * 2000
+    assert read(request) == ([], {"malformed": 1})
+
+
+def test_a_long_attribute_of_a_resource_leaves_the_others(sender: Any, now: float) -> None:
+    """A process's command line may be long; what else its resource says still selects slices."""
+    request = sender().request(now, [0.5])
+    resource = request.resource_metrics[0].resource
+    resource.attributes.add(key="process.command_line").value.string_value = "x" * 5000
+    resource.attributes.add(key="deployment.environment.name").value.string_value = "prod"
+    (found,) = read(request)[0]
+    assert found.resource == {"service.instance.id": "0", "deployment.environment.name": "prod"}
 
 
 def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> None:

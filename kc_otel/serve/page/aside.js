@@ -3,13 +3,17 @@
 import { byId, el, fill } from "./dom.js";
 import { clock, count, kernel, listed, place, span } from "./format.js";
 
-const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "late", "over_cap"];
+const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "late", "other_buckets",
+  "contradictory", "unordered", "over_cap"];
 const REMEDIES = {
   malformed: "points lack attributes or cannot be read",
   unknown_contract: "the contract they name is not loaded here",
   unknown_slice: "the slice they name is not in the contract",
   future: "the sender’s clock is ahead",
   late: "older than the long window",
+  other_buckets: "senders of a metric disagree about the bounds of its buckets",
+  contradictory: "a cumulative value that cannot follow the one before it",
+  unordered: "deltas that came too long after later ones",
   over_cap: "more series than observability.max_series",
 };
 const FEW = 6; // routes that are listed one by one

@@ -321,3 +321,23 @@ def test_damaged_evidence_is_said_to_be_damaged(
     connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
     with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
         EvaluatorStore(connection).restore(Evaluator([contract()]))
+
+
+def test_a_clock_that_went_back_while_nobody_ran_is_noticed(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """What was saved under a clock that was ahead counts once after the restart, as of then, also in the next one."""
+    source, evaluator, store = sender(), Evaluator([contract()]), EvaluatorStore(connection)
+    evaluator.ingest_metrics(source.request(now + 3000, [0.2] * 200), now + 3000)
+    written(store, evaluator, connection)
+    for step in (1, 2):
+        evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+        store.restore(evaluator)
+        at = now + 10.0 * step
+        assert not evaluator.ingest_metrics(source.request(at, [0.2] * 50), at).rejected
+        assert evaluator.events["clock_went_back"] == (step == 1)
+        (verdict, *_) = verdicts_of(evaluator, at)
+        assert verdict.samples == 200 + 50 * step
+        written(store, evaluator, connection)
+    panes = connection.execute("SELECT max(pane * width) FROM evaluator_panes").fetchone()[0]
+    assert panes <= at
