@@ -52,7 +52,7 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
                 if silence or not present:
                     span = _span(contract.observability.long_window)
                     absence = silence or f"no observations of {metric} on slice {slice} in {span}"
-                    yield Evidence(cell, clause, _nothing, absence, alarm)
+                    yield Evidence(cell, clause, _nothing, absence, alarm, observed=pair in here)
                 else:
                     yield Evidence(cell, clause, partial(_sample, here[pair], now), alarm=alarm)
 

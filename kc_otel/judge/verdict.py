@@ -66,6 +66,7 @@ class Verdict:
         evidence: What is held against the limit, in 0..1: at 1 it is what chance alone reaches once per `false_alarms`
             at most, in any cell of the contract; nan where no such thing can be held, and where samples are judged
             once.
+        observed: Whether any observation of the cell is remembered: silence is news only where there was something.
     """
 
     cell: Cell
@@ -83,6 +84,7 @@ class Verdict:
     contract_hash: str
     about: About
     evidence: float = math.nan
+    observed: bool = True
 
     @property
     def margin(self) -> float:

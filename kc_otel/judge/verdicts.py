@@ -62,6 +62,7 @@ class Evidence:
         sample: The observations in a window; asked for only where they are needed.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
         alarm: What is held against the limit; None where samples are judged once.
+        observed: Whether any observation is remembered, of the windows or from before them.
     """
 
     cell: Cell
@@ -69,6 +70,7 @@ class Evidence:
     sample: Callable[[Window], Binned]
     absence: str = ""
     alarm: Alarm | None = None
+    observed: bool = True
 
     @property
     def detected(self) -> bool:
@@ -274,6 +276,7 @@ def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
         contract_hash=contract.hash,
         about=item.clause.about,
         evidence=item.alarm.share if item.alarm is not None else math.nan,
+        observed=item.observed,
     )
 
 

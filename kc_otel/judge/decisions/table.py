@@ -15,13 +15,14 @@ counts from the start, so a client compares `tag` too, which is made of the cont
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, Directive, DirectiveKind, Pin, Resumption, Route
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.plain_json import read_plain, to_json
@@ -39,6 +40,7 @@ __all__ = [
     "apply",
     "changed",
     "forget",
+    "kept_from",
     "pin",
     "remove_canary",
     "resume",
@@ -206,6 +208,24 @@ def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     pins = [one for one in table.pins if one.contract != contract]
     canaries = [one for one in table.canaries if one.contract != contract]
     return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries)
+
+
+def kept_from(table: DecisionTable, contract: str) -> Callable[[str, str], bool]:
+    """Says of a slice and a version of the inference kernel whether the slice's requests do not reach it.
+
+    The newest pin of the slice or of all traffic decides, else a route does.
+    """
+    routed = {(route.slice, route.avoid) for route in table.routes if route.contract == contract}
+    pins = sorted((one for one in table.pins if one.contract == contract), key=lambda one: one.at)
+    pinned = {one.slice: one for one in pins}
+
+    def kept(slice: str, version: str) -> bool:
+        decided = [pinned[name] for name in {slice, ALL} if name in pinned]
+        if decided:
+            return max(decided, key=lambda one: one.at).kernel == TRAIN_KERNEL
+        return bool(version) and not routed.isdisjoint({(slice, version), (ALL, version)})
+
+    return kept
 
 
 def _route(routes: Iterable[Route], transition: Transition) -> list[Route]:

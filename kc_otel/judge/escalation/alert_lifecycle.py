@@ -26,7 +26,7 @@ jump of the clock counts for no more than that). Firing and resolving are edges:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -77,6 +77,7 @@ def advance(
     verdicts: Sequence[Verdict],
     invalid_input: Mapping[str, int],
     now: float,
+    kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
     """One evaluation of the ladder.
 
@@ -87,6 +88,7 @@ def advance(
         verdicts: The verdict of every cell that exists now. A cell that is missing here has gone.
         invalid_input: Sequences that failed an input check within the contract's window, by reason.
         now: Unix time, seconds.
+        kept_away: Whether a slice's requests are kept from a version of the inference kernel: its silence is no alert.
 
     Returns:
         The new state, and what fired or resolved, in the order of the ladder.
@@ -106,7 +108,7 @@ def advance(
     ]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
-        watched = _watched(contract, step, by_cell, invalid_input, now)
+        watched = _watched(contract, step, by_cell, invalid_input, kept_away, now)
         cells = {cell for cell, verdict in watched.items() if verdict.status is _MATCHES[step.on]}
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
@@ -132,14 +134,18 @@ def _watched(
     step: EscalationStep,
     by_cell: Mapping[Cell, Verdict],
     invalid_input: Mapping[str, int],
+    kept_away: Callable[[str, str], bool],
     now: float,
 ) -> Mapping[Cell, Verdict]:
     if step.on == "invalid-input":
         found = {reason: count for reason, count in sorted(invalid_input.items()) if count > 0}
         return {_input_cell(contract): _input_verdict(contract, found, now)} if found else {}
-    if not step.clauses:
-        return by_cell
-    return {cell: verdict for cell, verdict in by_cell.items() if cell.clause in step.clauses}
+    watched = by_cell.items()
+    if step.clauses:
+        watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
+    if step.on == "no-data":
+        watched = {cell: one for cell, one in watched if not kept_away(cell.slice, cell.kernel_inference)}.items()
+    return dict(watched)
 
 
 def _input_cell(contract: Contract) -> Cell:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, Pin, apply
+from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage, MessageGroup, group_messages
@@ -99,7 +99,12 @@ def escalate(
         policies[name], edges[name] = before.policies.get(name, PolicyState(name)), ()
         try:
             policies[name], edges[name] = advance(
-                contract, policies[name], evaluations[name].verdicts, invalid(contract), now
+                contract,
+                policies[name],
+                evaluations[name].verdicts,
+                invalid(contract),
+                now,
+                kept_from(before.decisions, name),
             )
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
             faults[name] = error

@@ -7,19 +7,20 @@
 
 What is wrong (a step's `on`) and the pair of kernels say which cells belong together: one version of a kernel is the
 cause. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it fires: the alert
-holds over an inconclusive verdict, and so does the incident. What was once part of an incident stays part of it until
-its end. Its id is made when it begins and kept: neither an earlier onset nor a restart changes it.
+holds over an inconclusive verdict, and so does the incident. Silence where routes or pins keep requests from the kernel
+is what they are for. What was once part of an incident stays part of it until its end. Its id is made when it begins
+and kept: neither an earlier onset nor a restart changes it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.table import TRAIN_KERNEL, DecisionTable
+from kc_otel.judge.decisions.table import DecisionTable, kept_from
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.people import People
@@ -65,7 +66,7 @@ def follow(
         table: The decision table in force.
         now: Unix time, seconds.
     """
-    broken = _broken(verdicts, firing, now)
+    broken = _broken(before, verdicts, firing, kept_from(table, contract), now)
     known = {one.key: one for one in before}
     after = [_advanced(one, broken.get(key, {}), table, now) for key, one in known.items()]
     after += [_begun(contract, key, cells, table, now) for key, cells in broken.items() if key not in known]
@@ -130,14 +131,24 @@ def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any],
     return tuple(replace(one, words=(*one.words, word)[-_MOST_WORDS:]) if concerns(one) else one for one in incidents)
 
 
-def _broken(verdicts: Iterable[Verdict], firing: Iterable[Alert], now: float) -> dict[Key, dict[Place, _Broken]]:
+def _broken(
+    before: Sequence[Incident],
+    verdicts: Iterable[Verdict],
+    firing: Iterable[Alert],
+    kept: Callable[[str, str], bool],
+    now: float,
+) -> dict[Key, dict[Place, _Broken]]:
     """What is broken now, by incident and place."""
+    known_before = {(one.key, (cell.clause, cell.slice)) for one in before for cell in one.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
     for verdict in verdicts:
         cell, on = verdict.cell, _BREAKS.get(verdict.status)
+        if on is None:
+            continue
+        key = (on, cell.kernel_train, cell.kernel_inference)
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
-        if on is not None and (verdict.status is Status.FAIL or cell.kernel_inference):
-            key = (on, cell.kernel_train, cell.kernel_inference)
+        heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)
+        if verdict.status is Status.FAIL or (heard and not kept(cell.slice, cell.kernel_inference)):
             found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now)
     for alert in firing:
         cell = alert.cell
@@ -184,20 +195,13 @@ def _settled(one: Incident, table: DecisionTable, now: float) -> Incident:
     )
     one = replace(one, cells=tuple(cells))
     slices = {cell.slice for cell in one.broken}
-    if slices and not all(_kept_from(table, one, slice) for slice in slices):
+    kept = kept_from(table, one.contract)
+    if slices and not all(kept(slice, one.kernel_inference) for slice in slices):
         return replace(one, state=IncidentState.BROKEN, contained_at=None)
     if slices or _routed(table, one, {cell.slice for cell in one.cells}):
         at = now if one.contained_at is None else one.contained_at
         return replace(one, state=IncidentState.CONTAINED, contained_at=at)
     return replace(one, state=IncidentState.RESOLVED, resolved_at=now)
-
-
-def _kept_from(table: DecisionTable, one: Incident, slice: str) -> bool:
-    """Whether requests of a slice do not reach the kernel: the newest pin decides, else a route."""
-    pins = [pin for pin in table.pins if pin.contract == one.contract and pin.slice in {slice, ALL}]
-    if pins:
-        return max(pins, key=lambda pin: pin.at).kernel == TRAIN_KERNEL
-    return _routed(table, one, {slice, ALL})
 
 
 def _routed(table: DecisionTable, one: Incident, slices: Collection[str]) -> bool:

@@ -209,5 +209,6 @@ def _verdict(row: Mapping[str, Any], contract: Contract, at: float) -> Verdict:
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=row["about"],
+        observed=row["samples"] > 0,
         **numbers,
     )

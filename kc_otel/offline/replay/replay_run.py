@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, apply
+from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.message_groups import GroupTiming, MessageGroup, group_messages
@@ -101,7 +101,9 @@ class _Run:
         contract = self._contract
         verdicts = self._evaluator.evaluate(now)[contract.name].verdicts
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
-        self._policy, transitions = advance(contract, self._policy, verdicts, invalid, now)
+        self._policy, transitions = advance(
+            contract, self._policy, verdicts, invalid, now, kept_from(self._decisions, contract.name)
+        )
         self._book, told = notices(contract, self._book, self._policy.firing, transitions, People(), now)
         decisions = apply(self._decisions, transitions, contract, now)
         self._spans.edges(transitions)

@@ -81,6 +81,8 @@ class VerdictView(_View):
     """What is held against the limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often than
     once per `observability.false_alarms`. Null where nothing of the kind can be held: of a maximum, of a share of
     none."""
+    observed: bool
+    """Whether any observation of the cell is remembered; without one, NO_DATA says that nobody has reported yet."""
 
 
 class VerdictList(_View):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, pin, resume
+from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, kept_from, pin, resume
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.message_groups import IncidentMessage
@@ -36,7 +36,8 @@ class Evaluator:
 
     def tick(self, now: float, *verdicts: Verdict, invalid: dict[str, int] | None = None) -> tuple[Incident, ...]:
         """The incidents after an evaluation, each written and read again."""
-        self.policy, edges = advance(self.contract, self.policy, verdicts, invalid or {}, now)
+        kept = kept_from(self.table, self.contract.name)
+        self.policy, edges = advance(self.contract, self.policy, verdicts, invalid or {}, now, kept)
         self.table = self.table if self.dry_run else apply(self.table, edges, self.contract, now)
         found = follow(self.contract.name, self.lasting, verdicts, self.policy.firing, self.table, now)
         found = with_actions(found, edges, self.people, dry_run=self.dry_run)
@@ -86,6 +87,30 @@ def test_a_thousand_cells_that_go_silent_at_once_are_one_incident() -> None:
 def test_what_is_not_broken_is_no_incident(status: str) -> None:
     """An open question is none either, and nor is a cell that nobody has ever reported to."""
     assert Evaluator(QUIET).tick(10.0, verdict_of(status), verdict_of("NO_DATA", inference="")) == ()
+
+
+def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
+    """The first export of a version is about some slices; the others are silent news only once they were heard."""
+    evaluator = Evaluator(QUIET)
+    new = verdict_of("NO_DATA", observed=False)
+    assert evaluator.tick(0.0, verdict_of("PASS", slice="prose"), new) == ()
+    (one,) = evaluator.tick(1.0, verdict_of("PASS", slice="prose"), replace(new, observed=True))
+    (same,) = evaluator.tick(2.0, verdict_of("PASS", slice="prose"), new)  # forgotten by then, and silent still
+    assert (same.id, same.state) == (one.id, IncidentState.BROKEN)
+
+
+def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident() -> None:
+    """That nothing reaches the kernel is what the route is for; nobody is alerted, and a resumed slice counts again."""
+    silence = {"on": "no-data", "do": ["notify"]}
+    evaluator = Evaluator([*ROUTING, silence])
+    (one,) = evaluator.tick(0.0, fail("code"))
+    for now in (10.0, 600.0):
+        (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
+        assert (same.id, same.on, same.state) == (one.id, "fail", IncidentState.CONTAINED)
+    assert {alert.on for alert in evaluator.policy.firing} == {"fail"}
+    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, "ada", "patched", 610.0)
+    assert {one.on for one in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
+    assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
 
 
 def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another() -> None:

@@ -52,7 +52,7 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
 ) -> None:
     """Every firing and resolve at the same instant for the same reason, the same table, as many webhooks."""
     contract, path = make_contract(), tmp_path / "recording"
-    core = live(contract, path, monkeypatch, traffic, silence=(780.0, 1000.0))
+    core = live(contract, path, monkeypatch, traffic, silence=(80.0, 300.0))
     damage: list[str] = []
     timeline = replay(contract, read_recordings([path], damage), None, GroupTiming())
     edges = [
