@@ -1,37 +1,72 @@
 """Evaluations that promotion gates look back on: thinned, bounded, and gone with the process.
 
-A gate that has lost its past waits for a new one, which is the safe side.
+A gate asks of the past only what was PASS and what was not; numbers it says only of the newest evaluation and of the
+last one that failed. So these two are whole, and in all others a verdict is the first one of its cell with the same
+status and window: a round costs 8 bytes a cell at most, and hardly anything where nothing changes. A gate that has lost
+its past waits for a new one, which is the safe side.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kc_otel.judge.verdict import Cell, Evaluation, Status
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 
 __all__ = ["GateHistory"]
 
 _KEPT: Final = 2000
 _EVERY: Final = 5.0
+_KERNELS: Final = 8
+"""Kernel versions whose last evaluation with a FAIL is kept whole."""
+_SPARE: Final = 64
+"""Verdicts that are shared beyond four for each cell, before those of cells that are gone are forgotten."""
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is kept of one contract."""
+
+    evaluations: deque[Evaluation] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    newest: Evaluation = field(default_factory=lambda: Evaluation(0.0))
+    failed: dict[str, Evaluation] = field(default_factory=dict)
+    shared: dict[tuple[Cell, Status, str], Verdict] = field(default_factory=dict)
+
+    def add(self, evaluation: Evaluation) -> None:
+        same = tuple(self.shared.setdefault((one.cell, one.status, one.window), one) for one in evaluation.verdicts)
+        last = self.evaluations[-1].verdicts if self.evaluations else ()
+        self.evaluations.append(replace(evaluation, verdicts=last if same == last else same))
+        self.newest = evaluation
+        for kernel in {one.cell.kernel_inference for one in evaluation.verdicts if one.status is Status.FAIL}:
+            self.failed.pop(kernel, None)
+            self.failed[kernel] = evaluation
+        for kernel in list(self.failed)[:-_KERNELS]:
+            del self.failed[kernel]
+        if len(self.shared) > 4 * len(same) + _SPARE:
+            self.shared = {(one.cell, one.status, one.window): one for one in same}
 
 
 class GateHistory:
     """Per contract, an evaluation every few seconds, and each one whose statuses differ from the one before."""
 
     def __init__(self) -> None:
-        self._evaluations: dict[str, deque[Evaluation]] = {}
+        self._past: dict[str, _Past] = {}
 
     def add(self, contract: str, evaluation: Evaluation) -> None:
         """Take in an evaluation."""
-        kept = self._evaluations.setdefault(contract, deque(maxlen=_KEPT))
-        recent = kept and evaluation.at - kept[-1].at < _EVERY
-        if not (recent and _statuses(kept[-1]) == _statuses(evaluation)):
-            kept.append(evaluation)
+        past = self._past.setdefault(contract, _Past())
+        recent = past.evaluations and 0 <= evaluation.at - past.newest.at < _EVERY
+        if not (recent and _statuses(past.newest) == _statuses(evaluation)):
+            past.add(evaluation)
 
     def since(self, contract: str, at: float) -> tuple[Evaluation, ...]:
         """Evaluations at or after a unix time, oldest first."""
-        return tuple(one for one in self._evaluations.get(contract, ()) if one.at >= at)
+        past = self._past.get(contract)
+        if past is None:
+            return ()
+        whole = {one.at: one for one in (*past.failed.values(), past.newest)}
+        return tuple(whole.get(one.at, one) for one in past.evaluations if one.at >= at)
 
 
 def _statuses(evaluation: Evaluation) -> set[tuple[Cell, Status]]:
