@@ -14,7 +14,8 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.traffic_file import RecordingFile
-from kc_otel.serve.store.unit_of_work import unit_of_work
+from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 
 __all__ = ["Core"]
@@ -173,30 +174,58 @@ class Core:
         """
         started = time.perf_counter()
         evaluations = self.evaluator.evaluate(now)
+        renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
+        announcements: list[Announcement] = []
         with unit_of_work(self._connection) as unit:
-            changes = self.history.write(evaluations, unit)
-            announcements = [self._changed(change, now) for change in changes if not _first_silence(change)]
-            escalation = escalate(
-                tuple(self.contracts.values()),
-                self.escalation,
-                evaluations,
-                self._invalid(now),
-                self.dry_run,
-                now,
-                self._timing,
-            )
-            for name in self.contracts:
-                faults = {"its policy": escalation.faults[name]} if name in escalation.faults else {}
-                self.evaluator.faults.report(name, "escalation", faults)
-            decisions, moved = self.promotions.write(escalation.state.decisions, evaluations, now, unit)
-            escalation = replace(escalation, state=replace(escalation.state, decisions=decisions))
-            announcements += self._write(escalation, now) + moved
+            state = self.escalation
+            for name, evaluation in evaluations.items():
+                with self._alone(name, "history", "its verdicts", unit):
+                    announcements += self._judged(evaluation, name, now, unit)
+                with self._alone(name, "escalation", "its policy", unit):
+                    state, said = self._escalated(state, evaluation, name, now, unit, renews=renews)
+                    announcements += said
             self._evaluator_store.save(self.evaluator, unit)
             self._evaluator_store.save_position(self.position)
-            unit.on_commit(lambda: self._adopt(escalation.state, evaluations, now))
+            unit.on_commit(lambda: self._adopt(state, now))
             unit.on_commit(lambda: self.forget(self.position))
+        if renews:
+            self._renewed_at = now
         self.tick_seconds = time.perf_counter() - started
         self.announce_all(announcements)
+
+    @contextmanager
+    def _alone(self, contract: str, stage: str, where: str, unit: UnitOfWork) -> Iterator[None]:
+        """A step of one contract: where it fails, what held of this contract still holds, and the others go on."""
+        errors: dict[str, Exception] = {}
+        try:
+            with unit.apart(self._connection):
+                yield
+        except sqlite3.Error:  # the disk's fault is everybody's
+            raise
+        except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
+            errors[where] = error
+        self.evaluator.faults.report(contract, stage, errors)
+
+    def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
+        """Write a contract's verdicts. Returns what is to be announced."""
+        changes = self.history.write({name: evaluation}, unit)
+        unit.on_commit(lambda: self.gate_history.add(name, evaluation))
+        return [self._changed(change, now) for change in changes if not _first_silence(change)]
+
+    def _escalated(
+        self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork, *, renews: bool
+    ) -> tuple[EscalationState, list[Announcement]]:
+        """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
+        contract = self.contracts[name]
+        invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
+        dry_run = name in self.dry_run
+        step = escalate(contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing)
+        decisions, moved = self.promotions.write(step.state.decisions, {name: evaluation}, now, unit)
+        step = replace(step, state=replace(step.state, decisions=decisions))
+        announcements = self._write(contract, before, step, now)
+        if renews:
+            self._renew(contract, step.state, now)
+        return step.state, announcements + moved
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
         """A person lifts routes; returns how many.
@@ -272,19 +301,16 @@ class Core:
             _log.info("%s", one.message)
             self.announce(one)
 
-    def _adopt(self, state: EscalationState, evaluations: Mapping[str, Evaluation], now: float) -> None:
+    def _adopt(self, state: EscalationState, now: float) -> None:
         self.escalation, self.evaluated_at = state, now
-        for name, evaluation in evaluations.items():
-            self.gate_history.add(name, evaluation)
         if self.recording is not None:
             self.recording.evaluated(now)
 
-    def _invalid(self, now: float) -> Callable[[Contract], Mapping[str, int]]:
-        return lambda contract: self.evaluator.invalid_input(contract.name, now, contract.observability.window)
-
-    def _write(self, escalation: Escalation, now: float) -> list[Announcement]:
+    def _write(
+        self, contract: Contract, before: EscalationState, escalation: Escalation, now: float
+    ) -> list[Announcement]:
         """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
-        self._store.save(self.escalation, escalation.state)
+        self._store.save(before, escalation.state)
         self._store.incidents.close(escalation.resolved)
         people = escalation.state.people
         self.events.record(escalation.transitions, dry_run=self.dry_run, people=people)
@@ -293,17 +319,13 @@ class Core:
         for pin in escalation.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
-        for name, messages in escalation.messages.items():
-            self._enqueue(self.contracts[name], messages, now)
-        if abs(now - self._renewed_at) >= _RENEWAL_SECONDS:
-            self._renewed_at = now
-            self._renew(escalation.state, now)
+        self._enqueue(contract, escalation.messages, now)
         announcements = [
-            of_transition(one, self.contracts[one.contract], dry_run=one.contract in self.dry_run)
+            of_transition(one, contract, dry_run=contract.name in self.dry_run)
             for one in escalation.transitions
             if not people.silencing(one.cell, now)
         ]
-        again = (one for notices in escalation.notices.values() for one in notices if one.reason in _REPEATED)
+        again = (one for one in escalation.notices if one.reason in _REPEATED)
         return announcements + [self._repeat(one, now) for one in again if _notifies(one)]
 
     def _enqueue(self, contract: Contract, messages: Sequence[IncidentMessage], now: float) -> None:
@@ -320,15 +342,15 @@ class Core:
             )
             self.outbox.enqueue(one.endpoint, contract.name, encode(body), now)
 
-    def _renew(self, state: EscalationState, now: float) -> None:
-        """Tell endpoints that forget which alerts still fire, of those that they were told of."""
-        for name, groups in state.groups.items():
-            for target in self._forgetful:
-                told = {fingerprint for one in groups if one.endpoint == target for fingerprint in one.told}
-                firing = [edge(one, What.FIRING, now) for one in state.policies[name].firing if one.fingerprint in told]
-                if firing:
-                    body = alert_body(self.contracts[name], firing, receiver=target, external_url=self.external_url)
-                    self.outbox.renew(target, name, encode(body), now)
+    def _renew(self, contract: Contract, state: EscalationState, now: float) -> None:
+        """Tell endpoints that forget which of a contract's alerts still fire, of those that they were told of."""
+        groups, policy = state.groups[contract.name], state.policies[contract.name]
+        for target in self._forgetful:
+            told = {fingerprint for one in groups if one.endpoint == target for fingerprint in one.told}
+            firing = [edge(one, What.FIRING, now) for one in policy.firing if one.fingerprint in told]
+            if firing:
+                body = alert_body(contract, firing, receiver=target, external_url=self.external_url)
+                self.outbox.renew(target, contract.name, encode(body), now)
 
     def _repeat(self, notice: Notice, now: float) -> Announcement:
         """Write that an alert is said again."""

@@ -57,21 +57,27 @@ class CellHistory:
         rows = connection.execute(
             "SELECT contract, clause, slice, kernel_train, kernel_inference, status, since FROM cell_status"
         )
-        remembered = {Cell(*row[:5]): (Status(row[5]), float(row[6])) for row in rows}
-        self._known: dict[Cell, tuple[Status, float]] = remembered
+        self._known: dict[str, dict[Cell, tuple[Status, float]]] = {}
+        for *fields, status, since in rows.fetchall():
+            cell = Cell(*fields)
+            if cell.contract in windows:
+                self._known.setdefault(cell.contract, {})[cell] = (Status(status), float(since))
+            else:
+                self._forget(cell)
         self._lines: dict[str, dict[Cell, _Line]] = {}
 
     def write(self, evaluations: Mapping[str, Evaluation], unit: UnitOfWork) -> list[StatusChange]:
-        """Write an evaluation of every cell, by the contract's name, and say what it changes."""
-        verdicts = [verdict for evaluation in evaluations.values() for verdict in evaluation.verdicts]
-        changes, gone = [], self._known.keys() - {verdict.cell for verdict in verdicts}
-        for verdict in verdicts:
-            before, _ = self._known.get(verdict.cell, (None, 0.0))
-            if before is not verdict.status:
-                changes.append(StatusChange(verdict, before))
-                self._save(verdict.cell, verdict.status, verdict.at)
-        for cell in gone:
-            self._forget(cell)
+        """Write an evaluation of every cell of some contracts, by their names, and say what it changes."""
+        changes = []
+        for name, evaluation in evaluations.items():
+            known = self._known.get(name, {})
+            for verdict in evaluation.verdicts:
+                before, _ = known.get(verdict.cell, (None, 0.0))
+                if before is not verdict.status:
+                    changes.append(StatusChange(verdict, before))
+                    self._save(verdict.cell, verdict.status, verdict.at)
+            for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
+                self._forget(cell)
         points = {name: {one.cell: point_of(one) for one in found.verdicts} for name, found in evaluations.items()}
         self._thinned.write(points, max((found.at for found in evaluations.values()), default=0.0), unit)
         unit.on_commit(lambda: self._adopt(evaluations, points))
@@ -79,19 +85,18 @@ class CellHistory:
 
     def _adopt(self, evaluations: Mapping[str, Evaluation], points: Mapping[str, Mapping[Cell, HistoryPoint]]) -> None:
         """Remember an evaluation; cells that are gone are forgotten."""
-        known: dict[Cell, tuple[Status, float]] = {}
-        lines: dict[str, dict[Cell, _Line]] = {}
         for name, evaluation in evaluations.items():
-            before, lines[name] = self._lines.get(name, {}), {}
+            before, lines = self._lines.get(name, {}), dict[Cell, _Line]()
+            known = self._known.get(name, {})
             for verdict in evaluation.verdicts:
-                status, since = self._known.get(verdict.cell, (None, verdict.at))
+                status, since = known.get(verdict.cell, (None, verdict.at))
                 since = since if status is verdict.status else verdict.at
                 line = before.get(verdict.cell)
                 recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
                 recent.append(points[name][verdict.cell])
-                lines[name][verdict.cell] = _Line(verdict, since, recent)
-                known[verdict.cell] = (verdict.status, since)
-        self._lines, self._known = lines, known
+                lines[verdict.cell] = _Line(verdict, since, recent)
+            self._lines[name] = lines
+            self._known[name] = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
 
     def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
         """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""

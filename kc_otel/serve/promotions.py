@@ -91,19 +91,20 @@ class Promotions:
     def write(
         self, decisions: DecisionTable, evaluations: Mapping[str, Evaluation], now: float, unit: UnitOfWork
     ) -> tuple[DecisionTable, list[Announcement]]:
-        """Step every promotion with an evaluation.
+        """Step every promotion of some contracts with an evaluation.
 
         Args:
             decisions: The decision table after the evaluation.
-            evaluations: The evaluation, by the contract's name.
+            evaluations: The evaluation, by the contract's name; promotions of other contracts stay as they are.
             now: Its unix time, seconds.
             unit: The transaction.
 
         Returns:
-            The decision table with every version's share, and what is to be announced.
+            The decision table with every such version's share, and what is to be announced.
         """
-        known, said = dict(self._known), list[Announcement]()
-        for key, before in sorted(self._known.items()):
+        known = {key: one for key, one in self._known.items() if one.contract in evaluations}
+        said: list[Announcement] = []
+        for key, before in sorted(known.items()):
             if not self._acts(before.contract) or before.status is not PromotionStatus.RUNNING:
                 continue
             contract = self._contracts[before.contract]
@@ -116,10 +117,11 @@ class Promotions:
             if any(move.after.stage is Stage.FULL for move in moves):
                 said += self._replace_others(known, contract, after, now)
         unit.on_commit(lambda: self._adopt(known, evaluations))
-        return self._shares(decisions, known, now), said
+        return self._shares(decisions, known, evaluations, now), said
 
     def _adopt(self, known: dict[Key, Promotion], evaluations: Mapping[str, Evaluation]) -> None:
-        self._known, self._latest = known, evaluations
+        others = {key: one for key, one in self._known.items() if one.contract not in evaluations}
+        self._known, self._latest = {**others, **known}, {**self._latest, **evaluations}
 
     def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
         """A person starts a version on its way, for the first time or again.
@@ -272,14 +274,16 @@ class Promotions:
         own = [one for one in known.values() if one.contract == contract and one.status is not PromotionStatus.RUNNING]
         return sorted(own, key=lambda one: -one.started)[_ENDED:]
 
-    def _shares(self, decisions: DecisionTable, known: Mapping[Key, Promotion], now: float) -> DecisionTable:
+    def _shares(
+        self, decisions: DecisionTable, known: Mapping[Key, Promotion], of: Collection[str], now: float
+    ) -> DecisionTable:
         shares: dict[Key, Canary] = {}
         for key, promotion in known.items():
             if (share := share_of(promotion)) is not None:
                 shares[key] = Canary(key[0], ALL, key[1], share, promotion.reason, promotion.entered)
         for old in decisions.canaries:
             key = (old.contract, old.version)
-            if self._acts(old.contract) and old.slice == ALL and key not in shares:
+            if old.contract in of and self._acts(old.contract) and old.slice == ALL and key not in shares:
                 decisions = remove_canary(decisions, *key, ALL, now=now)
         for (contract, _), wanted in sorted(shares.items()):
             if self._acts(contract) and wanted not in decisions.canaries:

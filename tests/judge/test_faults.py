@@ -12,13 +12,10 @@ import pytest
 from kc_otel.judge import evaluator as evaluator_module
 from kc_otel.judge import verdicts as verdicts_module
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.escalation import escalate as escalate_module
-from kc_otel.judge.escalation.escalate import EscalationState, escalate
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Evaluation, Status
 
 DRIFT = np.random.default_rng(3).beta(1, 50, 400)
-ALERTS = [{"on": "fail", "severity": "critical", "do": ["halt"]}]
 
 
 def two(contract: Any, sender: Any, now: float, **parts: Any) -> Evaluator:
@@ -101,21 +98,3 @@ def test_a_contract_that_was_never_judged_has_the_cells_that_are_remembered(
     (verdict, *_) = evaluator.evaluate(now + 4)["policy"].verdicts
     assert verdict.status is Status.NO_DATA
     assert (verdict.cell.kernel_train, verdict.cell.kernel_inference) == ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
-
-
-def test_a_policy_that_cannot_be_evaluated_stays_as_it_is(
-    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its alerts are held, those of the other contract go on, and the failure is named."""
-    evaluator = two(contract, sender, now, escalation=ALERTS)
-    contracts = [state.contract for state in evaluator.states.values()]
-    found = evaluator.evaluate(now + 3)
-    first = escalate(contracts, EscalationState(), found, lambda _: {}, (), now + 3)
-    assert {len(state.firing) for state in first.state.policies.values()} == {2}
-    monkeypatch.setattr(
-        escalate_module, "advance", raising(escalate_module.advance, lambda contract, *_: contract.name == "policy")
-    )
-    gone = {name: Evaluation(now + 4) for name in found}
-    second = escalate(contracts, first.state, gone, lambda _: {}, (), now + 4)
-    assert {name: len(state.firing) for name, state in second.state.policies.items()} == {"policy": 2, "other": 0}
-    assert set(second.faults) == {"policy"}

@@ -15,15 +15,23 @@ import pytest
 from fastapi.testclient import TestClient
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation import escalate as escalate_module
+from kc_otel.judge.escalation.people import People, Silence
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
+from kc_otel.serve import core as core_module
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
+from kc_otel.serve.history import CellHistory
+from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.server import _tick_forever
+from kc_otel.serve.store.escalation_store import EscalationStore
+from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
-from kc_otel.serve.webhooks.outbox import DeliveryState
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
@@ -212,15 +220,15 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
     """Ticks go on after an error that nobody foresaw; metrics, readiness and API say what fails until it ends."""
     core, told = make_core(), Changes()
     core.metrics(drift(0.3))
-    real, calls = core.promotions.write, list[float]()
+    real, calls = core.evaluator.evaluate, list[float]()
 
-    def write(*args: Any) -> Any:
-        calls.append(args[2])
+    def evaluate(now: float) -> Any:
+        calls.append(now)
         if len(calls) < 4:
             raise OverflowError("intermediate overflow in fsum")
-        return real(*args)
+        return real(now)
 
-    monkeypatch.setattr(core.promotions, "write", write)
+    monkeypatch.setattr(core.evaluator, "evaluate", evaluate)
     client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), told, "0"))
     seen: list[tuple[str, str, dict[str, str]]] = []
 
@@ -246,6 +254,91 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
     assert seen[0][2] == {"": sentence}
     assert seen[-1][1:] == ("ready\n", {})
     assert core.decisions.routes
+
+
+OTHER = {"name": "other", "version": 1, "owner": "tests"}
+CALLS = [
+    (escalate_module, "advance"),
+    (escalate_module, "current"),
+    (escalate_module, "apply"),
+    (escalate_module, "notices"),
+    (escalate_module, "with_word"),
+    (escalate_module, "follow"),
+    (escalate_module, "with_actions"),
+    (escalate_module, "group_messages"),
+    (escalate_module, "with_told"),
+    (core_module, "alert_body"),
+    (core_module, "of_transition"),
+    (core_module, "of_change"),
+    (Promotions, "write"),
+    (CellHistory, "write"),
+    (Evaluator, "invalid_input"),
+    (EscalationStore, "save"),
+    (PolicyStore, "record"),
+    (Outbox, "enqueue"),
+]
+
+
+@pytest.mark.parametrize(("owner", "call"), CALLS, ids=[call for _, call in CALLS])
+def test_a_fault_anywhere_in_one_contracts_step_is_its_own(
+    contract: Contract,
+    open_file: Callable[..., sqlite3.Connection],
+    drift: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    call: str,
+) -> None:
+    """What held of it still holds, nothing of it is half written, the fault is shown; the others go on, and it too."""
+    other = Contract.model_validate({**contract.model_dump(by_alias=True), "metadata": OTHER})
+    now = time.time()
+    core = Core([contract, other], open_file(), external_url="", now=now)
+    silences = [Silence(f"s{name}", name, None, None, "ada", "deploy", now, now + 30) for name in core.contracts]
+    core.amend("policy", "silenced", {"message": "", "by": "ada", "why": ""}, now, people=People(tuple(silences)))
+    core.tick(now)
+    before = core.escalation
+    request = drift(0.3)
+    for name in core.contracts:
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics:  # type: ignore[attr-defined]
+            data = getattr(metric, metric.WhichOneof("data"))
+            for point in data.data_points:
+                for pair in point.attributes:
+                    if pair.key == "kc.contract":
+                        pair.value.string_value = name
+        core.metrics(request, now + 40)
+    real, alone, within = getattr(owner, call), Core._alone, [""]
+
+    def named(self: Core, name: str, *args: Any) -> Any:
+        within[0] = name
+        return alone(self, name, *args)
+
+    def faulty(*args: Any, **options: Any) -> Any:
+        if within[0] == "policy":
+            raise OverflowError("intermediate overflow in fsum")
+        return real(*args, **options)
+
+    monkeypatch.setattr(Core, "_alone", named)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, call, faulty)
+        core.tick(now + 40)
+    assert set(core.evaluator.faults.present) == {"policy"}
+    assert core.evaluator.faults.counts["policy"] >= 1
+    state = core.escalation
+    judged = call in {"write", "of_change"} and owner in {CellHistory, core_module}
+    assert len(state.policies["other"].firing) == 2
+    if not judged:
+        assert state.policies["policy"] == before.policies["policy"]
+        assert state.incidents.get("policy", ()) == ()
+        assert {one.contract for one in core.decisions.routes} == {"other"}
+        assert {one.contract for one in core.outbox.due(now + 40)} == {"other"}
+        assert {one.contract for one in state.people.silences} == {"policy"}
+    kinds = {event.kind for event in core.events.newest(limit=50) if event.contract == "policy"}
+    assert kinds & {"firing", "unsilenced"} == ({"firing", "unsilenced"} if judged else set())
+    assert ("verdict" in kinds) is not judged
+    core.tick(now + 41)
+    assert core.evaluator.faults.present == {}
+    assert len(core.escalation.policies["policy"].firing) == 2
+    assert {one.contract for one in core.outbox.due(now + 41)} == {"policy", "other"}
+    assert core.escalation.people.silences == ()
 
 
 def test_an_incident_survives_the_evaluator_and_its_events(contract: Contract, drift: Callable, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From verdicts to what holds and what is said: the policies of all contracts as one pure function.
+"""From verdicts to what holds and what is said: a contract's policy as one pure function.
 
 A contract that runs dry is judged like any other. What it decides goes into a decision table of its own that nobody
 acts on, and nobody is told.
@@ -6,7 +6,7 @@ acts on, and nobody is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kc_otel.contract.model import Contract
@@ -48,111 +48,106 @@ class EscalationState:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """What an evaluation makes of what held before.
+    """What an evaluation of one contract makes of what held before.
 
     Attributes:
-        state: What holds from now on.
-        transitions: What fired and resolved, of contracts that run dry too.
-        notices: What there is to say of alerts, by the contract's name.
-        messages: Webhooks to send, by the contract's name.
+        state: What holds from now on, of all contracts.
+        transitions: What fired and resolved, of a contract that runs dry too.
+        notices: What there is to say of alerts.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
         resolved: Incidents that are over.
-        faults: Contracts whose policy could not be evaluated, and why: what held of them before still holds.
+        messages: Webhooks to send.
     """
 
     state: EscalationState
     transitions: tuple[Transition, ...]
-    notices: Mapping[str, tuple[Notice, ...]]
+    notices: tuple[Notice, ...]
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
-    resolved: tuple[Incident, ...] = ()
-    faults: Mapping[str, Exception] = field(default_factory=dict)
-    messages: Mapping[str, tuple[IncidentMessage, ...]] = field(default_factory=dict)
+    resolved: tuple[Incident, ...]
+    messages: tuple[IncidentMessage, ...]
 
 
 def escalate(
-    contracts: Sequence[Contract],
+    contract: Contract,
     before: EscalationState,
-    evaluations: Mapping[str, Evaluation],
-    invalid: Callable[[Contract], Mapping[str, int]],
-    dry_run: Collection[str],
+    evaluation: Evaluation,
+    invalid: Mapping[str, int],
     now: float,
+    *,
+    dry_run: bool = False,
     timing: GroupTiming = AT_ONCE,
 ) -> Escalation:
-    """One evaluation of every policy.
+    """One evaluation of a contract's policy. Where it fails, what held before still holds, of this contract alone.
 
     Args:
-        contracts: The contracts in force.
-        before: What held until now.
-        evaluations: The verdicts of every contract, by its name.
-        invalid: Sequences of a contract that failed an input check within its window, by reason.
-        dry_run: Names of the contracts that run dry.
+        contract: The contract in force.
+        before: What held until now, of all contracts.
+        evaluation: The contract's verdicts.
+        invalid: Sequences that failed an input check within the contract's window, by reason.
         now: Unix time, seconds.
+        dry_run: Whether nobody acts on it and nobody is told.
         timing: How long webhooks wait for what belongs to them.
     """
-    policies: dict[str, PolicyState] = {}
-    edges: dict[str, tuple[Transition, ...]] = {}
-    faults: dict[str, Exception] = {}
-    for contract in contracts:
-        name = contract.name
-        policies[name], edges[name] = before.policies.get(name, PolicyState(name)), ()
-        try:
-            policies[name], edges[name] = advance(
-                contract,
-                policies[name],
-                evaluations[name].verdicts,
-                invalid(contract),
-                now,
-                kept_from(before.decisions, name),
-            )
-        except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
-            faults[name] = error
-    fires = {alert.fingerprint for state in policies.values() for alert in state.firing}
-    people, ended = current(before.people, fires, now)
-    notifications: dict[str, NotificationLog] = {}
-    decisions, dry_run_decisions, found = before.decisions, before.dry_run_decisions, dict[str, tuple[Notice, ...]]()
-    for contract in contracts:
-        name, transitions = contract.name, edges[contract.name]
-        log = before.notifications.get(name, NotificationLog(name))
-        if name in dry_run:
-            decisions = apply(decisions, (), contract, now)
-            dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
-            notifications[name] = log
-            continue
-        decisions = apply(decisions, transitions, contract, now)
-        notifications[name], found[name] = notices(contract, log, policies[name].firing, transitions, people, now)
-    incidents: dict[str, tuple[Incident, ...]] = {}
-    resolved: list[Incident] = []
-    groups = dict(before.groups)
-    messages: dict[str, tuple[IncidentMessage, ...]] = {}
-    for contract in contracts:
-        name = contract.name
-        verdicts, open_before = evaluations[name].verdicts, before.incidents.get(name, ())
-        if name in faults:  # what held of it before still holds
-            incidents[name] = open_before
-            continue
-        for silence in ended:
-            if silence.contract == name:
-                open_before = with_word(open_before, "unsilenced", ended_silence(silence), now)
-        after = follow(name, open_before, verdicts, policies[name].firing, decisions, now)
-        after = with_actions(after, edges[name], people, dry_run=name in dry_run)
-        groups[name], messages[name] = group_messages(
-            before.groups.get(name, ()), found.get(name, ()), after, people, timing, contract.observability.window, now
-        )
-        after = with_told(after, messages[name], now)
-        incidents[name] = tuple(one for one in after if one.state is not IncidentState.RESOLVED)
-        resolved += [one for one in after if one.state is IncidentState.RESOLVED]
+    name = contract.name
+    policy = before.policies.get(name, PolicyState(name))
+    kept = kept_from(before.decisions, name)
+    policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept)
+    policies = {**before.policies, name: policy}
+    people, ended = _people(before.people, policies, name, now)
+    log = before.notifications.get(name, NotificationLog(name))
+    decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
+    dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
+    if dry_run:
+        dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
+    else:
+        log, said = notices(contract, log, policy.firing, transitions, people, now)
+    incidents = before.incidents.get(name, ())
+    for silence in ended:
+        incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
+    after = follow(name, incidents, evaluation.verdicts, policy.firing, decisions, now)
+    after = with_actions(after, transitions, people, dry_run=dry_run)
+    groups, messages = group_messages(
+        before.groups.get(name, ()), said, after, people, timing, contract.observability.window, now
+    )
+    after = with_told(after, messages, now)
     return Escalation(
-        state=EscalationState(policies, notifications, decisions, dry_run_decisions, people, incidents, groups),
-        transitions=tuple(edge for contract in contracts for edge in edges[contract.name]),
-        notices=found,
+        state=EscalationState(
+            policies=policies,
+            notifications={**before.notifications, name: log},
+            decisions=decisions,
+            dry_run_decisions=dry_run_decisions,
+            people=people,
+            incidents={
+                **before.incidents,
+                name: tuple(one for one in after if one.state is not IncidentState.RESOLVED),
+            },
+            groups={**before.groups, name: groups},
+        ),
+        transitions=transitions,
+        notices=said,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
-        resolved=tuple(resolved),
-        faults=faults,
+        resolved=tuple(one for one in after if one.state is IncidentState.RESOLVED),
         messages=messages,
     )
+
+
+def _people(
+    before: People, policies: Mapping[str, PolicyState], contract: str, now: float
+) -> tuple[People, tuple[Silence, ...]]:
+    """What people decided that is still in force, and what of this contract's is not; that of others stays as it is."""
+    firing = {alert.fingerprint for alert in policies[contract].firing}
+    own = People(
+        tuple(one for one in before.silences if one.contract == contract),
+        tuple(one for one in before.acknowledgements if one.contract == contract),
+    )
+    after, ended = current(own, firing, now)
+    return People(
+        tuple(one for one in before.silences if one.contract != contract or one in after.silences),
+        tuple(one for one in before.acknowledgements if one.contract != contract or one in after.acknowledgements),
+    ), ended
 
 
 def ended_silence(silence: Silence) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """One transaction on the state file, and what takes force in memory because of it.
 
 Whoever writes is given the unit, writes into the transaction, and leaves what it will remember with `on_commit`. Memory
-therefore follows the disk: it changes after the commit, all of it, or not at all.
+therefore follows the disk: it changes after the commit, all of it, or not at all. What may fail alone is `apart`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,24 @@ class UnitOfWork:
     def on_rollback(self, undo: Callable[[], None]) -> None:
         """Do this when nothing was written."""
         self._rolled_back.append(undo)
+
+    @contextmanager
+    def apart(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Everything inside is part of the transaction, or nothing of it where an error leaves it; that is raised."""
+        committed, rolled_back = len(self._committed), len(self._rolled_back)
+        connection.execute("SAVEPOINT apart")
+        try:
+            yield
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO apart")
+                connection.execute("RELEASE apart")
+            undo = self._rolled_back[rolled_back:]
+            del self._committed[committed:], self._rolled_back[rolled_back:]
+            for callback in undo:
+                callback()
+            raise
+        connection.execute("RELEASE apart")
 
     def end(self, *, committed: bool) -> None:
         """Do what was asked for."""
