@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
+    "EVALUATED_ID",
     "FOLDER",
     "HEALTH_UID",
     "INVALID_INPUT_ID",
@@ -30,6 +31,8 @@ FOLDER: Final = "Kernel contracts"
 
 NOT_HOLDING_ID: Final = 7
 """Panel of the overview: what does not hold."""
+EVALUATED_ID: Final = 36
+"""Panel of the health dashboard: how long ago an evaluator judged last."""
 INVALID_INPUT_ID: Final = 32
 """Panel of the health dashboard: sequences that failed an input check."""
 

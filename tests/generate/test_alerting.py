@@ -10,7 +10,7 @@ import yaml
 from kc_otel.contract import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
-from kc_otel.generate.grafana.alerting import alert_rule, alerting_file
+from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
 from kc_otel.generate.runbook import runbook
 
@@ -44,13 +44,31 @@ def test_identities_fit_grafanas_columns_and_are_unique(rules: list[dict]) -> No
         assert max(map(len, values)) <= longest
 
 
-def test_silence_and_errors_mean_what_the_step_says(policy: Contract, rules: list[dict]) -> None:
-    """Without series a no-data step fires and the others are calm; a failing query pages for the former alone."""
+def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
+    policy: Contract, rules: list[dict]
+) -> None:
+    """No series, or a query that fails, clears nothing and sets off the rule that an evaluator lives, and no other."""
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
-        states = (rule["noDataState"], rule["execErrState"])
-        assert states == (("Alerting", "Alerting") if alert.step.on == "no-data" else ("OK", "KeepLast"))
-    uncovered = policy.model_copy(update={"escalation": policy.escalation[:1]})
-    assert alert_rule(alert_steps(uncovered)[0], "prometheus")["noDataState"] == "NoData"
+        assert rule["noDataState"] == ("OK" if alert.clause is None else "KeepLast")
+        assert rule["execErrState"] == "KeepLast"
+    (group,) = yaml.safe_load(evaluator_alerting_file().text)["groups"]
+    (down,) = group["rules"]
+    assert (down["noDataState"], down["execErrState"], down["labels"]) == (
+        "Alerting",
+        "Alerting",
+        {"severity": "critical"},
+    )
+    assert down["data"][0]["model"]["expr"] == "time() - max(kc_evaluator_last_evaluation_seconds{})"
+    assert down["data"][1]["model"]["conditions"] == [{"evaluator": {"type": "gt", "params": [60]}}]
+    # A scrape of 15 s that fails, an evaluation, and the wait are less than a minute.
+    assert (group["interval"], down["for"]) == ("10s", "30s")
+
+
+def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy: Contract, rules: list[dict]) -> None:
+    """Its code stands where no series is; without an evaluator there is nothing, and the rule keeps its state."""
+    for alert, rule in zip(alert_steps(policy), rules, strict=True):
+        asked = rule["data"][0]["model"]["expr"]
+        assert ("2 * absent(" in asked and " and on () (" in asked) == (alert.step.on == "no-data")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +93,8 @@ def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict]
     """Queries and states are those of Grafana's own model; only the wrappers differ in files."""
     schema = json.loads((schemas / "grafana-jsonschema" / "alerting.jsonschema.json").read_text())
     validator = jsonschema.Draft7Validator({**schema, "$ref": "#/definitions/Rule"})
-    for rule in rules:
+    (down,) = yaml.safe_load(evaluator_alerting_file().text)["groups"][0]["rules"]
+    for rule in (*rules, down):
         shared = {key: value for key, value in rule.items() if key not in {"dashboardUid", "panelId", "keepFiringFor"}}
         api = {**shared, "orgID": 1, "folderUID": "f", "ruleGroup": "g"}
         assert list(validator.iter_errors(api)) == []

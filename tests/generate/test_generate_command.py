@@ -33,6 +33,7 @@ def run():
             "grafana",
             {
                 *(f"grafana/dashboards/{name}.json" for name in BOARDS),
+                "grafana/alerting/_evaluator.yaml",
                 "grafana/alerting/policy-7b.yaml",
                 "grafana/notifications/kernel-contracts.yaml",
             },
@@ -45,6 +46,7 @@ def run():
                     for own in ("", "standalone/")
                     for kind in (f"{own}rules", f"{own}tests", f"{own}kubernetes")
                 ),
+                *(f"prometheus/{kind}/_evaluator.yaml" for kind in ("rules", "tests", "kubernetes")),
                 "prometheus/victoriametrics/rules/policy-7b.yaml",
                 "prometheus/alertmanager/alertmanager.yaml",
             },
@@ -65,7 +67,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(run, policy_path: P
     command = ("prometheus", policy_path, "--out", tmp_path)
     missing = run(*command, "--check")
     assert missing.exit_code == 1
-    assert missing.output.count("stale") == 9
+    assert missing.output.count("stale") == 12
     assert list(tmp_path.iterdir()) == []
     run(*command)
     assert run(*command, "--check").exit_code == 0

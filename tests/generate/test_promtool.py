@@ -77,7 +77,7 @@ def test_every_rule_file_passes_lint_and_its_own_tests(
 def test_the_generated_tests_notice_a_changed_rule(promtool, policy: Contract, tmp_path: Path, old: str, new: str):
     """A rule that waits longer, clears sooner, fires on PASS, forgets a held breach or says something else fails."""
     write(prometheus_files([policy]), tmp_path)
-    (rules,) = (tmp_path / "prometheus" / "rules").iterdir()
+    rules = tmp_path / "prometheus" / "rules" / "policy-7b.yaml"
     text = rules.read_text()
     assert old in text
     rules.write_text(text.replace(old, new))
@@ -110,6 +110,63 @@ def test_the_standalone_tests_notice_a_changed_rule(promtool, policy: Contract, 
     rules.write_text(text.replace(old, new))
     code, said = promtool("test", "rules", tmp_path / "prometheus" / "standalone" / "tests" / rules.name)
     assert (code, "FAILED" in said) == (1, True), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("for: 30s", "for: 35s"), ("- 60)", "- 65)"), ("absent(", "absent_over_time("), ("critical", "info")],
+)
+def test_the_test_of_the_evaluators_rule_notices_a_changed_one(promtool, tmp_path: Path, old: str, new: str) -> None:
+    """A rule that waits longer, trusts longer, looks back or is of another severity fails it."""
+    write(prometheus_files([]), tmp_path)
+    rules, tests = (tmp_path / "prometheus" / kind / "_evaluator.yaml" for kind in ("rules", "tests"))
+    assert promtool("test", "rules", tests)[0] == 0
+    assert old in rules.read_text()
+    rules.write_text(rules.read_text().replace(old, new))
+    assert promtool("test", "rules", tests)[0] == 1
+
+
+@pytest.mark.slow
+def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract, tmp_path: Path) -> None:
+    """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
+    write(prometheus_files([policy]), tmp_path)
+    lived = "0+15x39 stale"  # ten minutes
+    cells = {
+        cell("kc_verdict"): "3x39 stale",
+        cell("kc_verdict", "code"): "2x39 stale",
+        cell("kc_verdict", clause="reward"): "0x39 stale",
+        LIVING[0]: lived,
+    }
+
+    def firing(at: str, name: str, slices: list[str]) -> dict:
+        """That alerts of this name fire on these slices, and on no others."""
+        of = 'alertstate="firing", clause="token-tv", step=~"1|3"'
+        expr = f'group by (clause, slice) (ALERTS{{alertname="{name}", {of}}})'
+        expected = [{"labels": f'{{clause="token-tv", slice="{one}"}}', "value": 1} for one in slices]
+        return {"expr": expr, "eval_time": at, "exp_samples": expected}
+
+    content = {
+        "rule_files": [str(tmp_path / "prometheus" / "rules" / name) for name in ("policy-7b.yaml", "_evaluator.yaml")],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [{"series": series, "values": values} for series, values in cells.items()],
+                "promql_expr_test": [
+                    firing(at, name, slices)
+                    for at in ("9m45s", "60m")
+                    for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
+                ]
+                + [{"expr": 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})',
+                    "eval_time": "60m", "exp_samples": [{"value": 1}]}],
+            }
+        ],
+    }  # fmt: skip
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(content))
+    code, said = promtool("test", "rules", file)
+    assert code == 0, said
 
 
 CASES = {

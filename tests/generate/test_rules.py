@@ -26,11 +26,13 @@ def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> N
     assert _rule(policy, "token-tv", 2)["alert"] == "KernelContractBroken"
 
 
-def test_silence_of_the_evaluator_is_no_data(policy: Contract) -> None:
-    """A no-data step fires on the verdict and on the absence of any verdict."""
-    written = _rule(policy, "reward", 3)["expr"]
-    assert "== 2" in written
-    assert 'absent(kc_verdict{kc_contract="policy-7b", kc_clause="reward"})' in written
+def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
+    """A no-data step fires on the verdict, and on the absence of any while an evaluator lives."""
+    verdict, absent, held = _rule(policy, "reward", 3)["expr"].split("\nor\n")
+    assert verdict.endswith("== 2")
+    living = "on () (kc_evaluator_last_evaluation_seconds{} > time() - 60)"
+    assert absent == f'absent(kc_verdict{{kc_contract="policy-7b", kc_clause="reward"}}) and {living}'
+    assert held.endswith(f" unless {living}")
 
 
 def test_doubt_and_silence_keep_a_breach_firing(policy: Contract) -> None:

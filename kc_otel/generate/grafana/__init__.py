@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file
+from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.notifications import notifications_file
 
 __all__ = ["DATASOURCE_UID", "grafana_files"]
 
 
 def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID) -> tuple[GeneratedFile, ...]:
-    """The dashboards, a file of alerts for each contract, and one of how people are told of them, in this order.
+    """The dashboards; files of alerts, one that an evaluator lives and one for each contract; and how people are told.
 
     Args:
         contracts: The contracts.
@@ -40,6 +40,7 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
         promotion_file(),
         health_file(),
         meaning_file(),
+        evaluator_alerting_file(datasource_uid),
         *(alerting_file(contract, datasource_uid) for contract in ordered),
         notifications_file(ordered),
     )

@@ -1,18 +1,11 @@
 """Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
 
-What happens without data or with an error is chosen, not left to defaults:
-
-| rule waits for | the query finds no series         | the query fails                       |
-| -------------- | --------------------------------- | ------------------------------------- |
-| no-data        | fires: the evaluator is silent    | fires: nobody watches the contract    |
-| anything else  | OK where a no-data step covers it | keeps its state: no page, no all-clear |
-|                | else NoData, an alert of its own  |                                       |
+What happens without data or with an error is chosen, not left to defaults. That no evaluator lives, or that Grafana
+cannot ask, is one alert, of a rule of its own; every other rule then keeps its state: no page, and no all-clear.
+Invalid input is counted only where there was some, so that a query that finds none is well.
 
 An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA), as in the evaluator;
 but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all the same.
-
-Why: a breach must not be cleared by a query that failed, and nobody should be woken for a breach because a server
-restarted; silence is the no-data steps' business, and wakes people on its own where a contract has no such step.
 
 Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
 variable and puts nothing in its place.
@@ -28,9 +21,11 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import (
+    EVALUATED_ID,
     FOLDER,
     HEALTH_UID,
     INVALID_INPUT_ID,
@@ -42,12 +37,14 @@ from kc_otel.generate.links import (
 from kc_otel.generate.runbook import runbook
 from kc_otel.judge.verdict import Status
 
-__all__ = ["DATASOURCE_UID", "alert_rule", "alerting_file"]
+__all__ = ["DATASOURCE_UID", "alert_rule", "alerting_file", "evaluator_alerting_file"]
 
 DATASOURCE_UID: Final = "prometheus"
 """UID of the data source that the rules query, unless told otherwise."""
 
 _INTERVAL: Final = "30s"
+_OFTEN: Final = "10s"
+"""The shortest interval that Grafana knows."""
 _LOOKBACK: Final = 600
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 
@@ -59,32 +56,52 @@ def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID) -> G
         contract: The contract.
         datasource_uid: UID of the Prometheus data source that scrapes the evaluator.
     """
-    group = {
-        "orgId": 1,
-        "name": contract.name,
-        "folder": FOLDER,
-        "interval": _INTERVAL,
-        "rules": [alert_rule(alert, datasource_uid) for alert in alert_steps(contract)],
+    rules = [alert_rule(alert, datasource_uid) for alert in alert_steps(contract)]
+    return _file(contract.name, _INTERVAL, rules, f"Grafana-managed alerts of {contract.name}.")
+
+
+def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID) -> GeneratedFile:
+    """The rule that says within a minute that no evaluator lives, or that Grafana cannot ask; the same for all."""
+    board, panel = HEALTH_UID, EVALUATED_ID
+    rule = {
+        "uid": "kc-evaluator-down",
+        "title": evaluator_alert.NAME,
+        "condition": "B",
+        "data": [
+            _query(evaluator_alert.AGE, datasource_uid),
+            _threshold({"evaluator": {"type": "gt", "params": [evaluator_alert.FRESH]}}),
+        ],
+        "dashboardUid": board,
+        "panelId": panel,
+        "noDataState": "Alerting",
+        "execErrState": "Alerting",
+        "for": format_duration(evaluator_alert.PATIENCE),
+        "annotations": {**evaluator_alert.ANNOTATIONS, "__dashboardUid__": board, "__panelId__": str(panel)},
+        "labels": evaluator_alert.LABELS,
+        "isPaused": False,
     }
-    content: dict[str, Any] = {"apiVersion": 1, "groups": [group] if group["rules"] else []}
-    path = PurePosixPath("grafana", "alerting", f"{contract.name}.yaml")
-    return GeneratedFile(path, as_yaml(content, f"Grafana-managed alerts of {contract.name}."))
+    return _file("_evaluator", _OFTEN, [rule], "Whether an evaluator lives; the same for every contract.")
+
+
+def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
+    group = {"orgId": 1, "name": name, "folder": FOLDER, "interval": interval, "rules": rules}
+    content: dict[str, Any] = {"apiVersion": 1, "groups": [group] if rules else []}
+    return GeneratedFile(PurePosixPath("grafana", "alerting", f"{name}.yaml"), as_yaml(content, note))
 
 
 def alert_rule(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
     """One rule: query A takes the value now, expression B compares it, and B is the condition."""
     name = alert.contract.name
     board, panel = (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID)
-    no_data, error = _states(alert)
     return {
         "uid": f"kc-{alert.key}",
         "title": f"{name}: {alert.clause_id} {alert.step.on}, step {alert.number}",
         "condition": "B",
-        "data": [_query(alert, datasource_uid), _condition(alert)],
+        "data": [_query(_value(alert), datasource_uid), _condition(alert)],
         "dashboardUid": board,
         "panelId": panel,
-        "noDataState": no_data,
-        "execErrState": error,
+        "noDataState": "OK" if alert.status is None else "KeepLast",
+        "execErrState": "KeepLast",
         "for": format_duration(alert.step.after),
         "keepFiringFor": format_duration(alert.step.clear_for),
         "annotations": {
@@ -97,12 +114,20 @@ def alert_rule(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
     }
 
 
-def _query(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
+def _value(alert: AlertStep) -> str:
+    """The verdict of every cell, or the count; a clause without any verdict has no data, if an evaluator lives."""
+    if alert.status is not Status.NO_DATA:
+        return alert.value
+    none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({evaluator_alert.LIVING})"
+    return f"{alert.value} or {none_at_all}"
+
+
+def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
     return {
         "refId": "A",
         "relativeTimeRange": {"from": _LOOKBACK, "to": 0},
         "datasourceUid": datasource_uid,
-        "model": {"refId": "A", "expr": alert.value, "instant": True, "range": False, "editorMode": "code"},
+        "model": {"refId": "A", "expr": expression, "instant": True, "range": False, "editorMode": "code"},
     }
 
 
@@ -122,21 +147,16 @@ def _condition(alert: AlertStep) -> dict[str, Any]:
             codes = [alert.status.code, *(status.code for status in HELD_BY[alert.status])]
             around = [min(codes) - 0.5, max(codes) + 0.5]
             condition["unloadEvaluator"] = {"type": "outside_range", "params": around}
+    return _threshold(condition)
+
+
+def _threshold(condition: dict[str, Any]) -> dict[str, Any]:
     return {
         "refId": "B",
         "relativeTimeRange": {"from": 0, "to": 0},
         "datasourceUid": "__expr__",
         "model": {"refId": "B", "type": "threshold", "expression": "A", "conditions": [condition]},
     }
-
-
-def _states(alert: AlertStep) -> tuple[str, str]:
-    if alert.status is Status.NO_DATA:
-        return "Alerting", "Alerting"
-    covered = alert.status is None or any(
-        other.clause is alert.clause and other.status is Status.NO_DATA for other in alert_steps(alert.contract)
-    )
-    return ("OK" if covered else "NoData"), "KeepLast"
 
 
 def _cell_labels(alert: AlertStep) -> dict[str, str]:

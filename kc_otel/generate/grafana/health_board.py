@@ -8,6 +8,7 @@ from typing import Any, Final
 from kc_otel.contract.prometheus_names import label, prometheus_name
 from kc_otel.contract.registry import METRICS, QUANTITIES
 from kc_otel.contract.slices import OTHER
+from kc_otel.generate.evaluator_alert import AGE, FRESH
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board, board_file, scope, step
@@ -21,7 +22,7 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
 )
 from kc_otel.generate.grafana.sdk import dashboard
-from kc_otel.generate.links import HEALTH_UID, INVALID_INPUT_ID
+from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID
 
 __all__ = ["evaluator_panel", "health_file"]
 
@@ -58,15 +59,15 @@ def evaluator_panel(id: int) -> Any:
         "restart it, see the handbook, On call."
     )
     return (
-        state_panel(id, "Evaluated", about, queries.age(), "ago")
+        state_panel(id, "Evaluated", about, AGE, "ago")
         .unit("s")
         .decimals(0)
-        .thresholds(thresholds("green", (30.0, "orange"), (60.0, "red")))
+        .thresholds(thresholds("green", (30.0, "orange"), (FRESH, "red")))
     )
 
 
 def _counts() -> Iterator[Any]:
-    yield evaluator_panel(36)
+    yield evaluator_panel(EVALUATED_ID)
     accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED))
     yield (
         state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", queries.now(accepted))

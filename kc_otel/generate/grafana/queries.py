@@ -11,6 +11,7 @@ from typing import Final
 
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.registry import METRICS
+from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.judge.verdict import Status
 
 __all__ = [
@@ -70,8 +71,6 @@ _VARIABLES: Final = {
 }
 _OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
 _STEP: Final = "1m"
-_FRESH: Final = 60
-"""Seconds for which what an evaluator said last is what is the case."""
 
 
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
@@ -94,18 +93,9 @@ def verdicts(*more: str) -> str:
     return cells("kc.verdict", *more, attributes=_OF_SLICE)
 
 
-def age() -> str:
-    """Seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
-    return f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
-
-
 def now(expression: str) -> str:
     """A number that an evaluator says, 0 where it has nothing to say, and nothing where no evaluator lives."""
-    return f"({expression} or vector(0)) and on () ({_alive()})"
-
-
-def _alive() -> str:
-    return f"{age()} < {_FRESH}"
+    return f"({expression} or vector(0)) and on () ({LIVING})"
 
 
 def count_status(status: Status) -> str:
@@ -254,7 +244,7 @@ def increase(metric: str) -> str:
     Where nobody counts it is 0 as long as an evaluator lives, and nothing otherwise.
     """
     selected = selector(metric, None, *picked(METRICS[metric].attributes))
-    return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({_alive()}))"
+    return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({LIVING}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:

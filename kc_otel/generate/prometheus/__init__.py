@@ -2,7 +2,7 @@
 
 There are three sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
 `standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus and Mimir; and
-`victoriametrics/rules/` does the same in VictoriaMetrics.
+`victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first stands a rule that an evaluator lives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
+from kc_otel.generate.prometheus.evaluator_rule import evaluator_files
 from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
 from kc_otel.generate.prometheus.rule_tests import rule_test_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
@@ -34,10 +35,11 @@ _OF_A_CONTRACT = (
 
 
 def prometheus_files(contracts: Iterable[Contract]) -> tuple[GeneratedFile, ...]:
-    """For each contract, sorted by name, the sets of rules, their tests and resources; then the routes of all.
+    """For each contract, sorted by name, rules, tests, resources; then the rule that an evaluator lives, and routes.
 
     Raises:
         ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.
     """
     ordered = unique_names(contracts)
-    return (*(make(contract) for contract in ordered for make in _OF_A_CONTRACT), routes_file(ordered))
+    of_each = (make(contract) for contract in ordered for make in _OF_A_CONTRACT)
+    return (*of_each, *evaluator_files(), routes_file(ordered))

@@ -14,6 +14,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
+from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import overview_link
 from kc_otel.judge.verdict import Status
@@ -42,10 +43,12 @@ class VerdictSource:
     Attributes:
         verdict: Metric of the verdicts, by the codes of `kc.verdict`.
         bounds: Numbers that an alert tells, and the metrics that they come from.
+        living: PromQL that finds nothing while nobody says verdicts; empty where that is Prometheus itself.
     """
 
     verdict: str
     bounds: Mapping[str, str]
+    living: str = ""
 
 
 EVALUATOR: Final = VerdictSource(
@@ -56,6 +59,7 @@ EVALUATOR: Final = VerdictSource(
         "upper bound": "kc.bound.upper",
         "limit": "kc.bound.limit",
     },
+    LIVING,
 )
 """The evaluator's own metrics."""
 
@@ -114,8 +118,8 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR) -> dict[str,
 def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
-    A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. Silence of the
-    source itself counts as no data.
+    A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. A clause that
+    has no verdict has no data. While no evaluator lives nothing is known: what fires goes on, and nothing begins.
     """
     status = alert.status
     if status is None:
@@ -123,13 +127,19 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     verdicts = selector(source.verdict, {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id})
     value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"
     matches = f"{value} == {status.code}"
-    if status is Status.NO_DATA:
-        return f"{matches}\nor\nabsent({verdicts})"
     own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": alert.name, **static_labels(alert)}.items())
     firing = f'ALERTS{{alertstate="firing", {own}}}'
-    held = HELD_BY[status]
-    still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
-    return f"{matches}\nor\n{still} and on ({', '.join(CELL_LABELS)}) {firing}"
+    cases, held = [matches], HELD_BY[status]
+    if held:
+        still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
+        cases.append(f"{still} and on ({', '.join(CELL_LABELS)}) {firing}")
+    else:
+        cases.append(f"absent({verdicts}){f' and on () ({source.living})' if source.living else ''}")
+    if source.living:
+        # An alert is known by its labels: without those that the rule gives it they are what the cases above find.
+        given = ("alertname", "alertstate", *_labels(alert))
+        cases.append(f"max without ({', '.join(given)}) ({firing}) unless on () ({source.living})")
+    return "\nor\n".join(cases)
 
 
 def annotation_texts(

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
 
@@ -27,15 +28,24 @@ _CELL: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "ker
 
 def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """The configuration for all contracts together."""
+    known = tuple(contracts)
     routes: list[dict[str, Any]] = []
     endpoints: set[str] = set()
-    for contract in contracts:
+    for contract in known:
         for number, step in enumerate(contract.escalation, start=1):
             for endpoint in sorted({action.target for action in step.do if action.kind == "webhook" and action.target}):
                 endpoints.add(endpoint)
                 matchers = [f'contract="{contract.name}"', f'step="{number}"']
                 route = {"receiver": endpoint, "matchers": matchers, "continue": True}
                 routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
+    # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
+    down = {
+        "matchers": [f'alertname="{evaluator_alert.NAME}"'],
+        "group_by": ["alertname"],
+        "group_wait": "0s",
+        "group_interval": "1m",
+    }
+    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in sorted(endpoints)]
     content = {
         "route": {
             "receiver": _PAGE,

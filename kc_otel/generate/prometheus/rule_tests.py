@@ -117,6 +117,7 @@ def _test(contract: Contract, scenario: _Scenario) -> dict[str, Any]:
 def _series(contract: Contract, scenario: _Scenario) -> Iterator[dict[str, str]]:
     steps = scenario.end // scenario.step
     passing = f"{Status.PASS.code}x{steps}"
+    yield {"series": selector("kc.evaluator.last_evaluation", None), "values": f"0+{scenario.step}x{steps}"}
     for clause in contract.clauses:
         cell = {"kc.contract": contract.name, "kc.clause": clause.id, **_CELL}
         moves = clause is scenario.clause
