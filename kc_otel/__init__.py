@@ -15,18 +15,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kc_otel.client.training_log import TrainingLog
     from kc_otel.contract import Contract, ContractError, load
     from kc_otel.record.kernel import Kernel
     from kc_otel.record.recorder import Recorder
     from kc_otel.report.notebook import compare
 
-__all__ = ["Contract", "ContractError", "Kernel", "Recorder", "compare", "load"]
+__all__ = ["Contract", "ContractError", "Kernel", "Recorder", "TrainingLog", "compare", "load"]
 
 _HOMES: Final = {
     "Contract": "kc_otel.contract",
     "ContractError": "kc_otel.contract",
     "Kernel": "kc_otel.record.kernel",
     "Recorder": "kc_otel.record.recorder",
+    "TrainingLog": "kc_otel.client.training_log",
     "compare": "kc_otel.report.notebook",
     "load": "kc_otel.contract",
 }

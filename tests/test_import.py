@@ -53,7 +53,7 @@ def test_every_public_name_is_there(name):
 
 def test_the_public_surface_is_small():
     """What the package promises is these names and its version."""
-    assert kc_otel.__all__ == ["Contract", "ContractError", "Kernel", "Recorder", "compare", "load"]
+    assert kc_otel.__all__ == ["Contract", "ContractError", "Kernel", "Recorder", "TrainingLog", "compare", "load"]
     assert kc_otel.__version__
 
 

@@ -2,11 +2,13 @@
 
 `KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
 so many steps. `StopWhenHalted` ends training and `ResyncWeights` sends the weights again when the evaluator asks for
-it. None of them ever raises into the training loop.
+it. `log_verdicts` puts what the contract says into what the trainer logs. None of them ever raises into the training
+loop.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,7 @@ else:
     except ImportError:
         TrainerCallback = object  # so that everything here can be imported and read without the library
 
-__all__ = ["KernelContractCallback", "ResyncWeights", "Sample", "StopWhenHalted"]
+__all__ = ["KernelContractCallback", "ResyncWeights", "Sample", "StopWhenHalted", "log_verdicts"]
 
 _log: Final = logging.getLogger("kc_otel")
 
@@ -262,3 +264,40 @@ class ResyncWeights(_AskedCallback):
         self.reason = reason
         self.steps.append(state.global_step)
         _log.warning("step %d: weights sent again: %s", state.global_step, reason)
+
+
+def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
+    """Add a recorder's scalars to everything that a trainer logs: W&B, TensorBoard, MLflow, trackio, its own history.
+
+    >>> recorder = Recorder("contract.yaml", log=kc_otel.TrainingLog())                        # doctest: +SKIP
+    >>> trainer.add_callback(KernelContractCallback(recorder, score, samples))                 # doctest: +SKIP
+    >>> log_verdicts(trainer, recorder)                                                        # doctest: +SKIP
+
+    A callback could not: those that report come before the user's own.
+
+    Args:
+        trainer: A `transformers.Trainer`, or what is made of it.
+        recorder: One that was made with `log`.
+
+    Returns:
+        What puts the trainer back as it was.
+
+    Raises:
+        ValueError: If the recorder has no log.
+    """
+    if recorder.log is None:
+        raise ValueError("recorder: it has no verdicts to log; make it with log=kc_otel.TrainingLog()")
+    original = trainer.log
+
+    @functools.wraps(original)
+    def log(logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return original({**logs, **recorder.scalars()}, *args, **kwargs)
+
+    own = "log" in vars(trainer)
+
+    def undo() -> None:
+        if vars(trainer).get("log") is log:
+            setattr(trainer, "log", original) if own else delattr(trainer, "log")
+
+    trainer.log = log
+    return undo

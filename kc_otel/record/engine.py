@@ -81,6 +81,11 @@ class Engine:
         drained = self._worker.flush(timeout)
         return (self._loop is None or self._loop.force_flush(deadline - time.monotonic())) and drained
 
+    def request_export(self) -> None:
+        """Ask for an export of what is measured by now, without waiting for it."""
+        if self._loop is not None:
+            self._loop.request()
+
     def shutdown(self, timeout: float) -> bool:
         """Measure what is queued, export a last time and stop; whether it was done within `timeout` seconds."""
         deadline = time.monotonic() + timeout

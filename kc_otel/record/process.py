@@ -18,6 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.model import Contract
+from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.engine import Engine
 from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
@@ -56,6 +57,7 @@ class ProcessEngine(PerProcess):
         queue_bytes: int,
         pairing: tuple[int, float],
         export_interval: float | None,
+        log: DriftLog | None,
     ) -> None:
         self.pair = pair
         self._contract = contract
@@ -67,6 +69,7 @@ class ProcessEngine(PerProcess):
         self._interval = _interval(export_interval, contract.observability.heartbeat)
         self._stopped = environment.sdk_disabled()
         self._instance = ""
+        self._log = log
         super().__init__()
         _alive.add(self)
 
@@ -110,7 +113,9 @@ class ProcessEngine(PerProcess):
         return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer))
 
     def _export_loop(self, measurer: Measurer) -> ExportLoop | None:
-        if self._metric_exporter is None and not environment.exporter_names():
+        # In front of the others, which are foreign and may fail.
+        watching = () if self._log is None else tuple(self._log.attach(self._contract))
+        if not watching and self._metric_exporter is None and not environment.exporter_names():
             return None
         same = (other for other in _alive if other._contract.name == self._contract.name)  # noqa: SLF001
         taken = {other._instance for other in same if other is self or not other._stopped}  # noqa: SLF001
@@ -118,7 +123,7 @@ class ProcessEngine(PerProcess):
         self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
         return ExportLoop(
             measurer,
-            exporters=self._exporters,
+            exporters=lambda: (*watching, *self._exporters()),
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),

@@ -19,6 +19,7 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.record.directives import Directives, GuidedLoop
+from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
@@ -69,6 +70,7 @@ class Recorder:
         pairing_seconds: How long they wait.
         export_interval: Seconds between exports; None for OTEL_METRIC_EXPORT_INTERVAL, or a third of the contract's
             heartbeat where that is not set, 60 s at most.
+        log: Where `scalars` come from, such as a `kc_otel.TrainingLog`.
 
     Raises:
         ValueError: If the contract or an argument is not valid.
@@ -88,6 +90,7 @@ class Recorder:
         pairing_tokens: int = 4_000_000,
         pairing_seconds: float = 900.0,
         export_interval: float | None = None,
+        log: DriftLog | None = None,
     ) -> None:
         self.contract: Final = contract if isinstance(contract, Contract) else load(contract)
         for name, value in (("queue_bytes", queue_bytes), ("pairing_tokens", pairing_tokens)):
@@ -104,7 +107,9 @@ class Recorder:
             queue_bytes=queue_bytes,
             pairing=(pairing_tokens, pairing_seconds),
             export_interval=export_interval,
+            log=log,
         )
+        self.log: Final = log
         self._process.running()
         atexit.register(self.shutdown)
 
@@ -381,6 +386,22 @@ class Recorder:
         loop = GuidedLoop(self, directives, send_weights, pause)
         self._sampler.ask(lambda share: directives.sampling(self.contract.name, share))
         return loop
+
+    def scalars(self) -> dict[str, float]:
+        """Verdicts as numbers for the trainer's own log, such as `wandb.log({**recorder.scalars()}, step=step)`.
+
+        They are as new as the last export, which this call asks for without waiting. Empty without a `log`, and until
+        something has been judged. Never raises.
+        """
+        engine = self._process.running()
+        if engine is None or self.log is None:
+            return {}
+        engine.request_export()
+        try:
+            return dict(self.log.scalars())
+        except Exception as error:  # noqa: BLE001 - whatever a log of somebody else does
+            engine.counters.dropped("log-failed", error)
+            return {}
 
     def force_flush(self, timeout: float = _TIMEOUT) -> bool:
         """Measure and export what was recorded; whether that was done within `timeout` seconds."""

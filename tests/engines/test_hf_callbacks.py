@@ -12,8 +12,8 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
-from kc_otel import Contract, Recorder
-from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted
+from kc_otel import Contract, Recorder, TrainingLog
+from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted, log_verdicts
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.scoring import hf_scorer
 from tests.tools.verdicts import verdicts_of
@@ -162,6 +162,40 @@ def test_at_each_evaluation_where_no_interval_is_given(trainer, judged, samples)
     recorder.force_flush()
     assert len(asked) == 2
     assert judge.verdicts()["drift", "all"].samples == 2 * 4 * 40
+
+
+def test_verdicts_are_in_what_the_trainer_logs(trainer, samples):
+    """Reporters that stand before the user's callbacks get them too, by step, and not any more after the undo."""
+    from transformers import TrainerCallback
+
+    class Reporter(TrainerCallback):
+        def on_log(self, _, state, *__, logs, **___):
+            reported.append((state.global_step, logs))
+
+    class Wait(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            assert recorder.force_flush()
+
+    reported, kernel = [], Copy()
+    with Recorder(CONTRACT, metric_exporter=Judge(), log=TrainingLog()) as recorder:
+        callback = KernelContractCallback(recorder, kernel, samples, every=2, sync=kernel.sync, batch_size=8)
+        running = kernel.trainer = trainer(callback, Wait(), logging_steps=2)
+        running.callback_handler.callbacks.insert(0, Reporter())
+        undo = log_verdicts(running, recorder)
+        running.train()
+        for step, logs in [entry for entry in reported if "loss" in entry[1]]:
+            assert step in {2, 4}
+            assert logs["kc/drift/verdict"] == logs["kc/failing"] == 0.0
+            assert 1e-3 < logs["kc/drift/all"] < logs["kc/drift/bound"] < logs["kc/drift/limit"] == 0.05
+        undo()
+        running.log({"loss": 1.0})
+        assert set(reported[-1][1]) <= {"loss", "epoch"}
+
+
+def test_a_log_of_verdicts_needs_a_recorder_that_has_one(judged):
+    """Silence would look like a contract that is kept."""
+    with pytest.raises(ValueError, match=r"make it with log=kc_otel.TrainingLog\(\)"):
+        log_verdicts(object(), judged[0])
 
 
 def test_the_training_kernel_is_the_one_that_trains(trainer, judged, samples, tiny_model):

@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
-from kc_otel import Contract, Recorder
+from kc_otel import Contract, Recorder, TrainingLog
 from kc_otel.integrations.trl import instrument
 from kc_otel.judge.evaluator import Evaluator
 from tests.engines._vllm import put_away
@@ -163,9 +163,9 @@ def contract(**changes):
 def recording():
     made = []
 
-    def make(**changes):
+    def make(log=None, **changes):
         judge = Judge(contract(**changes))
-        made.append(Recorder(contract(**changes), metric_exporter=judge, export_interval=1000.0))
+        made.append(Recorder(contract(**changes), metric_exporter=judge, export_interval=1000.0, log=log))
         return made[-1], judge
 
     yield make
@@ -226,8 +226,11 @@ def after_step(look):
 
 
 def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer, engine, recording):
-    """Healthy steps never fail; the first rollout from stale weights fails on drift, on lag, and on every task."""
-    recorder, judge = recording()
+    """Healthy steps never fail; the first rollout from stale weights fails on drift, on lag, and on every task.
+
+    TRL's own log says it at the same step, beside the loss.
+    """
+    recorder, judge = recording(TrainingLog())
     running = trainer(max_steps=6)
     engine.skip_from = 4
     seen = {}
@@ -245,6 +248,9 @@ def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer,
     assert seen[5]["token-tv", "all"] == seen[5]["lag", "all"] == "FAIL"
     assert seen[6]["token-tv", "code"] == seen[6]["token-tv", "prose"] == "FAIL"
     assert recorder.stats().dropped == {}
+    logged = {entry["step"]: entry for entry in running.state.log_history if "loss" in entry}
+    assert [logged[step]["kc/token-tv/verdict"] for step in (4, 5)] == [0.0, 3.0]
+    assert [logged[step]["kc/lag/verdict"] for step in (4, 5)] == [0.0, 3.0]
 
 
 def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, engine, recording):

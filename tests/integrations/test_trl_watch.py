@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kc_otel import TrainingLog
 from kc_otel.integrations.trl import instrument
 
 GENERATIONS = 4
@@ -263,7 +264,7 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
     with pytest.raises(ValueError, match="task are only handed to reward functions"):
         instrument(trainer, recorders(contract=contract()))
     assert "compute_loss" not in vars(trainer)
-    with pytest.raises(TypeError, match="the recorder has its kernels"):
+    with pytest.raises(TypeError, match="the recorder has its own"):
         instrument(Trainer(reward), recorders(), inference=recorders()._process.pair.inference)
 
 
@@ -281,3 +282,26 @@ def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monk
     assert watch.recorder.stats().dropped == {}
     watch.recorder.compare([0.0], [0.0])
     assert watch.recorder.stats().dropped == {"shutdown": 1}
+
+
+def test_what_the_trainer_logs_has_the_verdicts_while_it_is_watched(contract, monkeypatch):
+    """Beside the reward, in the trainer's own call; after the end the trainer's log is its own again."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    trainer, logged = Trainer(reward), []
+    trainer.log = original = lambda logs, start_time=None: logged.append((logs, start_time))
+    terms = contract(statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.5}])
+    with instrument(trainer, terms, log=TrainingLog()) as watch:
+        trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+        assert watch.recorder.force_flush()
+        trainer.log({"reward": 1.0}, 7.0)
+    trainer.log({"reward": 2.0})
+    assert logged[0][1] == 7.0
+    assert logged[0][0] | {"reward": 1.0, "kc/tv/all": 0.0, "kc/tv/limit": 0.5} == logged[0][0]
+    assert logged[1] == ({"reward": 2.0}, None)
+    assert trainer.log is original
+
+
+def test_a_log_stays_with_its_recorder(watched):
+    """Two places to say it would be one too many."""
+    with pytest.raises(TypeError, match="log: the recorder has its own"):
+        watched(log=TrainingLog())

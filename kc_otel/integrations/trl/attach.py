@@ -10,6 +10,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import training_kernel
 from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
+from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
@@ -27,6 +28,7 @@ def instrument(
     processing: Processing | None = None,
     weights: Callable[[], Weights] | None = None,
     quarantine: Callable[[], Collection[str]] | None = None,
+    log: DriftLog | None = None,
 ) -> InstrumentedTrainer:
     """Compare the two kernels of a TRL GRPO trainer on everything that it trains on.
 
@@ -52,12 +54,14 @@ def instrument(
             `lambda: router.quarantined("policy-7b")`. Sequences of these slices that break the contract by themselves,
             or fail an input check, then count in no loss; advantages and the loss's denominator are as TRL made them
             from the whole group, so the rest of the batch weighs what it did. None keeps nothing out.
+        log: Such as a `kc_otel.TrainingLog`: its scalars are in whatever the trainer logs. Not with a recorder, which
+            has its own.
 
     Returns:
         What watches; `remove` it when it is no longer wanted.
 
     Raises:
-        TypeError: If the trainer is no GRPO trainer, or kernels are given with a recorder.
+        TypeError: If the trainer is no GRPO trainer, or kernels or a log are given with a recorder.
         ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can say them, if
             no clause can judge a sequence for a quarantine, or if the contract is not valid.
         OSError: If the contract cannot be read.
@@ -74,10 +78,10 @@ def instrument(
             "set use_vllm=True or give a rollout_func that returns the sampler's log-probabilities"
         )
     if isinstance(contract, Recorder):
-        if train is not None or inference is not None:
-            raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
+        if train is not None or inference is not None or log is not None:
+            raise TypeError("train, inference, log: the recorder has its own; give them to the recorder")
         return InstrumentedTrainer(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
-    recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference)
+    recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference, log=log)
     try:
         return InstrumentedTrainer(
             trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True

@@ -1,8 +1,9 @@
 """Both kernels' log-probabilities out of a TRL GRPO trainer, before any clipping.
 
 Only public names of the trainer are wrapped, on the one object: `compute_loss`, whose inputs hold what both kernels
-said; `rollout_func`, or `generate` and `sync_weights` of `vllm_generation`, to know which weights sampled; and one
-reward function, which is where TRL hands out the dataset's columns. Removing puts that back.
+said; `log`, which the recorder's scalars are added to; `rollout_func`, or `generate` and `sync_weights` of
+`vllm_generation`, to know which weights sampled; and one reward function, which is where TRL hands out the dataset's
+columns. Removing puts that back.
 
 Training side: `old_per_token_logps`, the training kernel at the weights that the rollout was scored with, so that
 policy updates do not count as mismatch. TRL leaves them out where every batch is trained on before the next optimizer
@@ -24,6 +25,7 @@ from contextlib import ExitStack
 from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.describe import processings
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
 from kc_otel.record.recorder import Recorder
@@ -92,6 +94,8 @@ class InstrumentedTrainer:
 
     def _attach(self, undo: ExitStack) -> None:
         trainer = self._trainer
+        if self.recorder.log is not None:
+            undo.callback(log_verdicts(trainer, self.recorder))
         _wrap(undo, trainer, "compute_loss", self._around_loss)
         if trainer.rollout_func is not None:
             _wrap(undo, trainer, "rollout_func", self._around_rollout)

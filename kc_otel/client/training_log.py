@@ -1,0 +1,222 @@
+"""Verdicts in the trainer's own log: a contract's clauses as scalars by step, beside reward and KL."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import math
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+
+from kc_otel.client.credentials import authorization, client_context
+from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.plain_json import read_plain
+from kc_otel.judge.verdict import Cell, Status, Verdict
+
+__all__ = ["TrainingLog", "scalars"]
+
+_log: Final = logging.getLogger("kc_otel")
+_MOST_BYTES: Final = 64 << 20
+_TIMEOUT: Final = 10.0
+_BADNESS: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
+"""What says least about the kernels first."""
+
+
+class TrainingLog:
+    """Makes `Recorder.scalars` what a contract says of this run.
+
+    >>> from kc_otel.record.recorder import Recorder
+    >>> recorder = Recorder("contracts/rl-rollouts-bf16-fp8.yaml", log=TrainingLog())
+    >>> recorder.scalars()                                  # nothing has been measured yet
+    {}
+    >>> recorder.shutdown()
+    True
+
+    Without an evaluator, what this process exports is judged in this process too, on the export thread, by the code
+    that the evaluator runs: the same windows, intervals and evidence. In a distributed run that is what this process
+    trains on; where several report to one evaluator, name it, and the log has its verdicts about all of them.
+
+    Args:
+        evaluator: Base URL of an evaluator's API, whose verdicts are taken; None to judge in this process.
+        refresh: Seconds between two requests to it.
+        token_file: File that holds the token which it asks for; None for what KC_OTEL_TOKEN_FILE names, or
+            KC_OTEL_TOKEN itself.
+
+    Raises:
+        ValueError: If the URL is not one.
+    """
+
+    def __init__(
+        self, evaluator: str | None = None, *, refresh: float = 5.0, token_file: str | os.PathLike[str] | None = None
+    ) -> None:
+        if evaluator is not None:
+            parts = urlsplit(evaluator)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                msg = f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
+                raise ValueError(msg)
+        self._evaluator = evaluator
+        self._refresh = refresh
+        self._token_file = token_file
+        self._scalars: Mapping[str, float] = {}
+
+    def attach(self, contract: Contract) -> Sequence[MetricExporter]:
+        """Begin for a contract; the recorder calls it in each process that records."""
+        self._scalars = {}
+        if self._evaluator is None:
+            return (_InProcess(contract, self),)
+        url = f"{self._evaluator.rstrip('/')}/api/v1/verdicts?contract={quote(contract.name)}"
+        return (_Asking(url, self, self._refresh, self._token_file),)
+
+    def scalars(self) -> Mapping[str, float]:
+        """As of the newest verdicts; empty before any, and while the evaluator does not answer."""
+        return self._scalars
+
+    def take(self, verdicts: Sequence[Verdict]) -> None:
+        """Make these verdicts the newest."""
+        self._scalars = scalars(verdicts)
+
+
+class _Watcher(MetricExporter):
+    """What stands beside the exporters and sends nothing."""
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
+        """Nothing is sent, so nothing is refused."""
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the interface's
+        """Nothing waits."""
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
+        """Nothing to close."""
+
+
+class _InProcess(_Watcher):
+    """Judges each export; nothing that it does wrong reaches the exporters beside it."""
+
+    def __init__(self, contract: Contract, log: TrainingLog) -> None:
+        super().__init__()
+        self._name = contract.name
+        self._judge = Evaluator([contract])
+        self._judge.listen(time.time())
+        self._log = log
+        self._failed = False
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
+        """Judge what is exported."""
+        try:
+            now = time.time()
+            self._judge.ingest_metrics(encode_metrics(metrics_data), now)
+            self._log.take(self._judge.evaluate(now)[self._name].verdicts)
+        except Exception:  # noqa: BLE001 - the run must go on, judged or not
+            if not self._failed:
+                self._failed = True
+                _log.exception("contract %s: the training log has no verdicts", self._name)
+        return MetricExportResult.SUCCESS
+
+
+class _Asking(_Watcher):
+    """Asks an evaluator over and over, on a thread of its own, until the recorder is shut down."""
+
+    def __init__(self, url: str, log: TrainingLog, refresh: float, token_file: str | os.PathLike[str] | None) -> None:
+        super().__init__()
+        self._url = url
+        self._log = log
+        self._refresh = refresh
+        self._token_file = token_file
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="kc-otel-training-log", daemon=True).start()
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the interface's
+        """Ask no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        reachable = True
+        while not self._stopped.is_set():
+            try:
+                self._log.take(self._asked())
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                if reachable:
+                    _log.warning("no verdicts for the training log from %s: %s", self._url, error)
+                reachable = False
+                self._log.take(())  # old verdicts at new steps would say that they still hold
+            else:
+                reachable = True
+            self._stopped.wait(self._refresh)
+
+    def _asked(self) -> list[Verdict]:
+        request = urllib.request.Request(self._url, headers=authorization(self._token_file))  # noqa: S310 - http or https
+        context = client_context() if self._url.startswith("https:") else None
+        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as answer:  # noqa: S310 - as above
+            raw = answer.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+        try:
+            return [_verdict(one) for one in read_json_text(raw)["verdicts"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the answer holds no verdicts ({error!r})") from None
+
+
+def scalars(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """What a trainer's log can hold of a contract's verdicts: finite numbers by name.
+
+    Of each clause with data, as of its worst slice (the worst verdict, then the smallest margin in relation to the
+    limit; `all` only where its verdict is worse than that of every slice):
+
+    - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that a
+      chart of `kc/CLAUSE/worst/*` shows by its lines which one it was when.
+    - `kc/CLAUSE/bound`: the confidence bound that decides there: the lower one on FAIL, else the upper.
+    - `kc/CLAUSE/limit`: what that is held against.
+    - `kc/CLAUSE/evidence`: what is held against the limit, 0 to 1, where such a thing can be held.
+    - `kc/CLAUSE/verdict`: 0 PASS, 1 INCONCLUSIVE, 3 FAIL.
+    - `kc/CLAUSE/all`: the estimate over all traffic.
+
+    And of all of them `kc/failing`, the number of cells that FAIL.
+
+    Args:
+        verdicts: Of every cell of one contract, as of one evaluation.
+    """
+    judged: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.status is not Status.NO_DATA:
+            judged.setdefault(verdict.cell.clause, []).append(verdict)
+    found: dict[str, float] = {}
+    for clause, cells in judged.items():
+        worst = max(cells, key=_badness)
+        overall = [one for one in cells if one.cell.slice == ALL]
+        of_clause = {
+            f"worst/{worst.cell.slice}": worst.estimate,
+            "bound": worst.lower if worst.status is Status.FAIL else worst.upper,
+            "limit": worst.limit,
+            "evidence": worst.evidence,
+            "verdict": float(worst.status.code),
+            "all": max(overall, key=_badness).estimate if overall else math.nan,
+        }
+        found |= {f"kc/{clause}/{name}": value for name, value in of_clause.items() if math.isfinite(value)}
+    if judged:
+        found["kc/failing"] = float(sum(one.status is Status.FAIL for one in verdicts))
+    return found
+
+
+def _badness(verdict: Verdict) -> tuple[int, bool, float]:
+    """Greater is worse; a slice says more than all traffic does."""
+    margin = verdict.margin / (abs(verdict.limit) or 1.0)
+    return _BADNESS.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
+
+
+def _verdict(plain: Mapping[str, Any]) -> Verdict:
+    """A verdict in the API's shape, where null stands for what is not finite."""
+    numbers = {name: math.nan for name in ("estimate", "lower", "upper", "evidence") if plain[name] is None}
+    return read_plain(Verdict, {**plain, **numbers, "cell": read_plain(Cell, plain)})

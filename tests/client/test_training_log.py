@@ -1,0 +1,188 @@
+"""A contract's verdicts as scalars for a trainer's log: what they are, in this process and from an evaluator."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
+
+from kc_otel import Recorder, TrainingLog
+from kc_otel.client.training_log import scalars
+from kc_otel.contract.load import load_text
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from tests.integration.conftest import CONTRACT, Evaluator
+from tests.record.recorder.conftest import Memory
+
+SOON = 20.0
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """A contract with a limit of 0.02 on the mean of tv_token; nothing is exported over the network."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    return load_text(CONTRACT)
+
+
+def batch(recorder, sigma, seed, task="code"):
+    """200 sequences of 64 tokens, log ratios of a standard deviation; their mean of tv_token."""
+    rng = np.random.default_rng(seed)
+    inference = -rng.exponential(size=(200, 64)) - 2.0
+    train = inference + sigma * rng.normal(size=inference.shape).clip(-4, 4)
+    recorder.compare(train, inference, attributes={"task": task}, presampled=True)
+    return float(np.maximum(-np.expm1(train - inference), 0.0).mean())
+
+
+def test_a_run_that_breaks_the_contract_says_so_in_its_own_log(policy):
+    """No evaluator, no network: estimates are those of the data, code is the worst slice and fails, prose is not."""
+    with Recorder(policy, log=TrainingLog()) as recorder:
+        assert recorder.scalars() == {}
+        drift, rounding = batch(recorder, 0.2, 1), batch(recorder, 0.01, 2, "prose")
+        assert recorder.force_flush(SOON)
+        found = recorder.scalars()
+    assert found.pop("kc/token-tv/worst/code") == pytest.approx(drift, rel=1e-3)
+    assert found.pop("kc/token-tv/all") == pytest.approx((drift + rounding) / 2, rel=1e-3)
+    assert found.pop("kc/token-tv/limit") == 0.02
+    assert 0.02 < found.pop("kc/token-tv/bound") < drift
+    assert found == {"kc/token-tv/evidence": 1.0, "kc/token-tv/verdict": 3.0, "kc/failing": 2.0}
+
+
+def test_a_run_that_keeps_it_passes(policy):
+    """PASS is 0, with the upper bound that says so, below the limit."""
+    with Recorder(policy, log=TrainingLog()) as recorder:
+        batch(recorder, 0.01, 1)
+        assert recorder.force_flush(SOON)
+        found = recorder.scalars()
+    assert found["kc/token-tv/verdict"] == found["kc/failing"] == 0.0
+    assert found["kc/token-tv/all"] < found["kc/token-tv/bound"] < 0.02
+
+
+def test_asking_brings_the_next_answer_up_to_date(policy):
+    """A loop that logs each step needs no interval and no flush, and is never kept waiting."""
+    with Recorder(policy, log=TrainingLog(), export_interval=1000.0) as recorder:
+        batch(recorder, 0.01, 1)
+        end = time.monotonic() + SOON
+        while not recorder.scalars() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert recorder.scalars()["kc/failing"] == 0.0
+
+
+def test_what_is_exported_elsewhere_is_the_same(policy):
+    """The log stands beside the exporters; one that fails takes nothing from the log."""
+    memory = Memory()
+    with Recorder(policy, metric_exporter=memory, log=TrainingLog()) as recorder:
+        batch(recorder, 0.01, 1)
+        assert recorder.force_flush(SOON)
+        assert memory.count("code") == 200 * 64
+        memory.result = MetricExportResult.FAILURE
+        batch(recorder, 0.2, 2)
+        assert not recorder.force_flush(SOON)
+        assert recorder.scalars()["kc/token-tv/worst/code"] > 0.02
+
+
+def test_a_recorder_without_a_log_has_no_scalars(policy):
+    """Nothing to ask for is an empty answer, also after the end."""
+    recorder = Recorder(policy)
+    assert recorder.scalars() == {}
+    recorder.shutdown()
+    assert recorder.scalars() == {}
+
+
+def test_a_log_that_raises_costs_a_line(policy, caplog):
+    """A log of somebody else's that fails is counted and never raises into the loop."""
+
+    class Broken:
+        def attach(self, _):
+            return ()
+
+        def scalars(self):
+            raise RuntimeError("no")
+
+    with caplog.at_level(logging.WARNING), Recorder(policy, metric_exporter=Memory(), log=Broken()) as recorder:
+        assert recorder.scalars() == recorder.scalars() == {}
+        assert recorder.stats().dropped == {"log-failed": 2}
+
+
+@pytest.mark.slow
+def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
+    """Several processes' traffic in one verdict, over real OTLP; nothing once the evaluator is gone."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(CONTRACT)
+    evaluator = Evaluator(path, tmp_path / "state.sqlite", {}, "--no-webhooks")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", evaluator.grpc)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+    log = TrainingLog(evaluator.api, refresh=0.1)
+    try:
+        with Recorder(policy) as other, Recorder(policy, log=log) as recorder:
+            mine, theirs = batch(recorder, 0.2, 1), batch(other, 0.3, 2)
+            assert recorder.force_flush(SOON)
+            assert other.force_flush(SOON)
+            both = pytest.approx((mine + theirs) / 2, rel=1e-3)
+            end = time.monotonic() + SOON
+            while recorder.scalars().get("kc/token-tv/worst/code") != both and time.monotonic() < end:
+                time.sleep(0.05)
+            assert recorder.scalars()["kc/token-tv/worst/code"] == both
+            assert recorder.scalars()["kc/token-tv/verdict"] == 3.0
+            evaluator.kill()
+            while recorder.scalars() and time.monotonic() < end + SOON:
+                time.sleep(0.05)
+            assert recorder.scalars() == {}
+            for one in (recorder, other):
+                one.shutdown(0.1)
+    finally:
+        if evaluator.process.poll() is None:
+            evaluator.kill()
+
+
+def test_an_address_that_is_none_is_refused():
+    """At once, with one to write."""
+    with pytest.raises(ValueError, match=r"'localhost:4320' is not the URL of an evaluator; write one such as http"):
+        TrainingLog("localhost:4320")
+
+
+def verdict(clause, slice, status, upper, **changes):
+    """A verdict against a limit of 1."""
+    about = {"at": 0.0, "limit": 1.0, "estimate": 0.5, "lower": 0.1, "upper": upper, "samples": 10, "window": "short"}
+    said = {"method": "", "reason": "", "contract_version": 1, "contract_hash": "", "about": "traffic"}
+    return Verdict(Cell("policy", clause, slice), status, **{**about, **said, **changes})
+
+
+def test_the_worst_slice_is_the_one_with_the_worst_verdict_then_the_least_room():
+    """FAIL before a narrow PASS, INCONCLUSIVE before PASS, and of equals the one nearest to its limit."""
+    found = scalars(
+        [
+            verdict("a", "all", Status.PASS, 0.2, estimate=0.15),
+            verdict("a", "code", Status.PASS, 0.9),
+            verdict("a", "prose", Status.FAIL, 3.0, lower=1.2, estimate=2.0),
+            verdict("b", "code", Status.PASS, 0.9),
+            verdict("b", "prose", Status.PASS, 0.8),
+            verdict("b", "all", Status.PASS, 0.95, estimate=0.6),
+            verdict("c", "code", Status.INCONCLUSIVE, math.inf, lower=-math.inf, estimate=math.nan),
+            verdict("d", "code", Status.NO_DATA, math.nan, estimate=math.nan),
+        ]
+    )
+    assert found == {
+        **of("a", worst=("prose", 2.0), bound=1.2, limit=1.0, verdict=3.0, all=0.15),
+        **of("b", worst=("code", 0.5), bound=0.9, limit=1.0, verdict=0.0, all=0.6),
+        **of("c", limit=1.0, verdict=1.0),
+        "kc/failing": 1.0,
+    }
+
+
+def of(clause, worst=None, **named):
+    """A clause's scalars."""
+    found = {f"kc/{clause}/{name}": value for name, value in named.items()}
+    return found if worst is None else {**found, f"kc/{clause}/worst/{worst[0]}": worst[1]}
+
+
+def test_without_a_verdict_there_is_nothing_to_log():
+    """Cells that nobody reports to are no zeros."""
+    assert scalars([verdict("a", "all", Status.NO_DATA, math.nan)]) == {}
