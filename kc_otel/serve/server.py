@@ -39,6 +39,7 @@ from kc_otel.serve.config import ServeConfig, Sync
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
+from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
@@ -140,7 +141,7 @@ async def _serve(
         return
     connection, core = begun
     file = StatePlace(config.state)
-    api_socket = _bind(config.host, config.api_port, "the API")
+    api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
     api_port = api_socket.getsockname()[1]
     core.external_url = config.external_url or f"{_scheme(tls)}://{config.host}:{api_port}"
     dispatcher = Dispatcher(core.outbox, endpoints)
@@ -166,7 +167,7 @@ async def _serve(
             speaker.publish(readings())
 
     limits = Limits(max_bytes=config.max_request_bytes)
-    http_socket = _bind(config.host, config.http_port, "OTLP/HTTP")
+    http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
@@ -174,7 +175,7 @@ async def _serve(
         if config.record is not None:
             core.recording = RecordingFile(config.record, config.record_limit)
             stack.callback(core.recording.close)
-        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls)
+        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most)
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
             _http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket, tls)
@@ -189,10 +190,10 @@ async def _serve(
         stack.push_async_callback(_cancel, tasks)
         stack.push_async_callback(decided.close)
         dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
-        names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts)
+        names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts) + dry
         _log.info(
-            "judging %s%s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
-            names, dry, config.host, grpc.port, _scheme(tls), config.host, http_socket.getsockname()[1],
+            "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
+            names, config.host, grpc.port, _scheme(tls), config.host, http_socket.getsockname()[1],
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
@@ -368,16 +369,3 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _bind(host: str, port: int, what: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        msg = f"cannot listen for {what} on {host}:{port} ({error.strerror}); stop the other process, or choose a port"
-        raise BindError(msg) from None
-    return sock

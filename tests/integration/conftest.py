@@ -49,11 +49,13 @@ escalation:
 class Evaluator:
     """`kc-otel serve` in a process of its own."""
 
+    command = (sys.executable, "-m", "kc_otel")
+
     def __init__(self, contract: Path, state: Path, environ: dict[str, str], *options: str) -> None:
         self.log = ""
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(state)),
+                *(*self.command, "serve", str(contract), "--state", str(state)),
                 *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2"),
                 *("--group-wait", "0s", "--group-interval", "0s", *options),
             ],

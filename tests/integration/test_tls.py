@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -148,6 +150,46 @@ def test_certificates_and_authorities_are_replaced_while_it_runs(start, tmp_path
     assert answers(evaluator, first, after) == set()
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_nobody_resumes_a_session_past_the_authority_that_let_them_in(tmp_path, version):
+    """A session is resumed without its certificate: one of an authority that has been taken away is none any more."""
+    ours, old, new = (Authority(tmp_path, name) for name in ("ours", "old", "new"))
+    authority = tmp_path / "clients.pem"
+    shutil.copy(old.ca, authority)
+    tls = Tls(*ours.issue("evaluator"), authority)
+    mine = ssl.create_default_context(cafile=ours.ca)
+    mine.minimum_version = mine.maximum_version = version
+    mine.load_cert_chain(*old.issue("trainer"))
+
+    async def echo(reader, writer):
+        writer.write(await reader.read(10))
+        writer.close()
+
+    def asked(port, session=None):
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            mine.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as secured,
+        ):
+            secured.sendall(b"hello")
+            return secured.recv(10), secured.session, secured.session_reused
+
+    async def rotated():
+        async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=tls.listening) as server:
+            port = server.sockets[0].getsockname()[1]
+            _, session, _ = await asyncio.to_thread(asked, port)
+            said, _, reused = await asyncio.to_thread(asked, port, session)
+            assert (said, reused) == (b"hello", True)
+            shutil.copy(new.ca, tmp_path / "next")
+            (tmp_path / "next").replace(authority)
+            tls.renew()
+            try:
+                return (await asyncio.to_thread(asked, port, session))[0]
+            except (ssl.SSLError, ConnectionError):
+                return b""
+
+    assert asyncio.run(rotated()) == b""
+
+
 def test_what_cannot_be_used_is_said_and_changes_nothing(tmp_path, caplog):
     """At the start it is an error that names the file; later, what was in force still is."""
     ours = Authority(tmp_path, "ours")
@@ -156,6 +198,8 @@ def test_what_cannot_be_used_is_said_and_changes_nothing(tmp_path, caplog):
         Tls(certificate, ours.ca)
     with pytest.raises(TlsError, match="no-such-file: cannot be read"):
         Tls(certificate, tmp_path / "no-such-file")
+    with pytest.raises(TlsError, match="Is a directory"):
+        Tls(certificate, key, tmp_path)
     with pytest.raises(TlsError, match="no certificates of authorities"):
         Tls(certificate, key, key)
     tls = Tls(certificate, key)

@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -91,6 +91,20 @@ class _Document(BaseModel):
     tokens: list[_Entry]
 
 
+class _TwiceError(yaml.MarkedYAMLError):
+    """Of a key that is written twice YAML's own reader takes the last, without a word: a tenant would be another."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise _TwiceError(problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 class AccessFile:
     """The tokens of a file.
 
@@ -143,14 +157,15 @@ class AccessFile:
         if len(text) > _LARGEST_FILE:
             raise AccessError(f"{self._path}: is larger than {_LARGEST_FILE:,} bytes")
         try:
-            document = _Document.model_validate(yaml.safe_load(text))
+            document = _Document.model_validate(_Loader(text).get_single_data())
         except ValidationError as error:
             said = refusals([{**one, "loc": ("file", *one["loc"])} for one in error.errors()])
             raise AccessError(f"{self._path}: {said}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             line = getattr(getattr(error, "problem_mark", None), "line", None)
-            where = "" if line is None else f"{line + 1}: "
-            raise AccessError(f"{self._path}:{where} is not YAML") from None
+            where = "" if line is None else f":{line + 1}"
+            said = "a key is written twice" if isinstance(error, _TwiceError) else "is not YAML"
+            raise AccessError(f"{self._path}{where}: {said}") from None
         return self._callers_of(document)
 
     def _callers_of(self, document: _Document) -> tuple[Caller, ...]:

@@ -1,8 +1,8 @@
 """TLS and mutual TLS on every port, from files that are read again when they change.
 
 A connection that has begun keeps its certificates; the next handshake has the new ones. Over HTTP the listening context
-hands each handshake to the newest context (the callback of RFC 6066's server name, which OpenSSL calls also where none
-is sent); gRPC asks for the newest with every handshake by itself.
+begins each handshake in the newest context, whose keys for tickets are its own: who was let in by an authority that has
+since been taken away cannot resume that session either. gRPC asks for the newest with every handshake by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ class TlsError(Exception):
     """Certificate, key or authority cannot be used; the message says which file."""
 
 
+class _Newest(ssl.SSLContext):
+    """Begins each handshake in another context."""
+
+    newest: ssl.SSLContext
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        """What asyncio begins a handshake with."""
+        return self.newest.wrap_bio(*arguments, **options)
+
+
 class Tls:
     """What the ports show and ask for.
 
@@ -38,10 +48,9 @@ class Tls:
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
         self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
         self._seen = self._stamp()
+        self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
+        """For every listening socket of HTTP, by asyncio."""
         self._read()
-        self.listening = self._make()
-        self.listening.sni_callback = self._handshake
-        """For every listening socket of HTTP."""
 
     def renew(self) -> None:
         """Read the files again if one has changed; what cannot be used leaves what was in force, and is logged."""
@@ -72,19 +81,16 @@ class Tls:
 
     def _read(self) -> None:
         context = self._make()
-        certificate, key, *authority = (path.read_bytes() for path in self._files)
+        certificate, key, *authority = map(_content, self._files)
         self._configuration = grpc.ssl_server_certificate_configuration(
             [(key, certificate)], root_certificates=authority[0] if authority else None
         )
-        self._context = context
+        self.listening.newest = context
 
     def _make(self) -> ssl.SSLContext:
         certificate, key, *authority = self._files
         for path in self._files:
-            try:
-                path.open("rb").close()
-            except OSError as error:
-                raise TlsError(f"{path}: cannot be read ({error.strerror})") from None
+            _content(path)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             context.load_cert_chain(certificate, key, password=_no_password)
@@ -98,9 +104,6 @@ class Tls:
                 raise TlsError(f"{authority[0]}: holds no certificates of authorities ({_why(error)})") from None
         return context
 
-    def _handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = self._context
-
     def _stamp(self) -> list[tuple[int, int, int] | None]:
         found: list[tuple[int, int, int] | None] = []
         for path in self._files:
@@ -111,6 +114,13 @@ class Tls:
             else:
                 found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return found
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _no_password() -> str:

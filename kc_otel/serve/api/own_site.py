@@ -8,6 +8,7 @@ has to be for a name of the evaluator's, and what a page of somebody else's woul
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -31,6 +32,8 @@ _ORDER: Final = 64 * 1024
 _EVIDENCE: Final = 40 * 1024 * 1024
 """Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
 _PROMOTIONS: Final = "/api/v1/promotions/"
+_SLOWEST: Final = 30.0
+"""Seconds that a body may take once its headers are there."""
 
 
 class OwnSite:
@@ -50,8 +53,10 @@ class OwnSite:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
-        answer = self._refusal(scope) if scope["type"] == "http" else None
-        await (answer or self._app)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        await (self._refusal(scope) or self._app)(scope, _prompt(receive), send)
 
     def _refusal(self, scope: Message) -> Application | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -101,6 +106,24 @@ class BoundedBodies:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _prompt(receive: Receive) -> Receive:
+    """What comes of a body; that its sender has hung up, once it takes too long."""
+    end: float | None = asyncio.get_running_loop().time() + _SLOWEST
+
+    async def received() -> Message:
+        nonlocal end
+        try:
+            async with asyncio.timeout_at(end):
+                message = await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if not message.get("more_body", False):
+            end = None  # who is answered late, as one who waits for a change, may stay
+        return message
+
+    return received
 
 
 def _netloc(origin: str) -> str:

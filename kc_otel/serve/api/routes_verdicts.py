@@ -56,7 +56,7 @@ def verdict_routes(core: Core) -> APIRouter:
     @router.get("/events", tags=["events"])
     async def events(
         contract: ContractName = None,
-        after: Annotated[int, Query(ge=0, description="Only events with greater ids.")] = 0,
+        after: Annotated[int, Query(ge=0, lt=2**63, description="Only events with greater ids.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         newest: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many, instead.")] = None,
         verdicts: Annotated[bool, Query(description="With changes of verdicts; only for the newest.")] = True,

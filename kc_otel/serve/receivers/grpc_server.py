@@ -65,6 +65,7 @@ async def start_grpc(
     counts: RequestCounts | None = None,
     senders: Senders | None = None,
     tls: Tls | None = None,
+    connections: int = 4096,
 ) -> GrpcServer:
     """Listen for metrics, traces and logs; the default address is reachable from this machine only.
 
@@ -76,6 +77,7 @@ async def start_grpc(
         counts: Counted into, transport `grpc`. Requests that gRPC itself refuses for their size do not reach us.
         senders: Who may send; None for anybody.
         tls: What to show and ask for; None speaks without TLS.
+        connections: How many there may be at a time; who comes when there are as many is turned away.
 
     Raises:
         BindError: If the address cannot be listened on.
@@ -85,6 +87,7 @@ async def start_grpc(
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.max_bytes),
+            ("grpc.max_allowed_incoming_connections", connections),
             *_CONNECTIONS,
             # Without this a second evaluator would share the port and each would see half of every stream.
             ("grpc.so_reuseport", 0),

@@ -92,6 +92,22 @@ def test_what_is_wrong_is_said_without_what_was_written(tmp_path, changes, said)
     assert TOKEN not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "twice", ["tenants: {team-a: [alpha], team-a: all}\ntokens: []", "tenants: {}\ntokens: []\ntenants: {t: all}"]
+)
+def test_a_key_that_is_written_twice_is_refused(tmp_path, twice):
+    """YAML's own reader would take the last one, and give somebody more, or nobody anything."""
+    (tmp_path / "access.yaml").write_text(twice)
+    with pytest.raises(AccessError, match=r"access.yaml:[13]: a key is written twice"):
+        AccessFile(tmp_path / "access.yaml", CONTRACTS)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    """It says so, and does not raise what nobody expects."""
+    with pytest.raises(AccessError, match="Is a directory"):
+        AccessFile(tmp_path, CONTRACTS)
+
+
 def test_a_tenant_has_contracts_that_are_served(tmp_path):
     """A name that is misspelt would lock a team out without a word."""
     with pytest.raises(AccessError, match="no contract 'alhpa' is served; there are alpha, beta"):

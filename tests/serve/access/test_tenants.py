@@ -336,6 +336,51 @@ def test_a_session_ends_after_twelve_hours_and_with_its_token(core, tmp_path):
     assert client.get("/api/v1/contracts").status_code == 401
 
 
+def _logged_in(site, **options):
+    """A cookie as a browser sends it."""
+    answer = TestClient(site, follow_redirects=False, **options).post("/login", data={"token": TOKENS["ada"]})
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+def _reads_with(site, cookie):
+    client = TestClient(site, follow_redirects=False)
+    return client.get("/api/v1/verdicts", headers={"cookie": cookie}).status_code
+
+
+def test_a_cookie_is_one_of_this_host_by_tls(core, tmp_path):
+    """Where there is TLS, its prefix keeps other hosts of the domain, and those in between, from setting it."""
+    path = tmp_path / "access.yaml"
+    path.write_text(yaml.safe_dump(ACCESS))
+    make = lambda _: make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")  # noqa: E731
+    site = GuardedSite(AccessFile(path, core.contracts), make, RequestCounts(), secure=True)
+    cookie = _logged_in(site)
+    assert cookie.startswith("__Host-kc-otel-session=")
+    assert _reads_with(site, cookie) == 200
+    assert _reads_with(site, cookie.removeprefix("__Host-")) == 401
+
+
+def test_of_two_cookies_neither_is_taken(site):
+    """A page on another port of this host can set a second one, and would have one act in its session."""
+    mine, theirs = _logged_in(site), _logged_in(site)
+    assert _reads_with(site, f"a=b; {mine};c") == 200
+    assert _reads_with(site, f"{mine}; {theirs}") == 401
+
+
+def test_a_header_of_cookies_takes_no_time(site):
+    """Python's own parser takes a minute for this one, in which nobody else is served."""
+    began = time.monotonic()
+    assert _reads_with(site, 'a="' + '\\"' * 50_000 + '"') == 401
+    assert time.monotonic() - began < 5
+
+
+def test_one_token_ends_no_sessions_of_others(site):
+    """However often it logs in; of its own the oldest end."""
+    others = TestClient(site, follow_redirects=False).post("/login", data={"token": TOKENS["reader"]})
+    first, second, *_, last = [_logged_in(site) for _ in range(101)]
+    assert _reads_with(site, others.headers["set-cookie"].partition(";")[0]) == 200
+    assert [_reads_with(site, one) for one in (first, second, last)] == [401, 200, 200]
+
+
 def test_a_view_puts_nothing_in_force(core):
     """What it does not show would be lost."""
     with pytest.raises(TypeError, match="whole"):

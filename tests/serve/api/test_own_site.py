@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api import own_site
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
@@ -102,3 +104,29 @@ def test_the_own_page_may_change_something(client: TestClient, host: str, origin
     """By the name that the browser has, or by the external URL's where a proxy puts its own."""
     headers = {"host": host, "origin": origin, "sec-fetch-site": "same-origin"}
     assert changed(client, headers)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+    """To the API its sender has hung up; who has said everything, and waits for an answer, may wait on."""
+    monkeypatch.setattr(own_site, "_SLOWEST", 0.05)
+    heard = []
+
+    async def app(_scope, receive, _send):
+        heard.append(await receive())
+        heard.append(await asyncio.wait_for(receive(), 1))
+
+    async def asked(*messages):
+        left = list(messages)
+
+        async def receive():
+            return left.pop(0) if left else await asyncio.Event().wait()
+
+        await OwnSite(app)(
+            {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"[::1]")]}, receive, None
+        )
+
+    part = {"type": "http.request", "body": b"t", "more_body": True}
+    asyncio.run(asked(part))
+    assert heard == [part, {"type": "http.disconnect"}]
+    with pytest.raises(TimeoutError):
+        asyncio.run(asked({**part, "more_body": False}))

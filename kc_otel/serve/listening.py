@@ -1,0 +1,98 @@
+"""Sockets that listen, and how many connections one of them holds: those who connect and say nothing keep nobody out.
+
+A connection is a file, of which a process has a number. Who takes all of them, without a token and without a word,
+would stop the other ports, the log and the state file besides. So each port has its share; once that is taken, who has
+been connected longest gives a place up to who comes. This is below TLS: a handshake that does not end is a file, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import socket
+import time
+from typing import Any, Final
+
+from kc_otel.judge.otlp.request_errors import BindError
+
+__all__ = ["Listener", "connections_per_port", "listen"]
+
+_log: Final = logging.getLogger(__name__)
+_PORTS: Final = 3
+_OTHER_FILES: Final = 128
+"""The state, the log's segments, webhooks, and what the interpreter opens."""
+_ENOUGH: Final = 4096
+_REMINDER: Final = 60.0
+
+
+class Listener(socket.socket):
+    """A socket whose connections are bounded in number, for an event loop that accepts until that would block."""
+
+    most = _ENOUGH
+    """Connections at a time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._taken: dict[socket.socket, None] = {}
+        self._closing = False
+        self._reminded = -_REMINDER
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; for its place another one is closed, where all are taken.
+
+        Raises:
+            BlockingIOError: If nobody waits, or the event loop has to see first that a connection was closed.
+        """
+        if self._closing:
+            self._closing = False
+            raise BlockingIOError
+        connection, address = super().accept()
+        self._taken[connection] = None
+        if len(self._taken) > self.most:
+            self._taken = {one: None for one in self._taken if one.fileno() >= 0}
+        if len(self._taken) > self.most:
+            self._close_oldest()
+        return connection, address
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._taken))
+        del self._taken[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # whoever reads or writes it sees its end, and closes it
+        self._closing = True
+        if time.monotonic() - self._reminded > _REMINDER:
+            self._reminded = time.monotonic()
+            _log.warning("port %d has %d connections, which is all that it may have; the oldest are closed",
+                         self.getsockname()[1], self.most)  # fmt: skip
+
+
+def listen(host: str, port: int, what: str, most: int) -> Listener:
+    """A socket that is bound, for at most so many connections.
+
+    Raises:
+        BindError: If the address cannot be listened on.
+    """
+    sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.most = most
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        msg = f"cannot listen for {what} on {host}:{port} ({error.strerror}); stop the other process, or choose a port"
+        raise BindError(msg) from None
+    return sock
+
+
+def connections_per_port() -> int:
+    """How many connections each port may hold, after letting this process have as many files as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):  # some systems say unlimited and mean less
+            pass
+    unlimited = soft == resource.RLIM_INFINITY
+    return _ENOUGH if unlimited else max(16, min(_ENOUGH, (soft - _OTHER_FILES) // _PORTS))

@@ -1,0 +1,158 @@
+"""Who connects and says nothing keeps nobody else out, neither of a port nor of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import sys
+from contextlib import ExitStack
+
+import grpc
+import httpx
+import pytest
+
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve import listening
+from kc_otel.serve.listening import connections_per_port, listen
+from kc_otel.serve.receivers.grpc_server import start_grpc
+from tests.integration.conftest import CONTRACT, Evaluator
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+class Echo:
+    """A server that says what it is told, and knows how many are connected."""
+
+    def __init__(self):
+        self.connected = self.most_connected = 0
+
+    async def __call__(self, reader, writer):
+        self.connected += 1
+        self.most_connected = max(self.connected, self.most_connected)
+        writer.write(await reader.read(100))
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        self.connected -= 1
+
+
+async def asked(port):
+    """What somebody gets who asks now."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"hello")
+    said = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return said
+
+
+@pytest.mark.parametrize("silent", [3, 4, 5, 40])
+def test_the_oldest_connection_gives_its_place_to_who_comes(silent, caplog):
+    """However many are silent, whoever asks is answered; no more are ever open than there may be."""
+    echo = Echo()
+
+    async def attacked():
+        server = await asyncio.start_server(echo, sock=listen("127.0.0.1", 0, "tests", 4))
+        port = server.sockets[0].getsockname()[1]
+        with ExitStack() as stack:
+            for _ in range(silent):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            said = await asyncio.wait_for(asked(port), 20)
+        server.close()
+        while echo.connected:  # noqa: ASYNC110 - a few turns of the loop
+            await asyncio.sleep(0.01)
+        return said
+
+    assert asyncio.run(attacked()) == b"hello"
+    assert echo.most_connected <= 10  # the one that ends is told so a moment after the next has come
+    assert ("has 4 connections" in caplog.text) == (silent >= 4)
+    assert len(caplog.records) <= 1
+
+
+def test_who_has_hung_up_holds_no_place(caplog):
+    """A thousand who were answered leave nothing behind, and nobody is closed for them."""
+
+    async def used():
+        server = await asyncio.start_server(Echo(), sock=listen("127.0.0.1", 0, "tests", 4))
+        port = server.sockets[0].getsockname()[1]
+        said = {await asked(port) for _ in range(100)}
+        server.close()
+        return said
+
+    assert asyncio.run(used()) == {b"hello"}
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [((1024, 1024), 298), ((1024, 20_000), 4096), ((10, 10), 16), ((resource.RLIM_INFINITY,) * 2, 4096)],
+)
+def test_a_port_has_its_share_of_the_files_that_the_process_may_have(limits, most, monkeypatch):
+    """Of as many as the system allows, not of as many as it begins with; the rest is for the log and the state."""
+    monkeypatch.setattr(listening.resource, "getrlimit", lambda _: limits)
+    raised = []
+    monkeypatch.setattr(listening.resource, "setrlimit", lambda _, to: raised.append(to))
+    assert connections_per_port() == most
+    assert raised == ([(limits[1],) * 2] if limits[0] != limits[1] else [])
+
+
+def test_grpc_turns_away_who_comes_when_there_are_as_many(caplog):
+    """Who was there is still answered."""
+    caplog.set_level(logging.CRITICAL, "grpc")
+
+    async def attacked():
+        server = await start_grpc(None, port=0, counts=RequestCounts(), connections=2)
+        first = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
+        call = first.unary_unary("/no/Such")
+        with ExitStack() as stack:
+            found = [await refusal(call)]
+            for _ in range(5):
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                one.sendall(PREFACE)
+            late = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)])
+            found += [await refusal(late.unary_unary("/no/Such")), await refusal(call)]
+            await late.close()
+        await first.close()
+        await server.stop()
+        return found
+
+    async def refusal(call):
+        try:
+            await call(b"", timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+    assert asyncio.run(attacked()) == ["UNIMPLEMENTED", "UNAVAILABLE", "UNIMPLEMENTED"]
+
+
+class Cramped(Evaluator):
+    """An evaluator that may have few files."""
+
+    command = ("bash", "-c", 'ulimit -n 250; exec "$@"', "-", sys.executable, "-m", "kc_otel")
+
+
+@pytest.mark.slow
+def test_silent_connections_to_every_port_stop_nothing(tmp_path):
+    """More of them than the process may have files: the other ports, and the API itself, answer all the while."""
+    (tmp_path / "policy.yaml").write_text(CONTRACT)
+    evaluator = Cramped(tmp_path / "policy.yaml", tmp_path / "state.sqlite", {}, "--no-webhooks")
+    try:
+        with ExitStack() as stack:
+            for address, begun in (
+                (evaluator.grpc, PREFACE),
+                (evaluator.http.removeprefix("http://"), b"POST /v1/metrics HTTP/1.1\r\nhost: localhost\r\n"),
+                (evaluator.api.removeprefix("http://"), b"POST /api/v1/silences HTTP/1.1\r\nhost: localhost\r\n"),
+            ):
+                host, port = address.rsplit(":", 1)
+                for _ in range(300):
+                    one = stack.enter_context(socket.create_connection((host, int(port))))
+                    one.sendall(begun)
+                assert httpx.get(f"{evaluator.api}/healthz", timeout=20).status_code == 200
+                assert httpx.get(f"{evaluator.http}/v1/metrics", timeout=20).status_code == 405
+    finally:
+        evaluator.stop()
+    assert "Too many open files" not in evaluator.log
+    assert "has 40 connections" in evaluator.log
