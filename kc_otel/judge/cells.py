@@ -41,11 +41,16 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
     contract = state.contract
     for clause in contract.clauses:
         metric = metric_name(clause)
+        without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
         pairs, silence = _current(state, clause, metric, now, listening_since)
         for slice in (ALL, *contract.slices):
             here = state.pairs(metric, slice)
             present = {pair for pair in pairs if pair in here and _covered(here[pair], now)}
-            for pair in sorted(present or pairs):
+            crowded = {pair for place, pair in without_room if place == slice and pair not in here}
+            for pair in sorted(crowded):
+                cell = Cell(contract.name, clause.id, slice, *pair)
+                yield Evidence(cell, clause, _nothing, _without_room(state), _alarm(state, cell, None, now))
+            for pair in sorted((present or pairs) - crowded - ({_NOBODY} if crowded else set())):
                 cell = Cell(contract.name, clause.id, slice, *pair)
                 series = here.get(pair)
                 alarm = _alarm(state, cell, series, now)
@@ -87,6 +92,14 @@ def _current(
         return alive, ""
     span = _span(min(silent.values()))
     return current, f"no report for {span} (heartbeat {_span(heartbeat)}); is the recorder's process alive?"
+
+
+def _without_room(state: ContractState) -> str:
+    most = state.contract.observability.max_series
+    return (
+        f"not judged: observations arrive, but the contract has its {most:,} series or their streams already; raise "
+        "observability.max_series, or give kernels and senders fewer identities"
+    )
 
 
 def _other_operators(state: ContractState, clause: Clause) -> str:

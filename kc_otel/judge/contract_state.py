@@ -3,7 +3,8 @@
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
 goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; streams over theirs are
-refused, for a cumulative value means nothing without the one before.
+refused, for a cumulative value means nothing without the one before. Both are told to the sender, and what a clause
+would have judged of them is remembered as `unjudged`, so that it has a verdict that says so.
 
 A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
 is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was
@@ -23,7 +24,8 @@ from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.panes import Ring
 from kc_otel.judge.point_streams import Horizon, PointStream
-from kc_otel.judge.points import INVALID, Point, metric_of, series_name
+from kc_otel.judge.points import INVALID, Point, metric_of
+from kc_otel.judge.statistics import metric_name
 
 __all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
 
@@ -36,6 +38,8 @@ _LONG_PANES: Final = 12
 _PAIRS: Final = 8
 """Kernel pairs per metric whose newest observation is remembered after their panes are gone."""
 _GAPS: Final = 8
+_UNJUDGED: Final = 64
+"""Series without room that have a verdict which says so; the others are counted."""
 _PARTS: Final = 8
 """Increments of a series that wait for the next evaluation before they are merged."""
 
@@ -124,6 +128,7 @@ class ContractState:
         template: Empty rings, for arithmetic with panes.
         arrived: What was counted since the last evaluation, by series.
         evidence: What is held against the limits.
+        unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -141,9 +146,8 @@ class ContractState:
         self.template = rings(contract)
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
         self.evidence = FailEvidence(contract, self.template[SHORT].width)
-        self._judged = {
-            series_name(clause.quantity.name, clause.operator) for clause in contract.clauses if clause.quantity
-        }
+        self.unjudged: dict[SeriesKey, float] = {}
+        self._judged = {metric_name(clause) for clause in contract.clauses}
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
         self._long = max(contract.observability.long_window, self._window)
@@ -163,13 +167,14 @@ class ContractState:
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it."""
-        stream = self.streams.get(point.stream)
+        stream, slices = self.streams.get(point.stream), tuple(slices)
         if stream is None:
             if len(self.streams) >= self._most_streams:
+                for name in slices:
+                    self._leave_unjudged(SeriesKey(point.series, name, *pair), now)
                 return "over_cap"
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
-        slices = tuple(slices)
         if not self._fits(point, slices, pair, now):
             self.heard.setdefault(pair, Heard(now)).hear(now)
             return "other_buckets"
@@ -180,8 +185,10 @@ class ContractState:
         if step.outcome in {"accepted", "baseline"} and point.metric != INVALID:
             self.heard.setdefault(pair, Heard(now)).hear(now)
         if step.increment is not None and step.increment.count:
-            for name in slices:
-                self._count(SeriesKey(point.series, name, *pair), step.increment, point.time / 1e9, now)
+            keys = [SeriesKey(point.series, name, *pair) for name in slices]
+            counted = [self._count(key, step.increment, point.time / 1e9, now) for key in keys]
+            if not all(counted):
+                return "unjudged"
         return step.outcome
 
     def weigh(self, now: float) -> None:
@@ -207,6 +214,8 @@ class ContractState:
             return
         self._evicted_at = now
         silent = now - self._long - self._window
+        for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
+            del self.unjudged[key]
         for name in [name for name, stream in self.streams.items() if stream.heard < silent]:
             del self.streams[name]
             self.changed_streams.add(name)
@@ -248,14 +257,26 @@ class ContractState:
                 pairs[pair] = min(pairs[pair], now)
         self.evidence.turn_back(now)
 
-    def _count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> None:
+    def _leave_unjudged(self, key: SeriesKey, now: float) -> bool:
+        """Remember a series that has no room, where a clause is about it. Returns whether one is."""
+        if key.metric not in self._judged:
+            return False
+        if key in self.unjudged or len(self.unjudged) < _UNJUDGED:
+            self.unjudged[key] = now
+        return True
+
+    def _count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
+        """Count an increment. Returns False where a clause is about it and it will not be judged."""
+        judged = True
         series = self.series.get(key)
         if series is None:
             if len(self.series) >= self.contract.observability.max_series:
                 self.events["series_over_cap"] += 1
+                judged = not self._leave_unjudged(key, now)
                 # Not one for each operator: their names are the senders', and as many as these like.
                 key = SeriesKey(metric_of(key.metric), OTHER, "", "")
             series = self.series.get(key) or self._create(key)
+            self.unjudged.pop(key, None)
         time = min(time, now)
         for number, ring in enumerate(series.rings):
             if ring.add(time, now, increment):
@@ -265,6 +286,8 @@ class ContractState:
                 )
             self.changed_panes.add((key, number, ring.index(time)))
         series.newest = max(series.newest, time)
+        if key.slice == OTHER:
+            return judged
         arrived = self.arrived.setdefault(key, [])
         arrived.append(increment)
         if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
@@ -273,6 +296,7 @@ class ContractState:
         newest[key.pair] = max(newest.get(key.pair, 0.0), time)
         if len(newest) > _PAIRS:
             del newest[min(newest, key=lambda pair: newest[pair])]
+        return judged
 
     def _create(self, key: SeriesKey) -> Series:
         series = self.series[key] = Series(rings(self.contract))

@@ -47,6 +47,8 @@ _SAID: Final = {
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
     "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
     "repeated ones; send them in the order of their times",
+    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series "
+    "that it may have; raise observability.max_series, or give kernels fewer versions",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
 _MESSAGES: Final = 3
@@ -87,7 +89,7 @@ class Evaluator:
         facts: KernelVersions and examples, by the contract's name.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `ignored`. Each point counts once.
+            `unknown_contract`, `unknown_slice`, `over_cap`, `unjudged`, `ignored`. Each point counts once.
         faults: What could not be judged.
 
     Raises:
@@ -142,7 +144,8 @@ class Evaluator:
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
-        return ExportResult(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if rejected else "")
+        heard = rejected or counts["unjudged"]
+        return ExportResult(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if heard else "")
 
     def ingest_traces(self, request: Any, now: float) -> ExportResult:
         """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""

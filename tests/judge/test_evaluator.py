@@ -229,6 +229,42 @@ def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float)
     assert evaluator.events["series_over_cap"] == 15
 
 
+def test_a_kernel_that_finds_no_room_is_told_and_has_a_verdict(contract: Any, sender: Any, now: float) -> None:
+    """Real drift of a version over the cap is no silence: its sender is told, and its cells are NO_DATA and say why."""
+    evaluator = Evaluator([contract(observability={"max_series": 1, "min_samples": 100})])
+    old, new = sender(), [sender(inference=NEWER), sender(inference=NEWER, slice="code")]
+    assert evaluator.ingest_metrics(old.request(now, small(500)), now).message == ""
+    for source in new:
+        result = evaluator.ingest_metrics(source.request(now + 1, large(500)), now + 1)
+        assert result.rejected == 0
+        assert "max_series" in result.message
+    assert evaluator.counters == {"accepted": 1, "unjudged": 2}
+    verdicts = {verdict.cell: verdict for verdict in verdicts_of(evaluator, now + 2)}
+    assert verdicts[cell()].samples == 500
+    for slice in ("all", "code"):
+        verdict = verdicts[cell(slice, NEWER)]
+        assert verdict.status is Status.NO_DATA
+        assert "max_series" in verdict.reason
+    # Nothing judges these operators or quantities, so nothing is missed.
+    assert evaluator.ingest_metrics(sender("kc.drift.k3").request(now + 2, [0.1]), now + 2).message == ""
+    # Its version goes once it was silent for a window, and is judged once there is room.
+    later = now + 3600 + 900
+    evaluator.evaluate(later)
+    assert not evaluator.states["policy"].unjudged
+    evaluator.ingest_metrics(new[0].request(later + 1, large(500)), later + 1)
+    evaluator.ingest_metrics(new[0].request(later + 2, large(500)), later + 2)
+    assert statuses(evaluator, later + 3)[cell(inference=NEWER)] is Status.FAIL
+
+
+def test_what_finds_no_room_is_bounded_and_stays_the_same(contract: Any, sender: Any, now: float) -> None:
+    """A flood of versions adds a few cells, those that came first; the rest is counted."""
+    evaluator = Evaluator([contract(observability={"max_series": 1})])
+    for i in range(300):
+        evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5]), now)
+    found = [verdict.cell.kernel_inference for verdict in verdicts_of(evaluator, now) if "max_series" in verdict.reason]
+    assert found == [f"{i:012d}" for i in range(1, 65)]
+
+
 def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: float) -> None:
     """Identities without end cost bounded memory, and the sender is told."""
     evaluator = Evaluator([contract(observability={"max_series": 1})])

@@ -4,7 +4,7 @@ import { byId, el, fill } from "./dom.js";
 import { clock, count, kernel, listed, place, span } from "./format.js";
 
 const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "late", "other_buckets",
-  "contradictory", "unordered", "over_cap"];
+  "contradictory", "unordered", "over_cap", "unjudged"];
 const REMEDIES = {
   malformed: "points lack attributes or cannot be read",
   unknown_contract: "the contract they name is not loaded here",
@@ -14,7 +14,8 @@ const REMEDIES = {
   other_buckets: "senders of a metric disagree about the bounds of its buckets",
   contradictory: "a cumulative value that cannot follow the one before it",
   unordered: "deltas that came too long after later ones",
-  over_cap: "more series than observability.max_series",
+  over_cap: "more streams than observability.max_series allows",
+  unjudged: "more series than observability.max_series: counted, not judged",
 };
 const FEW = 6; // routes that are listed one by one
 const ASKED = {
