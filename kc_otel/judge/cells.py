@@ -8,6 +8,7 @@ are NO_DATA, and so is a slice on which no current pair has observations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -17,7 +18,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series
 from kc_otel.judge.fail_evidence import HeldEvidence
-from kc_otel.judge.points import series_name
+from kc_otel.judge.points import INVALID, series_name
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import Alarm, Evidence, Window
@@ -77,7 +78,7 @@ def _current(
             )
         if others := _other_operators(state, clause):
             return {_NOBODY}, f"nothing received for {metric}, only for {others}; do the names in both places agree?"
-        return {_NOBODY}, f"nothing received for {metric} yet; does the recorder's OTLP endpoint point here?"
+        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, now)}"
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
     heartbeat = state.contract.observability.heartbeat
@@ -90,8 +91,30 @@ def _current(
     alive = current - silent.keys()
     if alive:
         return alive, ""
-    span = _span(min(silent.values()))
-    return current, f"no report for {span} (heartbeat {_span(heartbeat)}); is the recorder's process alive?"
+    elsewhere = sum(now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair))
+    cause = "is the recorder's process alive?"
+    if elsewhere:
+        report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
+        cause = f"{elsewhere} other {report}; were these replaced?"
+    return current, f"no report for {_span(min(silent.values()))} (heartbeat {_span(heartbeat)}); {cause}"
+
+
+def _why_nothing(state: ContractState, now: float) -> str:
+    """The likely cause of a metric that never came, as the end of a sentence."""
+    found: Counter[str] = Counter()
+    for key, series in state.series.items() if INVALID in state.newest else ():
+        if key.metric == INVALID and (content := series.rings[LONG].window(now)) is not None and content.count:
+            found[key.slice] += content.count
+    if found:
+        reason, count = found.most_common(1)[0]
+        more = f" and {found.total() - count:,} for other reasons" if len(found) > 1 else ""
+        return f"{count:,} sequences were not measured ({reason}){more}; `kc-otel checks` says what to do"
+    if others := len({name for name in state.newest if name != INVALID}):
+        return (
+            f"{others} other {'metric arrives' if others == 1 else 'metrics arrive'}; `kc-otel check --for` says "
+            "which of them a way of measuring can fill"
+        )
+    return "does the recorder's OTLP endpoint point here?"
 
 
 def _without_room(state: ContractState) -> str:

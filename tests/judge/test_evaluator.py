@@ -375,6 +375,32 @@ def test_invalid_input_is_counted_by_reason_within_the_window(contract: Any, now
     assert evaluator.invalid_input("policy", now + 400, 300) == {}
 
 
+def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender: Any, now: float) -> None:
+    """Input that fails its checks, other metrics, other kernels: not an endpoint, and not a process that has died."""
+    evaluator = Evaluator([contract(slices={})])
+
+    def reason(time: float) -> str:
+        (verdict,) = verdicts_of(evaluator, time)
+        assert verdict.status is Status.NO_DATA
+        return str(verdict.reason)
+
+    assert reason(now).endswith(
+        "nothing received for kc.drift.tv_token yet; does the recorder's OTLP endpoint point here?"
+    )
+    evaluator.ingest_metrics(sender("kc.drift.abs_log_ratio", inference=NEWER).request(now, [0.1] * 10), now)
+    assert "; 1 other metric arrives; `kc-otel check --for` says" in reason(now)
+    evaluator.ingest_metrics(counter(now, now - 5, {"nan": 1000}), now)
+    assert reason(now).endswith("; 1,000 sequences were not measured (nan); `kc-otel checks` says what to do")
+    evaluator.ingest_metrics(counter(now, now - 5, {"shift": 20}), now)
+    assert "(nan) and 20 for other reasons; `kc-otel checks`" in reason(now)
+
+    source, other = sender(), sender("kc.drift.abs_log_ratio", inference=NEWER, instance="1")
+    evaluator.ingest_metrics(source.request(now, small(5000)), now)
+    assert reason(now + 200).endswith("(heartbeat 1m); is the recorder's process alive?")
+    evaluator.ingest_metrics(other.request(now + 199, [0.1] * 10), now + 199)
+    assert reason(now + 200).endswith("(heartbeat 1m); 1 other pair of kernel versions reports; were these replaced?")
+
+
 def test_kernels_are_known_by_their_fingerprints(contract: Any, sender: Any, now: float) -> None:
     """kc.kernel.info points say what a version is made of, and when it was last seen."""
     evaluator = Evaluator([contract()])
