@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Annotated
 
 from kc_otel._extras import extra
@@ -21,6 +23,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_SUBJECTS = {
+    "Write a contract": {
+        "init_command": ("init",),
+        "contract_commands": ("check", "diff", "schema", "metrics"),
+        "explain_command": ("explain",),
+    },
+    "Measure": {
+        "compare_log_command": ("compare-log",),
+        "import_command": ("import", "checks"),
+        "rescore_command": ("rescore",),
+        "operators_command": ("operators",),
+    },
+    "Run the evaluator": {
+        "serve_command": ("serve",),
+        "token_command": ("token",),
+        "status_command": ("status", "watch", "resume"),
+        "report_command": ("report",),
+    },
+    "People and the policy": {
+        "people_commands": ("alerts", "ack", "silence", "unsilence", "pin", "unpin", "events"),
+        "replay_command": ("replay",),
+    },
+    "Roll out a kernel": {"gate_command": ("gate",), "promote_command": ("promote",)},
+    "Grafana and Prometheus": {"generate_command": ("generate",)},
+}
+"""Subjects in the order of the help, their files, and each file's commands: who runs one imports no other's file."""
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -39,39 +68,17 @@ def _options(
     """Options of every command."""
 
 
-def _register() -> None:
-    with extra("cli", "the command line"):
-        from kc_otel.cli import (  # noqa: PLC0415 - each fills the app made above
-            compare_log_command,
-            contract_commands,
-            explain_command,
-            gate_command,
-            generate_command,
-            import_command,
-            init_command,
-            operators_command,
-            people_commands,
-            promote_command,
-            replay_command,
-            report_command,
-            rescore_command,
-            serve_command,
-            status_command,
-            token_command,
-        )
-
-    subjects = {
-        "Write a contract": (init_command, contract_commands, explain_command),
-        "Measure": (compare_log_command, import_command, rescore_command, operators_command),
-        "Run the evaluator": (serve_command, token_command, status_command, report_command),
-        "People and the policy": (people_commands, replay_command),
-        "Roll out a kernel": (gate_command, promote_command),
-        "Grafana and Prometheus": (generate_command,),
-    }
-    for subject, modules in subjects.items():
+def _register(wanted: str | None = None) -> None:
+    """The app gets every command or, where the first word of a command line names one, those of its file alone."""
+    app.registered_commands.clear()
+    app.registered_groups.clear()
+    named = any(wanted in names for files in _SUBJECTS.values() for names in files.values())
+    for subject, files in _SUBJECTS.items():
         commands, groups = len(app.registered_commands), len(app.registered_groups)
-        for module in modules:
-            module.register(app)
+        for file, names in files.items():
+            if not named or wanted in names:
+                with extra("cli", "the command line"):
+                    import_module(f"kc_otel.cli.{file}").register(app)
         for command in app.registered_commands[commands:]:
             command.rich_help_panel = subject
         for group in app.registered_groups[groups:]:
@@ -80,5 +87,5 @@ def _register() -> None:
 
 def main() -> None:
     """Run the command that the arguments name."""
-    _register()
+    _register(sys.argv[1] if len(sys.argv) > 1 else None)
     app()

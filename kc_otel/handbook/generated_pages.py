@@ -137,8 +137,7 @@ def commands_page() -> str:
 
     from kc_otel import cli  # noqa: PLC0415
 
-    if not cli.app.registered_commands:
-        cli._register()  # noqa: SLF001 - what `main` does before it reads the command line
+    cli._register()  # noqa: SLF001 - what `main` does before it reads the command line
     commands = _command(typer.main.get_command(cli.app), "kc-otel")
     return _page("Commands", "What `kc-otel COMMAND --help` prints, in one place.", *commands)
 

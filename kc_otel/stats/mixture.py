@@ -44,6 +44,8 @@ _EVER: Final = (-16, 20)
 """Powers of 2 that the bets for any number of observations span."""
 _TOLERANCE: Final = 1e-9
 """Nats by which the wealth at a bound may exceed 1/alpha: the bound is that much too cautious, never too bold."""
+_BLOCK: Final = 1024
+"""Values at a time: for all bets together they stay in a core's cache, which halves the time."""
 _STEPS: Final = 50
 """Newton steps; three or four are usual."""
 
@@ -70,8 +72,14 @@ def _geometric(first: int, last: int) -> Bets:
 
 def growth(bets: NDArray[np.float64], values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
-    # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
-    return np.asarray(np.log(1.0 + np.multiply.outer(bets, values)) @ weights)
+    total = np.zeros(len(bets))
+    for first in range(0, len(values), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        stakes = np.multiply.outer(bets, values[block])
+        stakes += 1.0
+        # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
+        total += np.log(stakes, out=stakes) @ weights[block]
+    return total
 
 
 def lower_bound(bets: Bets, grown: NDArray[np.float64], n: float, alpha: float) -> float:

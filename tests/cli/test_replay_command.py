@@ -32,8 +32,7 @@ escalation:
 
 @pytest.fixture(scope="module", autouse=True)
 def commands() -> None:
-    if not app.registered_commands:
-        _register()
+    _register()
 
 
 @pytest.fixture

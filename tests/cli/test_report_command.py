@@ -20,8 +20,7 @@ CONTRACT = Path(__file__).parents[2] / "contracts" / "serving-int8.yaml"
 
 @pytest.fixture(scope="module", autouse=True)
 def commands() -> None:
-    if not app.registered_commands:
-        _register()
+    _register()
 
 
 @pytest.fixture

@@ -55,8 +55,7 @@ READERS_PROGRAMS = {
 @pytest.fixture(scope="module", autouse=True)
 def kc_otel_command() -> Any:
     """The command line, with every sub-command."""
-    if not cli.app.registered_commands:
-        cli._register()
+    cli._register()
     return typer.main.get_command(cli.app)
 
 
