@@ -128,23 +128,37 @@ def exact(model, tokenizer, kept):
     """
     import torch
 
-    found = defaultdict(list)
+    drifts, weights, members = [], [], defaultdict(list)
     for number, request in enumerate(requests()[0]):
         prompt, tokens = tokenizer(request["text"])["input_ids"], kept[f"tokens-{number}"].tolist()
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1 : KEPT_EVERY]
         inference = kept[f"logprobs-{number}"]
-        drift = np.abs(logits.log_softmax(-1).numpy() - inference).ravel(), np.exp(inference).ravel()
+        drifts.append(np.abs(logits.log_softmax(-1).numpy() - inference).ravel())
+        weights.append(np.exp(inference).ravel())
         for name in ("all", request["attributes"]["task"], "long" if len(prompt) >= LONG else "short"):
-            found[name].append(drift)
-    return {name: distribution(*map(np.concatenate, zip(*each, strict=True))) for name, each in found.items()}
+            members[name].append(number)
+    whose = np.repeat(np.arange(len(drifts)), [each.size for each in drifts])
+    drift = np.concatenate(drifts)
+    order = np.argsort(drift)  # once: a slice is in the same order
+    drift, weight, whose = drift[order], np.concatenate(weights)[order], whose[order]
+    found = {}
+    for name, numbers in members.items():
+        chosen = np.isin(np.arange(len(drifts)), numbers)[whose]
+        found[name] = drift[chosen], cumulated(weight[chosen])
+    return found
 
 
 def distribution(drift, weight):
     """Values ascending, and the probability of at most as much."""
     order = np.argsort(drift)
-    below = np.cumsum(weight[order], dtype=np.float64)
-    return drift[order], below / below[-1]
+    return drift[order], cumulated(weight[order])
+
+
+def cumulated(weight):
+    """The share of all weight up to each place."""
+    below = np.cumsum(weight, dtype=np.float64)
+    return below / below[-1]
 
 
 def statistic(clause, drift, below):

@@ -2,8 +2,9 @@
 
 A job is {model, options, requests: [{text, attributes, seed}], tokens, kept_every, alone, out}. All requests run in one
 batch, and for each of them the log-probabilities of the sampled tokens are kept and, at one position of so many, those
-of the whole vocabulary, [positions, vocabulary], for who wants to know the drift exactly. With `alone`, those requests
-run again, each by itself.
+of the whole vocabulary, [positions, vocabulary], for who wants to know the drift exactly. They are taken where vLLM
+computes them: asking for all of them makes a Python object of each. With `alone`, those requests run again, each by
+itself.
 """
 
 from __future__ import annotations
@@ -17,8 +18,19 @@ from pathlib import Path
 def main(job):
     import numpy as np
     from vllm import LLM, SamplingParams
+    from vllm.v1.sample.sampler import Sampler
 
     from kc_otel.integrations.vllm import KernelContractInstrumentor
+
+    computed, compute = [], Sampler.compute_logprobs
+
+    def kept(logits):
+        """What every row's next token is sampled from, [rows, vocabulary], at one step of so many."""
+        found = compute(logits)
+        computed.append(found.clone() if len(computed) % job["kept_every"] == 0 else None)
+        return found
+
+    Sampler.compute_logprobs = staticmethod(kept)
 
     llm = LLM(
         job["model"],
@@ -28,11 +40,10 @@ def main(job):
         gpu_memory_utilization=0.3,
         enforce_eager=True,
         enable_prefix_caching=False,
-        max_logprobs=-1,
         **job["options"],
     )
 
-    def run(requests, logprobs):
+    def run(requests):
         outputs = llm.generate(
             [request["text"] for request in requests],
             [
@@ -42,7 +53,7 @@ def main(job):
                     ignore_eos=True,
                     detokenize=False,
                     flat_logprobs=True,
-                    logprobs=logprobs,
+                    logprobs=0,
                     extra_args=request["attributes"],
                 )
                 for request in requests
@@ -52,21 +63,23 @@ def main(job):
         return [output.outputs[0] for output in outputs]
 
     found = {}
-    for number, completion in enumerate(run(job["requests"], -1)):
+    computed.clear()  # of what vLLM tried when it started
+    completions = run(job["requests"])
+    assert len(computed) == job["tokens"]  # one batch from the first token to the last
+    whole = np.stack([each.numpy() for each in computed[:: job["kept_every"]]], axis=1)
+    Sampler.compute_logprobs = staticmethod(compute)
+    for number, (completion, logprobs) in enumerate(zip(completions, whole, strict=True)):
         tokens = np.asarray(completion.token_ids)
-        ids = np.asarray(completion.logprobs.token_ids).reshape(len(tokens), -1)
-        values = np.asarray(completion.logprobs.logprobs, np.float32).reshape(ids.shape)
-        assert (ids[:, 0] == tokens).all()
-        whole = np.full((len(ids), ids.max() + 1), -np.inf, np.float32)
-        np.put_along_axis(whole, ids, values, 1)
-        found[f"tokens-{number}"], found[f"sampled-{number}"] = tokens, values[:, 0]
-        found[f"logprobs-{number}"] = whole[:: job["kept_every"]]
+        sampled = np.array([completion.logprobs[i][token].logprob for i, token in enumerate(tokens)], np.float32)
+        places = np.arange(len(logprobs))
+        assert (logprobs[places, tokens[:: job["kept_every"]]] == sampled[:: job["kept_every"]]).all()  # its own row
+        found[f"tokens-{number}"], found[f"sampled-{number}"], found[f"logprobs-{number}"] = tokens, sampled, logprobs
     # The requests by themselves are compared with the batch by the test, and are no traffic to rescore.
     instrumentor = KernelContractInstrumentor()
     assert instrumentor.flush()
     instrumentor.uninstrument()
     for number in job["alone"]:
-        (completion,) = run([job["requests"][number]], 0)
+        (completion,) = run([job["requests"][number]])
         found[f"alone-tokens-{number}"] = np.asarray(completion.token_ids)
         chosen = [completion.logprobs[i][token].logprob for i, token in enumerate(completion.token_ids)]
         found[f"alone-logprobs-{number}"] = np.asarray(chosen, np.float32)
