@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_SUBJECTS = {
+_SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Write a contract": {
         "init_command": ("init",),
         "contract_commands": ("check", "diff", "schema", "metrics"),
