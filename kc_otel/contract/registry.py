@@ -449,6 +449,11 @@ _METRICS: Final = (
         "1 for each action of the steps of the escalation policy that fire.",
     ),
     Metric(
+        "kc.incident", "1", Instrument.GAUGE,
+        ("kc.contract", "kc.incident", "kc.incident.on", "kc.kernel.train", "kc.kernel.inference"),
+        "An incident that lasts: 2 while it is broken, 1 while it is contained.",
+    ),
+    Metric(
         "kc.promotion.stage", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
         "Stage of a kernel version: -1 rolled back, 0 offline-ci, 1 shadow, 2 canary, 3 full.",
     ),
@@ -509,6 +514,10 @@ _ATTRIBUTES: Final = (
         "kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by.", ("metric",)
     ),
     Attribute("kc.clause.promise", "What a clause allows, in words.", ("metric",)),
+    Attribute("kc.incident", "id of an incident, twelve hex digits.", ("metric",)),
+    Attribute(
+        "kc.incident.on", "What is wrong: `fail`, `no-data`, `inconclusive` or `invalid-input`.", ("metric",)
+    ),
     Attribute("kc.window", "`short` or `long`: the window that a recording rule looks at.", ("metric",)),
     Attribute("kc.slice", "Name of a slice; `all` for every token, `other` for slices over the cap.", ("metric",)),
     Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),

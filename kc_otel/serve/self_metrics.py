@@ -13,6 +13,7 @@ from kc_otel.contract.registry import DERIVED, METRICS, Instrument
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.promotion_state import PromotionStatus
@@ -57,6 +58,19 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     readings["kc.action.active"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.action": action}, 1.0)
         for contract, clause, slice, action in core.acting()
+    ]
+    readings["kc.incident"] = [
+        (
+            {
+                "kc.contract": one.contract,
+                "kc.incident": one.id,
+                "kc.incident.on": one.on,
+                "kc.kernel.train": one.kernel_train,
+                "kc.kernel.inference": one.kernel_inference,
+            },
+            2.0 if one.state is IncidentState.BROKEN else 1.0,
+        )
+        for one in core.incidents()
     ]
     readings["kc.route"] = list(_routes(core))
     readings |= _promotions(core)

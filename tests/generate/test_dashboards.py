@@ -14,6 +14,7 @@ from kc_otel.contract import Contract, load_all
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, known_metrics
 from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.grafana.panels import STATUS_SHAPES
 from kc_otel.generate.runbook import FIRST_STEPS
 from kc_otel.judge.verdict import Status
 
@@ -197,8 +198,8 @@ def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
 
 
 def test_verdicts_have_names_and_colours(boards: dict) -> None:
-    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, in every panel that shows verdicts alone."""
-    expected = {str(status.code): str(status) for status in Status}
+    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, in every panel that shows verdicts alone; each with its shape."""
+    expected = {str(status.code): f"{STATUS_SHAPES[status]} {status}" for status in Status}
     for board in boards.values():
         for panel in panels(board):
             if panel["type"] == "state-timeline" and "kc_verdict" in panel["targets"][0]["expr"]:

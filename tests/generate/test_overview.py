@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from kc_otel.contract import Contract
 from kc_otel.contract.policy import Action
 from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.grafana.panels import STATUS_COLOURS
 from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.judge.verdict import Status
 
+REPOSITORY = Path(__file__).parents[2]
 WORST, EVERY = 7, 11
 
 
@@ -64,11 +67,25 @@ def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -
 
 
 def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
-    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL."""
+    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, with the shapes and colours of the evaluator's page."""
+    page = (REPOSITORY / "kc_otel" / "charts" / "charts.css").read_text()
+    tones = dict(re.findall(r"--(fail|silent|open|pass): (#[0-9a-f]{6});", page.partition("@media")[0]))
+    assert list(STATUS_COLOURS.values()) == [tones[name] for name in ("pass", "open", "silent", "fail")]
+    script = (REPOSITORY / "kc_otel" / "serve" / "page" / "format.js").read_text()
+    shapes = dict(re.findall(r'^  ([A-Z_]+): \{.* shape: "(.)"', script, re.MULTILINE))
     for id in (WORST, EVERY):
         (mapping,) = column(table(board, id), "State")["mappings"]
         texts = {value: result["text"] for value, result in mapping["options"].items()}
-        assert texts == {str(status.code): str(status) for status in Status}
+        assert texts == {str(status.code): f"{shapes[status]} {status}" for status in Status}
+
+
+def test_the_timeline_says_its_states_in_words_and_broken_ones_first(board: dict) -> None:
+    """A legend, a word in every band that has room, and first the series that were FAIL at any time in the range."""
+    timeline = table(board, 8)
+    assert (timeline["options"]["legend"]["showLegend"], timeline["options"]["showValue"]) == (True, "auto")
+    first, second = (target["expr"] for target in timeline["targets"])
+    assert first.replace(" and on ", " unless on ") == second
+    assert "[$__range] @ end()" in first
 
 
 def test_every_combination_of_actions_has_words(board: dict) -> None:

@@ -15,7 +15,7 @@ import pytest
 from kc_otel.contract import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
 from tests.tools.panel_answers import agrees
-from tests.tools.panel_cells import GRAFANAS, Expected, judged_pairs
+from tests.tools.panel_cells import GRAFANAS, Expected, incidents, judged_pairs
 from tests.tools.panel_counters import reported_kernels
 from tests.tools.panel_rows import World
 from tests.tools.panel_samples import parsed
@@ -179,10 +179,20 @@ def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, 
     assert not any(said.values())
 
 
-@pytest.mark.parametrize("name", ["overview", "slice", "rl", "promotion"])
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_mark_is_where_something_is_broken(panel_store: Store, boards: dict, name: str) -> None:
+    """Each incident of the picked contracts that lasts, on every board."""
+    (mark,) = (one["expr"] for one in boards[name]["annotations"]["list"] if one["name"] == "Incidents")
+    for case, some in (("at first", True), ("another contract", False)):
+        world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
+        assert bool(incidents(world)) == some
+        assert not list(differences(panel_store, world, mark, incidents))
+
+
+@pytest.mark.parametrize("name", BOARDS)
 def test_a_mark_is_where_a_kernel_version_appears(panel_store: Store, boards: dict, name: str) -> None:
     """Each pair that is judged and each kernel that reports is marked for five minutes, and no longer."""
-    marks = {one["name"]: one["expr"] for one in boards[name]["annotations"]["list"]}
+    marks = {one["name"]: one["expr"] for one in boards[name]["annotations"]["list"] if one["name"] != "Incidents"}
     expected = {"Kernel versions judged": judged_pairs, "Kernel versions reported": reported_kernels}
     assert marks.keys() == expected.keys()
     for case in ("at first", "what is broken", "another contract"):

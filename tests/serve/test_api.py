@@ -131,3 +131,7 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
     assert found == {prometheus_name(metric).removesuffix("_total") for metric in own}
     assert 'kc_outbox_attempts_total{kc_endpoint="pager",kc_outcome="delivered"} 2.0' in page
     assert re.search(r'kc_action_active\{kc_action="webhook:pager",kc_clause="[a-z-]+",kc_contract="policy",', page)
+    (incident,) = client.get("/api/v1/incidents").json()["incidents"]
+    named = f'kc_contract="policy",kc_incident="{incident["id"]}",kc_incident_on="fail"'
+    code = {"broken": 2.0, "contained": 1.0}[incident["state"]]
+    assert re.search(rf"kc_incident\{{{named},kc_kernel_.*\}} {code}\n", page)

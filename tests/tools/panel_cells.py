@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kc_otel.contract.sentences import limitation
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_answers import Answer
+from tests.tools.panel_evaluators import Moment
 from tests.tools.panel_rows import CELL, PAIR, Labels, Rows, World, by
 
 Expected = Callable[[World], dict[Labels, Answer]]
@@ -16,6 +18,7 @@ Expected = Callable[[World], dict[Labels, Answer]]
 Of = Callable[[Verdict, float], float]
 """A number of a cell, from its verdict and since when it has it."""
 PLACE = CELL[:3]
+INCIDENT = ("kc_contract", "kc_incident", "kc_incident_on", "kc_kernel_train", "kc_kernel_inference")
 OF_SLICE = ("kc_contract", "kc_slice")
 VERSION = ("kc_contract", "kc_kernel_inference")
 CODES = (Status.PASS, Status.INCONCLUSIVE, Status.NO_DATA, Status.FAIL)
@@ -67,6 +70,32 @@ def milliseconds(_: Verdict, since: float) -> float:
 def cells(of: Of, how: Any = max, names: Iterable[str] = CELL) -> Expected:
     """A number of each cell, or of several together."""
     return lambda world: by(names, world.cells(of), how)
+
+
+def ever_broken(was: bool) -> Expected:
+    """Verdicts now of the clauses and slices that were FAIL within the range, or of the others."""
+
+    def found(world: World) -> dict[Labels, Answer]:
+        moments = [one for every in world.evaluators.values() for one in every]
+        times = {one.at for one in moments if world.at - world.range < one.at <= world.at}
+        worst = by(PLACE, [row for at in times for row in world.but(at=at).cells(code)])
+        now = cells(code, names=PLACE)(world)
+        return {key: value for key, value in now.items() if (worst.get(key) == CODES.index(Status.FAIL)) == was}
+
+    return found
+
+
+def incidents(world: World) -> dict[Labels, Answer]:
+    """2 for each incident that is broken, 1 for each that is contained."""
+    codes = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0}
+
+    def rows(moment: Moment) -> Iterable[tuple[dict[str, str], float]]:
+        for one in moment.incidents:
+            kernels = {"kc_kernel_train": one.kernel_train, "kc_kernel_inference": one.kernel_inference}
+            named = {"kc_contract": one.contract, "kc_incident": one.id, "kc_incident_on": one.on}
+            yield named | kernels, codes[one.state]
+
+    return by(INCIDENT, world.rows(rows, only=("contract",)))
 
 
 GRAFANAS: dict[str, str] = {
@@ -242,4 +271,4 @@ def passing(world: World) -> dict[Labels, Answer]:
 
 def judged_pairs(world: World) -> dict[Labels, Answer]:
     """The pairs of kernel versions that are judged, by contract."""
-    return dict.fromkeys(by(PAIR, world.cells(code, only=("contract", "kernel_train", "kernel_inference"))), 1.0)
+    return dict.fromkeys(by(PAIR, world.cells(code, only=("contract",))), 1.0)

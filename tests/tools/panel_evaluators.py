@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from kc_otel.client.signing import Secret
 from kc_otel.contract import Contract
 from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from kc_otel.judge.promotion.promotion_state import Promotion
 from kc_otel.judge.promotion.stages import Stage
@@ -42,6 +43,7 @@ class Moment:
         cells: (verdict, Unix time since when) of every cell.
         firing: How many steps fire, by (contract, clause, slice, severity).
         acting: How many steps ask for it, by (contract, clause, slice, action).
+        incidents: The incidents that last.
         decisions: Which slices are routed away.
         promotions: Kernel versions on their way, or rolled back.
         points: Data points received by outcome; likewise `requests` by (transport, outcome) and `attempts` by
@@ -57,6 +59,7 @@ class Moment:
     cells: tuple[tuple[Verdict, float], ...]
     firing: Mapping[tuple[str, str, str, str], int]
     acting: Mapping[tuple[str, str, str, str], int]
+    incidents: tuple[Incident, ...]
     decisions: DecisionTable
     promotions: tuple[Promotion, ...]
     points: Mapping[str, int]
@@ -108,6 +111,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                     cells=tuple((verdict, since) for verdict, since, _ in core.history.cells()),
                     firing=core.firing(),
                     acting=core.acting(),
+                    incidents=core.incidents(),
                     decisions=core.decisions,
                     promotions=tuple(core.promotions.all()),
                     points=dict(core.evaluator.counters),

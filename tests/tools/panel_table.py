@@ -23,6 +23,7 @@ from tests.tools.panel_cells import (
     count_of,
     done,
     estimate,
+    ever_broken,
     firing,
     held,
     in_words,
@@ -105,7 +106,7 @@ OVERVIEW: dict[str, tuple[Expected, ...]] = {
         broken(cells(code)), broken(cells(milliseconds, min)), broken(cells(margin, min)),
         broken(spread(done)), broken(spread(severity)), _promised_and_broken,
     ),
-    "8 Verdicts over time": (cells(code, names=PLACE),),
+    "8 Verdicts over time": (ever_broken(True), ever_broken(False)),
     "9 Alerts over time": (grouped((*PLACE, "kc_severity"), firing, max),),
     "10 What was done": (grouped((*PLACE, "kc_action"), acting, max),),
     "11 Every cell: state, since when, margin": (

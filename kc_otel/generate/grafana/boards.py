@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, metric, selector
+from kc_otel.contract.registry import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.panels import reference
@@ -33,8 +34,8 @@ _WIDTH: Final = 120
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
-def board(uid: str, description: str, variables: Iterable[Any], *, changes: bool = True, since: str = "now-6h") -> Any:
-    """An empty dashboard that links to all others and, if `changes`, marks where kernel versions change."""
+def board(uid: str, description: str, variables: Iterable[Any], *, since: str = "now-6h") -> Any:
+    """An empty dashboard that links to all others and marks incidents and where kernel versions change."""
     made = (
         dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
         .uid(uid)
@@ -52,7 +53,7 @@ def board(uid: str, description: str, variables: Iterable[Any], *, changes: bool
         if other != uid:
             link = dashboard.DashboardLink(title).type(models.DashboardLinkType.LINK).url(f"/d/{other}")
             made = made.link(link.icon("dashboard").include_vars(True).keep_time(True).as_dropdown(False))
-    for annotation in kernel_changes() if changes else ():
+    for annotation in (_incidents(), *kernel_changes()):
         made = made.annotation(annotation)
     return made
 
@@ -177,9 +178,9 @@ def kernel_changes() -> list[Any]:
     The former comes from the evaluator's verdicts, the latter from the recorders by way of the Collector, so that one
     of them is there when the other is not.
     """
-    pair = ("kc.contract", "kc.kernel.train", "kc.kernel.inference")
+    pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
     kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
-    judged, reported = selector("kc.verdict", None, *picked(pair)), selector("kc.kernel.info", None, *picked(pair[:1]))
+    judged, reported = selector("kc.verdict", None, *of), selector("kc.kernel.info", None, *of)
     spelled = " ".join(f"{{{{{label(f'kc.kernel.{field}')}}}}}" for field in _FIELDS)
     return [
         _appearance(
@@ -201,15 +202,29 @@ def kernel_changes() -> list[Any]:
     ]
 
 
+def _incidents() -> Any:
+    """A mark from the beginning of each incident to its end."""
+    of = METRICS["kc.incident"].attributes
+    contract, id, on, train, inference = (f"{{{{{label(name)}}}}}" for name in of)
+    lasting = by(of, selector("kc.incident", None, *picked(("kc.contract",))))
+    text = f"{contract}: {on}, training kernel {train} against inference kernel {inference}; incident {id}"
+    return _mark("Incidents", lasting, text, "red")
+
+
 def _appearance(name: str, now: str, before: str, text: str, colour: str) -> Any:
-    query = prometheus.Dataquery().ref_id("Anno").expr(f"{now} unless {before}").range()
+    return _mark(name, f"{now} unless {before}", text, colour)
+
+
+def _mark(name: str, expression: str, text: str, colour: str) -> Any:
+    """Marks wherever an expression finds something; Grafana joins those that follow each other into one range."""
+    query = prometheus.Dataquery().ref_id("Anno").expr(expression).range()
     return (
         dashboard.AnnotationQuery()
         .name(name)
         .datasource(reference())
         .enable(True)
         .icon_color(colour)
-        .expr(f"{now} unless {before}")
+        .expr(expression)
         .step("60s")
         .title_format(name)
         .text_format(text)

@@ -37,7 +37,6 @@ def health_file() -> GeneratedFile:
         HEALTH_UID,
         "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
         (scope(slices=False)[0], step()),
-        changes=False,
     )
     for panel in _counts():
         made = made.with_panel(panel)

@@ -60,7 +60,7 @@ def meaning_file() -> GeneratedFile:
         ),
         choice("clause", "Clause", "Their promises.", f"{info}, {label('kc.clause')})"),
     )
-    made = board(MEANING_UID, "What each clause promises, and what to do when it breaks.", variables, changes=False)
+    made = board(MEANING_UID, "What each clause promises, and what to do when it breaks.", variables)
     for panel in _panels():
         made = made.with_panel(panel)
     return board_file("meaning", made)

@@ -63,13 +63,19 @@ def _counts() -> Iterator[Any]:
         base = "#808080" if status is Status.PASS else "green"
         counted = stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base)
         yield counted.span(2) if status in {Status.INCONCLUSIVE, Status.PASS} else counted
-    yield stat_panel(5, "Alerts firing", "Steps of the escalation policies that fire.", queries.count_alerts(), "red")
+    yield stat_panel(
+        5,
+        "Alerts firing",
+        "Steps of the escalation policies that fire.",
+        queries.count_alerts(),
+        STATUS_COLOURS[Status.FAIL],
+    )
     yield stat_panel(
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
         queries.count_routed(),
-        "purple",
+        "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
     yield (
         stat_panel(
@@ -102,10 +108,12 @@ def _over_time() -> Iterator[Any]:
     yield timeline_panel(
         8,
         "Verdicts over time",
-        "Verdict of every clause on every slice; where several pairs of kernel versions report, the worst.",
-        Query(queries.verdicts(), _NAMES),
+        "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
+        "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
+        Query(queries.ever_broken(), _NAMES),
         status_mapping(),
         STATUS_COLOURS[Status.PASS],
+        Query(queries.never_broken(), _NAMES),
     )
     yield (
         timeline_panel(
@@ -113,8 +121,8 @@ def _over_time() -> Iterator[Any]:
             "Alerts over time",
             "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
             Query(queries.alerts(), f"{_NAMES} · {{{{{label('kc.severity')}}}}}"),
-            mapping({"1": ("firing", "red")}),
-            "red",
+            mapping({"1": ("firing", STATUS_COLOURS[Status.FAIL])}),
+            STATUS_COLOURS[Status.FAIL],
         )
         .height(7)
         .span(12)
@@ -127,8 +135,8 @@ def _over_time() -> Iterator[Any]:
             "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
             "until a person resumes the slice: see Promotion and routing.",
             Query(queries.actions(), f"{_NAMES} · {{{{{label('kc.action')}}}}}"),
-            mapping({"1": ("in force", "purple")}),
-            "purple",
+            mapping({"1": ("in force", "blue")}),
+            "blue",
         )
         .height(7)
         .span(12)

@@ -26,6 +26,7 @@ __all__ = [
     "DATASOURCE",
     "SAME_TIME",
     "STATUS_COLOURS",
+    "STATUS_SHAPES",
     "Query",
     "common_panel",
     "data_link",
@@ -49,11 +50,14 @@ DATASOURCE: Final = "${datasource}"
 SAME_TIME: Final = "${__url_time_range}"
 """Grafana's name for the time range that is looked at, in an address."""
 STATUS_COLOURS: Final = {
-    Status.PASS: "green",
-    Status.INCONCLUSIVE: "yellow",
-    Status.NO_DATA: "orange",
-    Status.FAIL: "red",
+    Status.PASS: "#1a7340",
+    Status.INCONCLUSIVE: "#8a5a00",
+    Status.NO_DATA: "#7a3ea8",
+    Status.FAIL: "#c01c28",
 }
+"""Those of the evaluator's page, on which white can be read."""
+STATUS_SHAPES: Final = {Status.PASS: "✓", Status.INCONCLUSIVE: "?", Status.NO_DATA: "○", Status.FAIL: "✕"}
+"""Those of the evaluator's page: a state is never told by its colour alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,10 @@ def mapping(options: Mapping[str, tuple[str, str]]) -> Any:
 
 
 def status_mapping() -> Any:
-    """Codes of the metric `kc.verdict` to names and colours."""
-    return mapping({str(status.code): (str(status), STATUS_COLOURS[status]) for status in Status})
+    """Codes of the metric `kc.verdict` to shapes, names and colours."""
+    return mapping(
+        {str(status.code): (f"{STATUS_SHAPES[status]} {status}", STATUS_COLOURS[status]) for status in Status}
+    )
 
 
 def thresholds(base: str, *steps: tuple[float, str]) -> Any:
@@ -195,7 +201,7 @@ def value_field(index: int) -> str:
 
 
 def timeline_panel(id: int, title: str, description: str, query: Query, mappings: Any, base: str, *more: Query) -> Any:
-    """A band per series that changes colour with its state."""
+    """A band per series that changes colour with its state, and says it in words wherever there is room."""
     return (
         common_panel(statetimeline.Panel(), id, title, description, (query, *more))
         .height(9)
@@ -204,7 +210,7 @@ def timeline_panel(id: int, title: str, description: str, query: Query, mappings
         .thresholds(thresholds(base))
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
         .merge_values(True)
-        .show_value(common_models.VisibilityMode.NEVER)
+        .show_value(common_models.VisibilityMode.AUTO)
         .row_height(0.85)
         .per_page(20)
         .fill_opacity(80)
@@ -213,7 +219,7 @@ def timeline_panel(id: int, title: str, description: str, query: Query, mappings
             common.VizLegendOptions()
             .display_mode(common_models.LegendDisplayMode.LIST)
             .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(False)
+            .show_legend(True)
         )
     )
 

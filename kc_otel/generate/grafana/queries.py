@@ -27,6 +27,7 @@ __all__ = [
     "count_alerts",
     "count_routed",
     "count_status",
+    "ever_broken",
     "evidence",
     "health",
     "in_units",
@@ -35,6 +36,7 @@ __all__ = [
     "limits",
     "margin_share",
     "minimum_step",
+    "never_broken",
     "not_holding",
     "of_metrics",
     "picked",
@@ -91,6 +93,22 @@ def cells(metric: str, *more: str, attributes: Iterable[str] = CELL, how: str = 
 def verdicts(*more: str) -> str:
     """Worst verdict of each clause and slice, over all pairs of kernel versions."""
     return cells("kc.verdict", *more, attributes=_OF_SLICE)
+
+
+def ever_broken(*more: str) -> str:
+    """Worst verdict of each clause and slice that was FAIL within the range that is looked at."""
+    return f"{verdicts(*more)} and {_ever_failed(*more)}"
+
+
+def never_broken(*more: str) -> str:
+    """Worst verdict of each clause and slice that was not FAIL within the range that is looked at."""
+    return f"{verdicts(*more)} unless {_ever_failed(*more)}"
+
+
+def _ever_failed(*more: str) -> str:
+    selected = selector("kc.verdict", None, *picked(METRICS["kc.verdict"].attributes), *more)
+    worst = by(_OF_SLICE, f"max_over_time({selected}[$__range] @ end())")
+    return f"on ({', '.join(map(label, _OF_SLICE))}) {worst} == {Status.FAIL.code}"
 
 
 def now(expression: str) -> str:

@@ -147,6 +147,20 @@ def _bands() -> Iterator[Any]:
         "short",
     )
     yield in_unit(limit_line(versions, "/^limit$/"), _UNIT).height(10).span(8)
+    evidence = graph_panel(
+        12,
+        "Evidence against the limit",
+        "What speaks against the clause since it was last kept, by pair of kernel versions, training → inference. At "
+        "100 %, the dashed line, the verdict is FAIL: chance alone gets there in any cell of a contract no more often "
+        "than once per false_alarms of the contract. It grows while the limit is exceeded, slowly where it is only "
+        "just so, and falls again once what is observed is within it.",
+        (
+            Query(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), pair),
+            Query("vector(1)", "limit"),
+        ),
+        "percentunit",
+    )
+    yield limit_line(evidence, "/^limit$/").min(0.0).height(7).span(24)
 
 
 def _around() -> Iterator[Any]:
