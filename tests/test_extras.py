@@ -55,6 +55,7 @@ def command(monkeypatch, capsys, *arguments: str) -> str:
         ("kc_otel.integrations.operators.modules", "torch", "torch"),
         ("kc_otel.integrations.torch", "torch", "torch"),
         ("kc_otel.integrations.vllm.instrumentor", "opentelemetry.instrumentation", "vllm"),
+        ("kc_otel.judge.otlp.wire_columns", "numba", "fast"),
         ("kc_otel.recordings.endpoints.endpoint_client", "httpx", "cli"),
     ],
 )

@@ -186,14 +186,61 @@ class ContractState:
             self.heard.setdefault(pair, Heard(now)).hear(now)
         if step.increment is not None and step.increment.count:
             keys = [SeriesKey(point.series, name, *pair) for name in slices]
-            counted = [self._count(key, step.increment, point.time / 1e9, now) for key in keys]
+            counted = [self.count(key, step.increment, point.time / 1e9, now) for key in keys]
             if not all(counted):
                 return "unjudged"
         return step.outcome
 
+    def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
+        """Count what a series' streams have observed.
+
+        Args:
+            key: The series; over the cap, what is counted goes to the slice `other` of its metric.
+            increment: What was observed, at least one observation.
+            time: Unix time in seconds of its newest observation; all of them are in the panes of that.
+            now: Unix time in seconds at which it arrived.
+
+        Returns:
+            False where a clause is about it and it will not be judged.
+        """
+        judged = True
+        series = self.series.get(key)
+        if series is None:
+            if len(self.series) >= self.contract.observability.max_series:
+                self.events["series_over_cap"] += 1
+                judged = not self._leave_unjudged(key, now)
+                # Not one for each operator: their names are the senders', and as many as these like.
+                key = SeriesKey(metric_of(key.metric), OTHER, "", "")
+            series = self.series.get(key) or self._create(key)
+            self.unjudged.pop(key, None)
+        time = min(time, now)
+        for number, ring in enumerate(series.rings):
+            if ring.add(time, now, increment):
+                self.events["layout_changed"] += 1
+                self.changed_panes.update(
+                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
+                )
+            self.changed_panes.add((key, number, ring.index(time)))
+        series.newest = max(series.newest, time)
+        if key.slice == OTHER:
+            return judged
+        arrived = self.arrived.setdefault(key, [])
+        arrived.append(increment)
+        if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
+            self.arrived[key] = [union(arrived)]
+        newest = self.newest.setdefault(key.metric, {})
+        newest[key.pair] = max(newest.get(key.pair, 0.0), time)
+        if len(newest) > _PAIRS:
+            del newest[min(newest, key=lambda pair: newest[pair])]
+        return judged
+
     def weigh(self, now: float) -> None:
-        """Hold what was counted since the last evaluation against the limits."""
-        self.evidence.take(self.arrived, now)
+        """Hold what was counted since the last evaluation against the limits.
+
+        What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
+        on how many points it came in.
+        """
+        self.evidence.take({key: _merged(parts) for key, parts in self.arrived.items()}, now)
         self.arrived.clear()
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
@@ -207,20 +254,26 @@ class ContractState:
         self.clock = max(self.clock, newest)
         return series
 
-    def evict(self, now: float) -> None:
-        """Forget streams that were silent for a long window, and series that no window holds anything of."""
+    def evict(self, now: float) -> bool:
+        """Forget streams that were silent for a long window, and series that no window holds anything of.
+
+        Returns:
+            Whether there were any.
+        """
         self.clock = max(self.clock, now)
         if 0 <= now - self._evicted_at < self._window / _SHORT_PANES:
-            return
+            return False
         self._evicted_at = now
         silent = now - self._long - self._window
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
-        for name in [name for name, stream in self.streams.items() if stream.heard < silent]:
+        streams = [name for name, stream in self.streams.items() if stream.heard < silent]
+        for name in streams:
             del self.streams[name]
             self.changed_streams.add(name)
             self.events["streams_evicted"] += 1
-        for key in [key for key, series in self.series.items() if series.newest < silent]:
+        gone = [key for key, series in self.series.items() if series.newest < silent]
+        for key in gone:
             self._drop(key)
         alive = {key.metric for key in self.series} | self._judged
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
@@ -229,6 +282,7 @@ class ContractState:
         for pair in self.heard.keys() - in_use:
             if self.heard[pair].last < silent:
                 del self.heard[pair]
+        return bool(streams or gone)
 
     def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
         """Whether its buckets are those of the series that it belongs to, where these are still in use."""
@@ -265,39 +319,6 @@ class ContractState:
             self.unjudged[key] = now
         return True
 
-    def _count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
-        """Count an increment. Returns False where a clause is about it and it will not be judged."""
-        judged = True
-        series = self.series.get(key)
-        if series is None:
-            if len(self.series) >= self.contract.observability.max_series:
-                self.events["series_over_cap"] += 1
-                judged = not self._leave_unjudged(key, now)
-                # Not one for each operator: their names are the senders', and as many as these like.
-                key = SeriesKey(metric_of(key.metric), OTHER, "", "")
-            series = self.series.get(key) or self._create(key)
-            self.unjudged.pop(key, None)
-        time = min(time, now)
-        for number, ring in enumerate(series.rings):
-            if ring.add(time, now, increment):
-                self.events["layout_changed"] += 1
-                self.changed_panes.update(
-                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
-                )
-            self.changed_panes.add((key, number, ring.index(time)))
-        series.newest = max(series.newest, time)
-        if key.slice == OTHER:
-            return judged
-        arrived = self.arrived.setdefault(key, [])
-        arrived.append(increment)
-        if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
-            self.arrived[key] = [union(arrived)]
-        newest = self.newest.setdefault(key.metric, {})
-        newest[key.pair] = max(newest.get(key.pair, 0.0), time)
-        if len(newest) > _PAIRS:
-            del newest[min(newest, key=lambda pair: newest[pair])]
-        return judged
-
     def _create(self, key: SeriesKey) -> Series:
         series = self.series[key] = Series(rings(self.contract))
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
@@ -312,6 +333,13 @@ class ContractState:
         if not pairs:
             del self._by_slice[key.metric, key.slice]
         self.events["series_evicted"] += 1
+
+
+def _merged(parts: list[Histogram]) -> list[Histogram]:
+    by_layout: dict[tuple[float, ...] | None, list[Histogram]] = {}
+    for part in parts:
+        by_layout.setdefault(layout(part), []).append(part)
+    return [union(same) for same in by_layout.values()]
 
 
 def _ns(seconds: float) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
 from kc_otel.judge.cells import evidence
-from kc_otel.judge.contract_state import ContractState, Pair, Series
+from kc_otel.judge.column_message import ColumnMessage
+from kc_otel.judge.contract_state import ContractState, Pair, Series, SeriesKey
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
-from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
@@ -22,6 +23,9 @@ from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
+
+if TYPE_CHECKING:
+    from kc_otel.judge.stream_columns import StreamColumns
 
 __all__ = ["Evaluator", "SeriesId"]
 
@@ -51,6 +55,8 @@ _SAID: Final = {
     "that it may have; raise observability.max_series, or give kernels fewer versions",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
+_HELD: Final = frozenset({"accepted", "baseline"})
+"""Outcomes of points that the next ones of their stream are held against."""
 _MESSAGES: Final = 3
 _NOBODY: Final[Pair] = ("", "")
 
@@ -116,6 +122,7 @@ class Evaluator:
         self._memos = {name: Memo() for name in self.states}
         self._cells: dict[str, list[Evidence]] = {}
         self._listening_since: float | None = None
+        self._columns: StreamColumns | None = None
         self._gen_ai: dict[str, list[ContractState]] = {}
         for state in self.states.values():
             for name in {clause.metric for clause in state.contract.clauses if clause.metric.startswith("gen_ai.")}:
@@ -126,8 +133,30 @@ class Evaluator:
         """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
         self._listen(since)
 
+    def use_columns(self) -> None:
+        """Take messages as columns from now on, where they are given so: see `stream_columns`.
+
+        Raises:
+            MissingExtraError: If Numba is not installed.
+        """
+        from kc_otel.judge.stream_columns import StreamColumns  # noqa: PLC0415 - what it needs is heavy, and an extra
+
+        self._columns = StreamColumns(self.states)
+
+    def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
+        """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
+
+        Args:
+            body: The request.
+            most: Resources, scopes, metrics and points that it may have.
+
+        Returns:
+            None where columns are not used, and for what protobuf has to read.
+        """
+        return self._columns.message(body, most) if self._columns is not None else None
+
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
-        """Take an ExportMetricsServiceRequest that arrived at `now`, Unix seconds."""
+        """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
         self._listen(now)
         counts: Counter[str] = Counter()
         messages: dict[str, None] = {}
@@ -137,10 +166,18 @@ class Evaluator:
             if message:
                 messages[message] = None
 
+        if self._columns is not None and any(now < state.clock for state in self.states.values()):
+            self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
-        for point in walk(request, self._gen_ai, count):
-            outcome, message = self._take(point, horizons, now)
-            count(outcome, 1, message or _SAID.get(outcome, ""))
+        columns = request if isinstance(request, ColumnMessage) else None
+        if columns is not None and self._columns is not None:
+            counts["accepted"] += self._columns.fold(columns, horizons, now)
+        for part, numbers in columns.left() if columns is not None else ((request, ()),):
+            for point in walk(part, self._gen_ai, count):
+                outcome, message = self._take(point, horizons, now)
+                count(outcome, 1, message or _SAID.get(outcome, ""))
+                if outcome in _HELD and self._columns is not None:
+                    self._learn(self._columns, columns, numbers, point)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
@@ -187,6 +224,8 @@ class Evaluator:
         Raises:
             KeyError: If there is no such contract or clause.
         """
+        if self._columns is not None:
+            self._columns.settle()
         state = self.states[of.contract]
         metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
         series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
@@ -218,7 +257,10 @@ class Evaluator:
     def _judged(self, state: ContractState, now: float) -> tuple[Verdict, ...]:
         contract = state.contract
         try:
-            state.evict(now)
+            if self._columns is not None:
+                self._columns.settle()
+            if state.evict(now) and self._columns is not None:
+                self._columns.forget_gone(contract.name)
             state.weigh(now)
             cells = self._cells[contract.name] = list(evidence(state, now, self._listen(now)))
             verdicts, errors = decide_apart(contract, cells, now, self._memos[contract.name])
@@ -240,7 +282,19 @@ class Evaluator:
             self._listening_since = now
         return self._listening_since
 
+    def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
+        if point.metric in self._gen_ai or point.metric == INVALID:
+            return
+        if isinstance(point.histogram, ExplicitHistogram):
+            into.close(point.series)
+        elif message is not None and point.histogram is not None:
+            name = str(point.attributes["kc.contract"])
+            slice, pair = self._place(point, name)
+            into.learn(message, numbers[point.number], point, name, SeriesKey(point.series, slice, *pair))
+
     def _take(self, point: Point, horizons: Mapping[str, Horizon], now: float) -> tuple[str, str]:
+        if self._columns is not None:
+            self._columns.release(point)
         if point.metric in self._gen_ai:
             return self._take_gen_ai(point, horizons, now), ""
         try:

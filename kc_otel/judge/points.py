@@ -87,6 +87,7 @@ class Point:
         time: End of what was counted, Unix time in ns.
         cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
         histogram: What was counted; None for an info.
+        number: Of the point among all exponential ones of its request, in their order; nothing for others.
     """
 
     kind: PointKind
@@ -100,6 +101,7 @@ class Point:
     histogram: Histogram | None
     operator: str | None = None
     only: frozenset[str] | None = None
+    number: int = 0
 
     @property
     def series(self) -> str:
@@ -123,6 +125,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
         gen_ai: Names of `gen_ai.*` metrics that are read as well.
         count: Told of every point that is not yielded: `ignored` or `malformed`.
     """
+    number = 0
     for resource_metrics in request.resource_metrics:
         resource: dict[str, Scalar] | None = None
         only = addressees(resource_metrics.resource)
@@ -131,6 +134,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
             for metric in scope_metrics.metrics:
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
+                first, number = number, number + len(points) * (field == "exponential_histogram")
                 if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO) or name in gen_ai):
                     count("ignored", len(points), "")
                     continue
@@ -138,7 +142,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                     resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
-                yield from _points(metric, name, field, points, (resource, only), origin, count)
+                yield from _points(metric, name, field, points, first, (resource, only), origin, count)
 
 
 def _points(
@@ -146,6 +150,7 @@ def _points(
     name: str,
     field: str,
     points: Any,
+    first: int,
     sender: tuple[dict[str, Scalar], frozenset[str] | None],
     origin: bytes,
     count: Count,
@@ -159,7 +164,7 @@ def _points(
         count("malformed", len(points), f"{name} has no aggregation temporality; send cumulative or delta")
         return
     family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
-    for point in points:
+    for number, point in enumerate(points, first):
         try:
             if point.flags & _NO_RECORDED_VALUE:
                 count("ignored", 1, "")
@@ -183,6 +188,7 @@ def _points(
             histogram=histogram,
             operator=operator,
             only=sender[1],
+            number=number,
         )
 
 

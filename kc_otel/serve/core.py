@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
+from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
@@ -151,11 +152,11 @@ class Core:
         return self
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
-        """Take an ExportMetricsServiceRequest that arrived at `at`, Unix seconds; None for now."""
+        """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
         now = time.time() if at is None else at
         outcome = self.evaluator.ingest_metrics(request, now)
         if self.recording is not None:
-            self.recording.received(request, now)
+            self.recording.received(request.wire.body if isinstance(request, ColumnMessage) else request, now)
         return outcome
 
     def traces(self, request: Any) -> ExportResult:

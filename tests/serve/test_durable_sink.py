@@ -10,13 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.store import write_ahead_log
 from kc_otel.serve.store.state_file import StateError
@@ -132,3 +136,65 @@ def test_a_full_disk_is_said_to_the_sender_who_may_try_again(
     assert counts.snapshot() == {("http", "not_kept"): 1, ("http", "accepted"): 1}
     assert core.evaluator.series_count > 0
     assert core.position == WriteAheadLog(tmp_path).end
+
+
+def growing(request: Any, reports: int) -> list[Any]:
+    """The same cumulative histograms, reported again and again while they grow."""
+    found = []
+    for number in range(1, reports + 1):
+        later = ExportMetricsServiceRequest()
+        later.CopyFrom(request)
+        for metric in later.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.exponential_histogram.data_points:
+                point.time_unix_nano += number * 1_000_000
+                point.count, point.sum, point.zero_count = (
+                    point.count * number,
+                    point.sum * number,
+                    point.zero_count * number,
+                )
+                for side in (point.positive, point.negative):
+                    side.bucket_counts[:] = [count * number for count in side.bucket_counts]
+        found.append(later)
+    return found
+
+
+@pytest.mark.slow
+def test_much_traffic_is_read_as_columns_and_says_the_same(
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path
+) -> None:
+    """Over HTTP and gRPC, before and after the change, and from the log: nothing differs from single points."""
+    pytest.importorskip("numba")
+    core, plain = make_core(open_file(tmp_path / "state")), make_core()
+    requests = growing(drift(0.3), 6)
+
+    async def send() -> None:
+        log = WriteAheadLog(tmp_path / "log")
+        sink = DurableSink(core, log, columns_after=1)
+        server = await start_grpc(sink, port=0)
+        transport = httpx.ASGITransport(http_app(sink))
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+        ):
+            export = MetricsServiceStub(channel).Export
+            for number, request in enumerate(requests):
+                if number % 2:
+                    assert not (await export(request)).partial_success.rejected_data_points
+                else:
+                    headers = {"content-type": "application/x-protobuf"}
+                    answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
+                    assert answer.status_code == 200
+                async with asyncio.timeout(300.0):  # the compiler may have to run first
+                    while core.evaluator.columns_of(request.SerializeToString(), 10**6) is None:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+        await server.stop()
+        log.close()
+
+    asyncio.run(send())
+    for request in requests:
+        plain.metrics(request)
+    assert core.evaluator._columns.taken > 0
+    assert content(core) == content(plain)
+    again = make_core()
+    assert recover(again, WriteAheadLog(tmp_path / "log")) == len(requests)
+    assert content(again) == content(plain)

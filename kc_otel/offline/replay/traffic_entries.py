@@ -95,12 +95,15 @@ def ours(request: Any) -> Any:
 
 
 def received_frame(request: Any, at: float) -> bytes:
-    """A request as a recording has it; empty when nothing in it could concern a contract."""
-    kept = ours(request)
-    if not kept.resource_metrics:
-        return b""
+    """A request as a recording has it; empty when nothing in it could concern a contract.
+
+    Args:
+        request: An ExportMetricsServiceRequest, or the bytes of one that is all ours.
+        at: When it arrived, Unix seconds.
+    """
+    kept = request if isinstance(request, bytes) else ours(request).SerializeToString()
     # Concatenated messages are one message: a protobuf parser appends to what it has.
-    return _frame(kept.SerializeToString() + _mark(RECEIVED, at))
+    return _frame(kept + _mark(RECEIVED, at)) if kept else b""
 
 
 def sealed_frame(message: bytes, at: float) -> bytes:

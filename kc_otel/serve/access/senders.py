@@ -23,6 +23,11 @@ class Senders:
     def __init__(self, access: AccessFile | None = None) -> None:
         self._access = access
 
+    @property
+    def anybody(self) -> bool:
+        """Whether nobody is asked who they are: requests are taken as they come."""
+        return self._access is None
+
     def known(self, authorization: str) -> Caller:
         """Who sends a request, by its `Authorization` header or metadata.
 

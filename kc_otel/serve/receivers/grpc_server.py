@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.decode import from_protobuf
+from kc_otel.judge.otlp.decode import from_protobuf, quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
@@ -158,7 +158,10 @@ def _handler(
                 body = await context.read()
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
-            request = senders.admit(sender, from_protobuf(body, signal, limits))
+            if senders.anybody:
+                request = quickly(sink, body, signal, limits)
+            else:
+                request = senders.admit(sender, from_protobuf(body, signal, limits))
             answer = await deliver(sink, signal, request, "grpc", counts)
         except ReceiveError as error:
             counts.add("grpc", error.outcome)

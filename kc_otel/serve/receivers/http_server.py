@@ -14,7 +14,7 @@ from typing import Any, Final
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
+from kc_otel.judge.otlp.decode import from_json, from_protobuf, quickly, to_json
 from kc_otel.judge.otlp.request_errors import (
     BadRequestError,
     ReceiveError,
@@ -143,8 +143,11 @@ class _App:
         return await self._decoded(inflated, signal, media, sender)
 
     async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> Any:
-        request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
-        self._senders.admit(sender, request)
+        if media == _PROTOBUF and self._senders.anybody:
+            request = quickly(self._sink, body, signal, self._limits)
+        else:
+            request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
+            self._senders.admit(sender, request)
         return await deliver(self._sink, signal, request, "http", self._counts)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:

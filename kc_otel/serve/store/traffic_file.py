@@ -63,7 +63,7 @@ class RecordingFile:
         return dict(self._counts)
 
     def received(self, request: Any, at: float) -> None:
-        """Keep an ExportMetricsServiceRequest that arrived at `at`, Unix seconds; returns at once, never raises."""
+        """Keep what `received_frame` takes, and that it arrived at `at`, Unix seconds; at once, never raises."""
         try:
             self._put(received_frame(request, at))
         except Exception:  # noqa: BLE001 - whatever is wrong with the recording, the request has been taken

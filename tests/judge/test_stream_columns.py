@@ -1,0 +1,233 @@
+"""Columns and the code that takes points one by one say the same of whatever arrives."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.evaluator import Evaluator
+from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
+
+pytest.importorskip("numba")
+
+MOST = 60_000
+MUTATIONS: dict[str, Any] = {
+    "sum": lambda point: setattr(point, "sum", point.sum * 3.0 + 1.0),
+    "sum a little": lambda point: setattr(point, "sum", point.sum * (1.0 + 1e-10)),
+    "no sum": lambda point: point.ClearField("sum"),
+    "endless sum": lambda point: setattr(point, "sum", math.inf),
+    "count": lambda point: setattr(point, "count", point.count + 1),
+    "scale": lambda point: setattr(point, "scale", point.scale - 1),
+    "zero": lambda point: setattr(point, "zero_threshold", 2.0**-25),
+    "extremes": lambda point: (point.ClearField("min"), setattr(point, "max", math.nan)),
+    "flag": lambda point: setattr(point, "flags", 1),
+    "exemplar": lambda point: point.exemplars.add(as_double=0.5, span_id=b"12345678", trace_id=b"1" * 16),
+    "exemplar of somebody": lambda point: point.exemplars.add(as_int=3).filtered_attributes.add(key="user"),
+    "order": lambda point: point.attributes.reverse(),
+    "slice": lambda point: setattr(point.attributes[1].value, "string_value", "nowhere"),
+    "contract": lambda point: setattr(point.attributes[0].value, "string_value", "nobody's"),
+    "time": lambda point: setattr(point, "time_unix_nano", point.time_unix_nano - ns(30)),
+    "future": lambda point: setattr(point, "time_unix_nano", point.time_unix_nano + ns(1000)),
+    "start": lambda point: setattr(point, "start_time_unix_nano", point.start_time_unix_nano + 1),
+    "huge": lambda point: point.positive.bucket_counts.extend([0] * 300),
+    "a long name": lambda point: setattr(point.attributes.add(key="x" * 2000).value, "int_value", 1),
+}
+BYTES: dict[str, Any] = {
+    "cut": lambda body: body[: len(body) // 2],
+    "unknown field": lambda body: body + b"\x7a\x01x",
+    "twice": lambda body: body + body,
+    "noise": lambda body: body[:40] + b"\xff" + body[41:],
+}
+
+
+def senders() -> list[Sender]:
+    instances = [Sender(instance=str(number)) for number in range(3)]
+    return [
+        *instances,
+        Sender(slice="code"),
+        Sender("kc.drift.log_ratio"),
+        Sender("kc.drift.log_ratio", instance="1"),
+        Sender("kc.drift.ratio", inference="cccccccccccc"),
+        Sender(cumulative=False),
+        Sender(edges=(0.001, 0.01, 0.1)),
+        Sender("kc.drift.abs_log_ratio", edges=(0.001, 0.01)),
+    ]
+
+
+def point_of(request: Any) -> Any:
+    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
+    return getattr(metric, metric.WhichOneof("data")).data_points[0]
+
+
+def take(evaluator: Evaluator, body: bytes, now: float, *, columns: bool) -> Any:
+    message = evaluator.columns_of(body, MOST) if columns else None
+    if message is None:
+        try:
+            message = ExportMetricsServiceRequest.FromString(body)
+        except DecodeError:
+            return None
+    return evaluator.ingest_metrics(message, now)
+
+
+def rounded(number: float) -> str:
+    """A number that was added up in another order says the same."""
+    return f"{round(number, 12) + 0.0:.8g}"
+
+
+def said(histogram: Any) -> Any:
+    """Everything that a histogram says, sums to what rounding leaves of them."""
+    if histogram is None:
+        return None
+    if hasattr(histogram, "edges"):
+        return histogram.edges, histogram.counts.tolist(), rounded(histogram.sum)
+    sides = [
+        (side.trimmed().offset, side.trimmed().counts.tolist()) for side in (histogram.positive, histogram.negative)
+    ]
+    return (
+        histogram.scale,
+        histogram.count,
+        rounded(histogram.sum),
+        histogram.zero_count,
+        sides,
+        repr(float(histogram.minimum)),
+        repr(float(histogram.maximum)),
+        histogram.zero_threshold,
+        histogram.maximum_observed,
+    )
+
+
+def remembered(evaluator: Evaluator) -> Any:
+    found: dict[Any, Any] = {
+        "events": dict(evaluator.events),
+        "counters": {k: v for k, v in evaluator.counters.items() if v},
+    }
+    for name, state in evaluator.states.items():
+        for key, stream in state.streams.items():
+            writers = [(one.start, one.time, said(one.histogram), said(one.doubted)) for one in stream.writers]
+            found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
+        for key, series in state.series.items():
+            panes = [(index, said(ring.pane(index))) for ring in series.rings for index in sorted(ring._panes)]
+            found[name, key] = (series.newest, panes)
+        found[name] = ({k: (h.last, h.gaps) for k, h in state.heard.items()}, state.newest)
+    return found
+
+
+def judged(evaluator: Evaluator, now: float) -> list[Any]:
+    return [
+        (
+            one.cell,
+            one.status,
+            one.samples,
+            one.window,
+            *map(rounded, (one.estimate, one.lower, one.upper, one.evidence)),
+        )
+        for one in evaluator.evaluate(now)["policy"].verdicts
+    ]
+
+
+STEP = st.tuples(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.integers(0, 12),
+            st.sampled_from([*[None] * 2 * len(MUTATIONS), "again", "restart", *MUTATIONS]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from([*[10.0] * 12, 0.0, 1.0, 5.0, 35.0, 200.0, 400.0, 5000.0, -20.0, -100.0]),
+    st.sampled_from([*[None] * 20, *BYTES]),
+    st.booleans(),
+)
+
+
+def values_of(sender: Sender, size: int, rng: random.Random) -> list[float]:
+    signs = (1, -1) if sender.metric == "kc.drift.log_ratio" else (1,)
+    return [rng.choice([0.0, 1e-3, 0.02, 0.3, 0.5]) * rng.choice(signs) for _ in range(size)]
+
+
+def changed(request: Any, mutation: str) -> Any:
+    copy = ExportMetricsServiceRequest()
+    copy.CopyFrom(request)
+    point = point_of(copy)
+    if hasattr(point, "positive") or mutation not in {"scale", "zero", "huge"}:
+        MUTATIONS[mutation](point)
+    return copy
+
+
+def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
+    """Both evaluators after the same messages, and how many points were taken from columns."""
+    rng = random.Random(seed)
+    contract = make_contract(
+        statistical=[
+            {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004},
+            {"id": "ratio", "metric": "ratio", "unit": "token", "statistic": "p99", "limit": 2.0},
+        ],
+        observability={"window": "5m", "long_window": "1h", "min_samples": 10, "max_series": 5},
+    )
+    fast, slow = Evaluator([contract]), Evaluator([contract])
+    fast.use_columns()
+    everyone, before, now = senders(), {}, NOW
+    for parts, shift, harm, evaluate in steps:
+        now += shift
+        requests = []
+        for number, size, mutation in parts:
+            sender = everyone[number]
+            if mutation == "restart":
+                sender.restart(now)
+            if mutation == "again" and number in before:
+                requests.append(before[number])
+                continue
+            before[number] = sender.request(now, values_of(sender, size, rng))
+            requests.append(changed(before[number], mutation) if mutation in MUTATIONS else before[number])
+        body = merge(*requests).SerializeToString()
+        body = BYTES[harm](body) if harm else body
+        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+        if evaluate:
+            assert judged(fast, now) == judged(slow, now)
+    fast._columns.settle()
+    return fast, slow, fast._columns.taken
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=25), st.integers(0, 2**32))
+def test_columns_say_what_single_points_say(steps, seed):
+    """Streams, panes, counts, answers and verdicts are the same, whatever hostile or mistaken senders send."""
+    fast, slow, _ = run(steps, seed)
+    assert remembered(fast) == remembered(slow)
+
+
+@pytest.mark.slow
+def test_what_is_usual_is_taken_from_columns():
+    """Of a stream only the first points are taken one by one, also with zeros, new buckets and several senders."""
+    plain = [([(number, 12, None) for number in (0, 1, 3, 4, 6)], 10.0, None, step % 3 == 0) for step in range(12)]
+    fast, slow, taken = run(plain, 3)
+    assert remembered(fast) == remembered(slow)
+    assert taken >= 5 * 10
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 20))
+def test_bytes_that_are_no_message_are_for_protobuf_to_refuse(noise, at, cut):
+    """Wherever a message is damaged, what columns say of it is what protobuf says, or nothing."""
+    contract = make_contract()
+    sender = Sender()
+    bodies = [sender.request(NOW + 10.0 * step, [0.02, 0.3]).SerializeToString() for step in range(3)]
+    at %= len(bodies[2])
+    bodies.append(bodies[2][:at] + noise + bodies[2][at + cut :])
+    fast, slow = Evaluator([contract]), Evaluator([contract])
+    fast.use_columns()
+    for step, body in enumerate(bodies):
+        now = NOW + 10.0 * step
+        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+    fast._columns.settle()
+    assert remembered(fast) == remembered(slow)
