@@ -3,7 +3,9 @@
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL -p 4317:4317 -p 4320:4320 \
 #     -v ./contracts:/contracts:ro -v ./access.yaml:/access.yaml:ro kc-otel
 
-FROM python:3.12-slim-bookworm AS build
+ARG PYTHON=python:3.12.14-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254
+
+FROM $PYTHON AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 # The context has no .git to ask: docker build --build-arg VERSION=1.2.3
@@ -25,7 +27,7 @@ RUN python -m venv /opt/kc-otel \
  && /opt/kc-otel/bin/python -m compileall -q /opt/kc-otel/lib \
  && /opt/kc-otel/bin/pip uninstall --yes pip
 
-FROM python:3.12-slim-bookworm
+FROM $PYTHON
 LABEL org.opencontainers.image.title="kc-otel evaluator" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --uid 10001 --home-dir /var/lib/kc-otel --create-home --shell /usr/sbin/nologin kc-otel
@@ -37,8 +39,7 @@ WORKDIR /var/lib/kc-otel
 VOLUME /var/lib/kc-otel
 # OTLP over gRPC, OTLP over HTTP, API with /metrics and /healthz.
 EXPOSE 4317 4318 4320
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:4320/healthz', timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-m", "kc_otel.client.alive"]
 ENTRYPOINT ["kc-otel"]
 # Inside a container loopback reaches nobody, and anything else asks for tokens: `kc-otel token` makes them.
 CMD ["serve", "/contracts", "--host", "0.0.0.0", "--access", "/access.yaml", "--state", "/var/lib/kc-otel/state.sqlite"]

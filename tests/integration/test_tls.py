@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,7 +71,8 @@ def start(tmp_path):
 
     yield make
     for evaluator in started:
-        evaluator.stop()
+        if evaluator.process.poll() is None:
+            evaluator.stop()
 
 
 def answers(evaluator, authority, mine=None):
@@ -129,6 +132,27 @@ def test_mutual_tls_lets_in_who_has_a_certificate(start, tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(value))
     with Router(evaluator.api, wait=0.1) as router:
         assert router.wait_for_table(10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protection", ["none", "TLS", "mutual TLS"])
+def test_a_health_check_needs_to_know_nothing(tmp_path, start, protection):
+    """Neither whether there is TLS, nor a name or a certificate; an evaluator that has stopped is not alive."""
+    ours = Authority(tmp_path, "ours")
+    if protection == "none":
+        evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state", {}, "--no-webhooks")
+    else:
+        evaluator = start(ours, ours if protection == "mutual TLS" else None)
+    address = evaluator.api.partition("://")[2]
+    check = [sys.executable, "-m", "kc_otel.client.alive", address]
+    try:
+        assert subprocess.run(check, check=False).returncode == 0
+        evaluator.process.send_signal(signal.SIGSTOP)  # the system still takes connections
+        assert subprocess.run(check, check=False).returncode == 1
+    finally:
+        evaluator.process.send_signal(signal.SIGCONT)
+        evaluator.stop()
+    assert subprocess.run(check, check=False).returncode == 1
 
 
 @pytest.mark.slow

@@ -159,6 +159,25 @@ def test_what_a_sender_made_up_does_not_hold_up_a_start(tmp_path: Path, monkeypa
     assert segment.stat().st_size == before
 
 
+def test_what_comes_after_a_search_that_ended_early_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written behind damage that was not searched to its end: a new segment takes it, however often."""
+    ends = written(tmp_path, 3)
+    (segment,) = tmp_path.iterdir()
+    damaged = bytearray(segment.read_bytes())
+    damaged[ends[0] + 10] ^= 1
+    segment.write_bytes(damaged)
+    monkeypatch.setattr(write_ahead_log, "Segment", partial(Segment, checked=0))
+    for number in (7, 8):
+        log = WriteAheadLog(tmp_path)
+        asyncio.run(keep(log, number, 0.0))
+        log.close()
+    assert segment.read_bytes() == damaged
+    monkeypatch.undo()  # with the search as long as it is, what was behind the damage is found, too
+    assert numbers_of(WriteAheadLog(tmp_path)) == [0, 2, 7, 8]
+
+
 def test_messages_after_damage_are_found_whatever_lies_between(tmp_path: Path) -> None:
     """Beginnings and marks without a message, also where the search goes from one part of the segment to the next."""
     ends = written(tmp_path, 3)
