@@ -38,6 +38,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Run the evaluator": {
         "serve_command": ("serve",),
         "token_command": ("token",),
+        "doctor_command": ("doctor",),
         "status_command": ("status", "watch", "resume"),
         "report_command": ("report",),
     },

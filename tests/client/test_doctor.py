@@ -1,0 +1,210 @@
+"""What `kc-otel doctor` finds: every misconfiguration by its sentence, and nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from kc_otel.client.doctor import Finding, connects, of_evaluator, of_sender
+from kc_otel.contract import load_text
+from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.contract.model import Contract
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import open_state
+from tests.judge.conftest import Sender
+
+POLICY = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+slices:
+  code: {where: {task: code}}
+numerical:
+  - {id: logits, metric: logit_half_range, statistic: p99, limit: 0.2}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {heartbeat: 30s}
+"""
+
+
+@pytest.fixture
+def contract() -> Contract:
+    return load_text(POLICY, "policy.yaml")
+
+
+def errors(found: Iterator[Finding]) -> list[str]:
+    """Sentences of what is an error; each has a remedy."""
+    listed = [one for one in found if one.level != "ok"]
+    assert all(one.remedy for one in listed)
+    return [one.what for one in listed]
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"OTEL_SDK_DISABLED": "TRUE"}, "OTEL_SDK_DISABLED turns every recorder off"),
+        ({"OTEL_METRICS_EXPORTER": "none"}, "OTEL_METRICS_EXPORTER=none sends nothing here"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http/json is not supported"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, "usual port of http/protobuf, and the protocol is grpc"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "names no host"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:port"}, "names no host"),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://a:4318",
+            },
+            "is used as it is",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/v1/metrics"},
+            "exporters add /v1/metrics once more",
+        ),
+        ({"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}, "takes its observations with it"),
+        ({"OTEL_METRIC_EXPORT_INTERVAL": "60000"}, "exports every 60 s, and is silent after 30s"),
+        ({"OTEL_METRIC_EXPORT_INTERVAL": "soon"}, "is no number of milliseconds"),
+        ({"KC_OTEL_CONTRACT": "/nowhere.yaml"}, "KC_OTEL_CONTRACT=/nowhere.yaml cannot be loaded"),
+        ({"KC_OTEL_CONTRACT": "/nowhere.yaml", "VLLM_PLUGINS": "a,b"}, "VLLM_PLUGINS=a,b keeps vLLM from loading"),
+    ],
+)
+def test_what_an_environment_does_to_a_recorder(contract: Contract, environment: dict[str, str], said: str) -> None:
+    """Each variable that keeps observations from arriving is named, with what to write instead."""
+    found = errors(of_sender(environment, [contract], answers=lambda *_: ""))
+    assert any(said in one for one in found), found
+
+
+def test_an_environment_with_nothing_wrong(contract: Contract) -> None:
+    """A default environment whose endpoint answers has nothing to mend."""
+    asked: list[tuple[str, int]] = []
+    found = list(of_sender({}, [contract], answers=lambda *place: asked.append(place) or ""))  # type: ignore[func-returns-value]
+    assert [one.level for one in found] == ["ok"]
+    assert asked == [("localhost", 4317)]
+
+
+def test_a_port_where_nobody_listens_is_found() -> None:
+    """The connection is tried, and what the system says of it is said."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connects("127.0.0.1", port) == ""
+    assert "refused" in connects("127.0.0.1", port)
+    (found,) = errors(of_sender({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}))
+    assert f"nothing answers at 127.0.0.1:{port}: Connection refused" in found
+
+
+def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+    """The spool of vLLM is looked at without being made; where it can be written, its place is said."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    environment = {
+        "KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"),
+        "KC_OTEL_SPOOL": str(tmp_path / "policy.yaml" / "s"),
+    }
+    found = errors(of_sender(environment, answers=lambda *_: ""))
+    assert any(f"the spool {tmp_path}/policy.yaml/s cannot be written" in one for one in found)
+    environment["KC_OTEL_SPOOL"] = str(tmp_path / "deep" / "spool.sqlite")
+    assert not any("spool" in one for one in errors(of_sender(environment, answers=lambda *_: "")))
+    assert not (tmp_path / "deep").exists()
+
+
+def test_what_a_path_never_measures_is_said(contract: Contract) -> None:
+    """Clauses and attributes that a way of measuring lacks are named before anybody waits for them."""
+    found = errors(of_sender({}, [contract], MeasuringPath.TRL, lambda *_: ""))
+    assert found == ["policy: trl never measures clause logits", "policy: slices ask for `task`, which trl lacks"]
+
+
+class Running:
+    """An evaluator's API, asked as the command asks it."""
+
+    def __init__(self, contract: Contract, *contracts: Contract) -> None:
+        self.now, self.counts = time.time(), RequestCounts()
+        self.core = Core([contract, *contracts], open_state(None), external_url="", now=self.now)
+        self._client = TestClient(make_api(self.core, lambda: read(self.core, self.counts, Counter()), Changes(), "0"))
+
+    def send(self, sender: Sender, values: Any = (0.001,) * 600) -> None:
+        for part in ((), values):
+            outcome = self.core.metrics(sender.request(self.now, part), self.now)
+            self.counts.add("grpc", "partial" if outcome.rejected else "accepted")
+            self.now += 0.001
+
+    def findings(self, *contracts: Contract, ahead: float = 0.0) -> list[Finding]:
+        served = self._get("contracts")["contracts"]
+        clock = self._get("overview")["now"]
+        verdicts = self._get("verdicts")["verdicts"]
+        return list(of_evaluator(self._get("health"), served, verdicts, clock, clock + ahead, contracts))
+
+    def _get(self, path: str) -> Any:
+        return self._client.get(f"/api/v1/{path}").json()
+
+
+@pytest.fixture
+def running(contract: Contract) -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def make(*contracts: Contract) -> Running:
+        made.append(Running(*(contracts or (contract,))))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.core._connection.close()
+
+
+def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> None:
+    """Before any request it says so, and that it has not judged."""
+    found = errors(iter(running().findings()))
+    assert found[:2] == ["it has judged nothing in the last 30 s", "no OTLP request was taken since it started"]
+
+
+def test_an_evaluator_that_others_send_to(running: Callable[..., Running]) -> None:
+    """Requests without a point of ours are told from none."""
+    one = running()
+    one.send(Sender("http.server.request.duration", start=one.now - 5))
+    assert any("without a point that it judges" in said for said in errors(iter(one.findings())))
+
+
+def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
+    """A clause without data, a slice that never matched, refused points, other contracts and clocks are each named."""
+    one = running()
+    one.send(Sender(start=one.now - 5))
+    one.send(Sender(start=one.now - 5, contract="other"))
+    one.send(Sender(start=one.now - 5, slice="poetry"))
+    one.counts.add("http", "throttled")
+    one.core.tick(one.now)
+    other = load_text(POLICY.replace("name: policy", "name: other"), "o.yaml")
+    changed = load_text(POLICY.replace("limit: 0.02", "limit: 0.03"), "c.yaml")
+    found = errors(iter(one.findings(other, changed, ahead=-90.0)))
+    for said in (
+        "this machine's clock is 1m30s behind the evaluator's",
+        "it does not judge other, only policy",
+        "it judges version 1 of policy, whose content is not that of this file",
+        "1 requests were refused: throttled",
+        "2 points: unknown_contract",
+        "2 points: unknown_slice",
+        "policy: no data for logits",
+        "policy: slice code never matched (task: code)",
+    ):
+        assert any(said in sentence for sentence in found), (said, found)
+    assert len(found) == 8
+    assert not any("never matched" in said for said in errors(iter(running().findings())))
+
+
+def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
+    """Where every cell has data there is nothing to mend."""
+    one = running()
+    for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
+        for slice in ("all", "code"):
+            one.send(Sender(metric, slice=slice, start=one.now - 5))
+    one.core.tick(one.now)
+    assert errors(iter(one.findings(contract))) == []
