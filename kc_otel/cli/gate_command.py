@@ -19,6 +19,7 @@ from kc_otel.judge.promotion.stages import Stage
 
 if TYPE_CHECKING:
     from kc_otel.judge.promotion.plan import Planned
+    from kc_otel.judge.typical_sizes import TypicalSizes
 
 __all__ = ["register"]
 
@@ -47,13 +48,16 @@ def plan(
         list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.")
     ] = None,
 ) -> None:
-    """Say how many observations each clause needs at best, and how long that takes, before anything is recorded.
+    """Say how many observations each clause needs, and how long that takes, before anything is recorded.
+
+    At best, in windows, with identical kernels; and typically, where a gate stops as soon as it is decided.
 
     Exits with 2 when the gate can never open, or something cannot be used.
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.contract.slices import ALL  # noqa: PLC0415
     from kc_otel.judge.promotion.plan import Traffic, plan_gate, shares_of  # noqa: PLC0415
+    from kc_otel.judge.typical_sizes import typical_sizes  # noqa: PLC0415
 
     with unusable():
         loaded = load(contract)
@@ -66,6 +70,8 @@ def plan(
     planned = plan_gate(loaded, traffic, windows)
     typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
     _print_plan(planned)
+    typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
+    _print_typical(typical_sizes(loaded))
     if never := [f"{each.clause} on {each.slice} can never pass: {each.why}" for each in planned if each.never]:
         refuse("\n".join(never))
     for why in dict.fromkeys(each.why for each in planned if each.why):
@@ -148,6 +154,18 @@ def _print_plan(planned: Sequence[Planned]) -> None:
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     for *texts, time in rows:
         typer.echo("  " + "  ".join([*map(str.ljust, texts, widths), time]).rstrip())
+
+
+def _print_typical(typical: Sequence[TypicalSizes]) -> None:
+    heads = ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", "")
+    rows = [heads, *((each.clause, each.slice, *map(_size, each.sizes), f"{each.unit}s") for each in typical)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
+    for row in rows:
+        typer.echo("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def _size(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
 
 
 def _count(each: Planned) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +22,9 @@ from kc_otel.cli.gate_run import (
     RequiredSlices,
     gate_offline,
 )
+
+if TYPE_CHECKING:
+    from kc_otel.recordings import Recording
 
 __all__ = ["live"]
 
@@ -61,6 +65,12 @@ def live(
             help="Where the recording goes; else beside the evidence, else into a temporary folder that is kept.",
         ),
     ] = None,
+    stop: Annotated[
+        bool,
+        typer.Option(
+            "--stop/--all", help="Stop as soon as the gate is decided, in either direction; or ask every prompt."
+        ),
+    ] = True,
     kernel: KernelFields = None,
     require: Required = None,
     slice: RequiredSlices = None,
@@ -71,6 +81,8 @@ def live(
 ) -> None:
     """Sample from one endpoint, score the same tokens with the other, and judge that recording.
 
+    Prompts are asked in an order of their own, and no more of them than it takes to decide.
+
     Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used or a
     completion is missing.
     """
@@ -78,7 +90,7 @@ def live(
     from kc_otel.offline.gate.evidence_files import recording_beside  # noqa: PLC0415
     from kc_otel.recordings.endpoints import CompletionEndpoint  # noqa: PLC0415
 
-    def recording() -> list[Path]:
+    def recording(decided: Callable[[Recording], bool]) -> list[Path]:
         if temperature != 1.0:
             raise ValueError(
                 f"--temperature: {temperature:g}: log-probabilities of given tokens are from before any temperature, "
@@ -96,7 +108,7 @@ def live(
         )
         beside = None if evidence is None else recording_beside(evidence)
         try:
-            return [record_endpoints(pair, prompts, record or beside, _say)]
+            return [record_endpoints(pair, prompts, record or beside, _say, decided if stop else None)]
         except IncompleteError as error:
             if error.recording is None:
                 raise
@@ -104,7 +116,17 @@ def live(
             raise ValueError(f"{error}\n{hint}") from None
 
     gate_offline(
-        Options(contract, kernel or (), require or (), slice or (), allow_unjudged, junit, markdown, evidence),
+        Options(
+            contract,
+            kernel or (),
+            require or (),
+            slice or (),
+            allow_unjudged,
+            junit,
+            markdown,
+            evidence,
+            sequential=stop,
+        ),
         recording,
     )
 

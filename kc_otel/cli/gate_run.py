@@ -15,8 +15,9 @@ from kc_otel.cli.terminal import columns_of, pairs, refuse, unusable
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
-    from kc_otel.offline.gate.recorded_gate import OfflineGate
+    from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
     from kc_otel.record.kernel import Kernel
+    from kc_otel.recordings import Recording
 
 __all__ = [
     "EXIT",
@@ -80,6 +81,7 @@ class Options:
     evidence: Path | None
     columns: str | None = None
     windows: int = 1
+    sequential: bool = False
 
 
 def run(
@@ -96,6 +98,10 @@ def run(
     allow_unjudged: AllowUnjudged = False,
     windows: Annotated[int, typer.Option(min=1, help="Fewest recordings; all that are given must PASS.")] = 1,
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    sequential: Annotated[
+        bool,
+        typer.Option("--sequential", help="Bounds that hold however often you look: record more and judge again."),
+    ] = False,
     junit: JunitFile = None,
     markdown: MarkdownFile = None,
     evidence: EvidenceFile = None,
@@ -105,34 +111,56 @@ def run(
     Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used.
     """
     options = Options(
-        contract, kernel or (), require or (), slice or (), allow_unjudged, junit, markdown, evidence, columns, windows
+        contract,
+        kernel or (),
+        require or (),
+        slice or (),
+        allow_unjudged,
+        junit,
+        markdown,
+        evidence,
+        columns,
+        windows,
+        sequential,
     )
-    gate_offline(options, lambda: recordings)
+    gate_offline(options, lambda _: recordings)
 
 
-def gate_offline(options: Options, recordings: Callable[[], Iterable[str | Path]]) -> None:
+def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], bool]], Iterable[str | Path]]) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     Args:
         options: The options.
-        recordings: Returns the recordings' files; called once the contract and the options are known to be good.
+        recordings: Returns the recordings' files; called once the contract and the options are known to be good, with
+            what says of a growing recording whether it decides the gate.
     """
     # This needs NumPy and more; --help does not.
     from kc_otel.contract.load import load_source  # noqa: PLC0415
+    from kc_otel.judge.promotion.stages import GateOutcome  # noqa: PLC0415
+    from kc_otel.offline.gate.early_stop import decides, stops_after  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_gate import GateTerms, check_terms, gate_recordings, read_input  # noqa: PLC0415
 
     with unusable():
         contract, text = load_source(options.contract)
         columns = columns_of(options.columns)
         terms = GateTerms(
-            options.windows, tuple(options.require), tuple(options.slices), options.allow_unjudged, columns
+            options.windows,
+            tuple(options.require),
+            tuple(options.slices),
+            options.allow_unjudged,
+            columns,
+            options.sequential,
         )
         kernels = _kernels(contract, options.kernel)
         check_terms(contract, terms)
-        inputs = [read_input(path, columns) for path in recordings()]
+        paths = recordings(lambda so_far: decides(contract, so_far, kernels, terms))
+        inputs = [read_input(path, columns) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
         gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
     _print(gate)
+    if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
+        for about, recording in inputs:
+            _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
     try:
         _write(options, gate, text)
     except OSError as error:
@@ -194,6 +222,11 @@ def _print(gate: OfflineGate) -> None:
             typer.echo(f"  {each}")
     for note in notes(gate):
         typer.echo(f"  note: {note}")
+
+
+def _print_stop(about: GatedRecording, after: int | None) -> None:
+    if after is not None and after < about.sequences:
+        typer.echo(f"  {about.name}: `gate live` would have stopped after {after:,} of {about.sequences:,} sequences")
 
 
 def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:

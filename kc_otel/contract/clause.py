@@ -67,14 +67,17 @@ class Clause(Strict):
     unit: Literal["token", "sequence"] | None = None
     """What counts as one independent observation. Tokens of one sequence depend on each other: by default, and with
     `sequence`, the mean of a token metric is the mean over sequences of each one's mean, and a verdict is about what
-    the slice will show; with `token`, it is about the tokens of its window only. A quantile, a fraction or the largest
-    of tokens has no form by sequence, nor has a share that none may (limit 0): these count tokens."""
+    the slice will show; with `token`, it is about the tokens of its window only. A fraction with `sequence` is the
+    share of sequences whose mean is above x, and counts tokens otherwise. A quantile or the largest of tokens has no
+    form by sequence, nor has by default a share that none may (limit 0): these count tokens."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
     """Limits of single slices, where they differ."""
     cap: Number | None = Field(default=None, gt=0)
-    """For the mean of an unbounded metric: intervals are for the mean of min(value, cap)."""
+    """The promise is about the mean of min(value, cap) of what is observed: decidable for an unbounded metric, and with
+    five limits as the cap decided by a tenth of the sequences. What lies above it, a clause on the fraction above it
+    limits."""
     description: str = Field(default="", max_length=1000)
     """Why the limit has its value, and what breaks beyond it."""
 
@@ -136,7 +139,7 @@ class Clause(Strict):
             msg = f"unit: {self.metric} is observed once per {of}; leave the unit out"
         elif self.unit == "sequence" and kind == "max":
             msg = "unit: the largest token is the largest of any sequence too; leave the unit out"
-        elif self.unit == "sequence" and kind != "mean":
+        elif self.unit == "sequence" and kind == "quantile":
             msg = (
                 f"unit: {self.statistic_text} of tokens cannot be judged by sequence: a sequence is observed through "
                 "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "

@@ -51,9 +51,9 @@ def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
     if metric not in QUANTITIES:
         return Range(0.0, math.inf, metric)
     quantity, noun = QUANTITIES[metric], _NOUN.get(metric, metric)
-    if statistic.kind != "mean" or math.isfinite(quantity.high):
-        return Range(quantity.low, quantity.high, noun)
     cap = clause.cap or quantity.cap
+    if statistic.kind != "mean" or cap >= quantity.high:
+        return Range(quantity.low, quantity.high, noun)
     return Range(max(quantity.low, -cap), cap, noun, cap)
 
 
@@ -83,7 +83,7 @@ def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
     base, noun = QUANTITIES[DERIVED[clause.metric].base], _NOUN.get(clause.metric, clause.metric)
     if clause.metric == "support_deficit":
         return Range(0.0, 1.0, noun)
-    if math.isfinite(base.high):
-        return Range(0.0, scale * base.high, noun)
     cap = clause.cap or base.cap
+    if cap >= base.high:
+        return Range(0.0, scale * base.high, noun)
     return Range(0.0, scale * cap, noun, cap)

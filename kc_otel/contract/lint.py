@@ -145,6 +145,10 @@ def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
                 )
     if clause.cap is not None and clause.parsed_statistic.kind != "mean":
         yield LintFinding((*here, "cap"), "a cap only bounds a mean; leave it out")
+    elif clause.cap is not None and clause.quantity is not None and clause.quantity.two_valued:
+        yield LintFinding(
+            (*here, "cap"), f"{clause.metric} has two values, and a mean of them is a share; leave it out"
+        )
     elif clause.cap is not None and clause.metric == "support_deficit" and clause.cap <= 1:
         yield LintFinding(
             (*here, "cap"), "is a ratio that none exceeds, and a mean of 1 needs ratios of 1; write a number above 1"

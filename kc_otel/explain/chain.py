@@ -11,7 +11,7 @@ from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.clause_facts import Assumption, Facts, facts_of, sequence_bounds
 from kc_otel.explain.promise import promise_of
-from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose
+from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose, tail_of
 from kc_otel.stats.bound import Bound
 from kc_otel.stats.gradients import clip_budget_share, ess_share, gradient_bias_from_tv
 from kc_otel.stats.inverses import largest_limit
@@ -184,6 +184,7 @@ def guarantee(
             reach_tv=reach_tv,
             silent=bool(chosen_by),
             acting=contract.acts_on(clause),
+            tail=tail_of(contract, clause),
         )
         for clause in contract.clauses
     )
@@ -207,6 +208,7 @@ def chain(
     reach_tv: float = 0.1,
     silent: bool = False,
     acting: tuple[str, ...] = (),
+    tail: Clause | None = None,
 ) -> Chain:
     """The ladder of one clause on one slice.
 
@@ -219,6 +221,7 @@ def chain(
         reach_tv: Total variation of a sequence that `reach` speaks of.
         silent: Whether nothing may be guaranteed on this slice.
         acting: What acts on the clause's verdicts.
+        tail: The clause that limits how often what it observes is above its cap.
     """
     promise = promise_of(clause, slice, assumptions)
     facts = Facts() if silent else facts_of(promise, deficit)
@@ -231,7 +234,7 @@ def chain(
         limit=clause.limit_for(slice),
         rungs=rungs,
         needs=tuple(sorted(facts.needs)) if rungs else (),
-        evidence=evidence(clause, promise),
+        evidence=evidence(clause, promise, slice, tail),
         about=clause.about,
         acting=acting,
         purpose="" if rungs or silent else purpose(promise, horizon),

@@ -125,6 +125,8 @@ def _pinsker(kl: float) -> Bound:
     return Bound(min(1.0, tv.value), tv.name)
 
 
+_ARE_TV: Final = frozenset({"tv_token", "tv_exact"})
+
 _MEAN_TV: Final[dict[str, Callable[[float], Bound]]] = {
     "tv_token": lambda x: Bound(min(1.0, x), "TV = E_Q[(1-w)+]"),
     "tv_exact": lambda x: Bound(min(1.0, x), "measured from logits"),
@@ -177,7 +179,8 @@ def _inside(promise: Promise, threshold: float) -> Bound | None:
 def _of_tail(promise: Promise) -> Facts:
     threshold, share = promise.tail
     inside = _inside(promise, threshold)
-    if inside is None:
+    if inside is None or (promise.by_sequence and promise.metric not in _ARE_TV):
+        # What the mean of a sequence's values says of each of them, only a total variation itself tells.
         return Facts()
     mean = Bound(float(tv_from_tail(min(1.0, inside.value), min(1.0, share))), f"{inside.name}, 1 beyond")
     if promise.metric in _SEQUENCE:

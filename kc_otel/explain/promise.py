@@ -53,9 +53,13 @@ class Promise:
 def promise_of(clause: Clause, slice: str, assumptions: Assumptions) -> Promise:
     """The promise of a clause on a slice.
 
-    A derived metric whose assumptions are missing (`lint` refuses that) keeps its name and says nothing.
+    A cap on what has a largest value leaves the mean itself less bounded than its limit says. A derived metric whose
+    assumptions are missing (`lint` refuses that) keeps its name and says nothing.
     """
     statistic, limit, metric = clause.parsed_statistic, clause.limit_for(slice), clause.metric
+    quantity = clause.quantity
+    if clause.cap is not None and quantity is not None and clause.cap < quantity.high < math.inf:
+        limit *= quantity.high / clause.cap  # x <= min(x, cap) high / cap, for x from 0 to high
     scale = scale_of(metric, assumptions) if metric in DERIVED else None
     if metric in _SAME_MEAN and scale is not None and scale > 0.0 and math.isfinite(scale):
         metric, limit = _SAME_MEAN[metric], limit / scale

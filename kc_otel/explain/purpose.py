@@ -8,11 +8,12 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.promise import Promise
 from kc_otel.stats.divergences import tv_from_kl
 
-__all__ = ["evidence", "note", "outcome_attributes", "purpose"]
+__all__ = ["evidence", "note", "outcome_attributes", "purpose", "tail_of"]
 
 _PURPOSE: Final = {
     "log_ratio": "only tokens that the training kernel likes more are limited, not the mass it lost elsewhere",
@@ -81,8 +82,26 @@ def _greedy(limit: float, horizon: int | None) -> str:
     return f"{along}, one token in {math.floor(1.0 / limit)} may change, so all of them may"
 
 
-def evidence(clause: Clause, promise: Promise) -> str:
-    """What the statistic of a clause can show from samples, and what it leaves open."""
+def tail_of(contract: Contract, clause: Clause) -> Clause | None:
+    """The clause that limits how often what a clause with a cap observes is above the cap, if the contract has one."""
+    if clause.cap is None or clause.quantity is None:
+        return None
+    for other in contract.clauses:
+        statistic, same = other.parsed_statistic, other.quantity is not None and other.quantity.key
+        if same == clause.quantity.key and statistic.kind == "fraction" and statistic.argument <= clause.cap:
+            return other
+    return None
+
+
+def evidence(clause: Clause, promise: Promise, slice: str = ALL, tail: Clause | None = None) -> str:
+    """What the statistic of a clause can show from samples, and what it leaves open.
+
+    Args:
+        clause: The clause.
+        promise: What it says.
+        slice: The slice whose limit counts.
+        tail: The clause that limits how often what it observes is above its cap.
+    """
     unit = "sequence" if promise.metric in {"tv_seq", "chi2_seq", "log_ratio_seq", "geometric_ratio"} else "token"
     if promise.metric.startswith("gen_ai."):
         unit = "request"
@@ -90,9 +109,11 @@ def evidence(clause: Clause, promise: Promise) -> str:
         unit = "batch"
     elif clause.operator is not None:
         unit = "row"
+    elif clause.by_sequence and promise.kind == "fraction":
+        unit = "sequence"
     match promise.kind:
         case "mean":
-            return _mean(clause, promise, unit)
+            return _mean(clause, promise, unit) + _beyond_cap(clause, slice, tail)
         case "quantile":
             share = promise.tail[1]
             return f"a {clause.statistic_text}, which is no worst case: 1 {unit} in {1.0 / share:,.4g} may do anything"
@@ -115,14 +136,33 @@ def note(promise: Promise, horizon: int | None) -> str:
     )
 
 
+def _beyond_cap(clause: Clause, slice: str, tail: Clause | None) -> str:
+    """What a cap that the clause writes leaves open, and what the clause on the tail says of that."""
+    if clause.cap is None or clause.quantity is None or clause.metric == "support_deficit":
+        return ""
+    said = f"; what is above {clause.cap:g} counts as {clause.cap:g}"
+    if tail is None:
+        per = ", unit: sequence" if clause.by_sequence else ""
+        metric = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
+        write = f"metric: {metric}, statistic: fraction > {clause.cap:g}{per}"
+        return f"{said}, and how often it is above, no clause limits ({write})"
+    share = tail.limit_for(slice)
+    said = f"{said}, and how often it is above, {tail.id} limits to {100.0 * share:.3g} %"
+    if clause.metric in DERIVED or not math.isfinite(clause.quantity.high):
+        return said
+    most = clause.limit_for(slice) + share * (clause.quantity.high - clause.cap)
+    return f"{said}: of the value itself, the mean is at most {most:.3g}"
+
+
 def _mean(clause: Clause, promise: Promise, unit: str) -> str:
     quantity = clause.quantity
     if promise.by_sequence:
         return "a mean over sequences of each one's mean: dependence within a sequence does no harm"
     if quantity is None or quantity.high < float("inf"):
         return f"a mean over every {unit}"
+    if clause.cap is not None and clause.metric != "support_deficit":
+        return f"a mean over every {unit} of min(value, {clause.cap:g})"
     if clause.metric == "support_deficit":
         taken = f"takes no ratio to be above {clause.cap:g}" if clause.cap else "needs a cap, a ratio that none exceeds"
         return f"a mean over every {unit}; a PASS holds for any tail of w, a FAIL {taken}"
-    cap = clause.cap or quantity.cap
-    return f"a mean over every {unit}; a PASS shows that of min(value, {cap:g})"
+    return f"a mean over every {unit}; a PASS shows that of min(value, {quantity.cap:g})"

@@ -17,7 +17,6 @@ from kc_otel.stats import (
     capped_mean_interval,
     fraction_interval,
     maximum_interval,
-    mean_interval,
     quantile_interval,
     support_deficit,
     two_valued_mean_interval,
@@ -83,7 +82,13 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
 
 
 def clause_interval(
-    clause: Clause, assumptions: Assumptions, sample: Binned, *, alpha_lower: float, alpha_upper: float
+    clause: Clause,
+    assumptions: Assumptions,
+    sample: Binned,
+    *,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
 ) -> Interval:
     """A clause's statistic on a sample, in the unit of its limit.
 
@@ -93,6 +98,7 @@ def clause_interval(
         sample: Observations of the metric `metric_name(clause)`.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        anytime: Whether the sample is looked at as it grows, so that the sides have to hold at all sizes at once.
 
     Raises:
         ValueError: If the contract does not state an assumption that the metric is made of.
@@ -102,13 +108,15 @@ def clause_interval(
         case "max":
             return maximum_interval(sample)
         case "quantile":
-            return quantile_interval(sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+            return quantile_interval(
+                sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+            )
         case "fraction":
             # What recorders count as 0 is not above it, whatever width a histogram gives it.
             above = statistic.argument or ZERO_THRESHOLD
-            return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+            return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)
     if clause.metric not in DERIVED:
-        return _mean(clause, sample, alpha_lower, alpha_upper)
+        return _mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime)
     if clause.metric == "support_deficit":
         assert clause.quantity is not None
         return support_deficit(
@@ -117,11 +125,12 @@ def clause_interval(
             highest=clause.cap,
             alpha_lower=alpha_lower,
             alpha_upper=alpha_upper,
+            anytime=anytime,
         )
     scale, offset = factors(clause.metric, assumptions)
     if scale < 0:  # the sides change places, and their error probabilities with them
         alpha_lower, alpha_upper = alpha_upper, alpha_lower
-    return affine(_mean(clause, sample, alpha_lower, alpha_upper), scale, offset)
+    return affine(_mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime), scale, offset)
 
 
 def mean_range(clause: Clause) -> tuple[float, float, float]:
@@ -132,11 +141,20 @@ def mean_range(clause: Clause) -> tuple[float, float, float]:
     return quantity.low, quantity.high, clause.cap or quantity.cap
 
 
-def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float) -> Interval:
+def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float, *, anytime: bool) -> Interval:
     quantity = clause.quantity
     low, high, cap = mean_range(clause)
     if quantity is not None and quantity.two_valued:
-        return two_valued_mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-    if math.isfinite(low) and math.isfinite(high):
-        return mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-    return capped_mean_interval(sample, low=low, high=high, cap=cap, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+        return two_valued_mean_interval(
+            sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+        )
+    return capped_mean_interval(
+        sample,
+        low=low,
+        high=high,
+        cap=cap,
+        alpha_lower=alpha_lower,
+        alpha_upper=alpha_upper,
+        cut=clause.cap is not None,
+        anytime=anytime,
+    )

@@ -63,6 +63,7 @@ class Evidence:
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
         alarm: What is held against the limit; None where samples are judged once.
         observed: Whether any observation is remembered, of the windows or from before them.
+        anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
     """
 
     cell: Cell
@@ -71,6 +72,7 @@ class Evidence:
     absence: str = ""
     alarm: Alarm | None = None
     observed: bool = True
+    anytime: bool = False
 
     @property
     def detected(self) -> bool:
@@ -131,7 +133,12 @@ class Memo:
         if kept is not None and kept[0] is sample and kept[1:3] == (alpha_lower, alpha_upper):
             return kept[3]
         interval = clause_interval(
-            item.clause, contract.assumptions, sample, alpha_lower=alpha_lower, alpha_upper=alpha_upper
+            item.clause,
+            contract.assumptions,
+            sample,
+            alpha_lower=alpha_lower,
+            alpha_upper=alpha_upper,
+            anytime=item.anytime,
         )
         self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
         return interval
@@ -376,7 +383,14 @@ def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float |
     many = replace(
         sample, count=sample.count * _PROJECTION, total=sample.total * _PROJECTION, sum=sample.sum * _PROJECTION
     )
-    then = clause_interval(case.evidence.clause, contract.assumptions, many, alpha_lower=case.level, alpha_upper=alpha)
+    then = clause_interval(
+        case.evidence.clause,
+        contract.assumptions,
+        many,
+        alpha_lower=case.level,
+        alpha_upper=alpha,
+        anytime=case.evidence.anytime,
+    )
     above = now.estimate > case.limit
     gap = abs(now.estimate - case.limit)
     half = now.estimate - now.lower if above else now.upper - now.estimate

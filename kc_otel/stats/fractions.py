@@ -11,12 +11,15 @@ from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, affine, nothing
+from kc_otel.stats.mixture import bets_ever, growth, lower_bound
 from kc_otel.stats.placement import finite_range
 
-__all__ = ["fraction_interval", "surely_above", "two_valued_mean_interval"]
+__all__ = ["fraction_interval", "share_ever", "surely_above", "two_valued_mean_interval"]
 
 
-def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha_upper: float) -> Interval:
+def fraction_interval(
+    sample: Binned, above: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> Interval:
     """Clopper-Pearson interval for P(X > above).
 
     The lower side is the p with P(Bin(n, p) >= k) = alpha_lower, the upper side the p with P(Bin(n, p) <= k) =
@@ -35,6 +38,7 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
         above: The threshold.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        anytime: Whether the sides hold at every number of observations at once: they are then `share_ever`'s.
 
     Raises:
         ValueError: If an alpha is not in (0, 1), the threshold is NaN, or an edge is NaN.
@@ -46,21 +50,57 @@ def fraction_interval(sample: Binned, above: float, *, alpha_lower: float, alpha
         raise ValueError(msg)
     n = sample.total
     if not n:
-        return nothing("Clopper-Pearson")
+        return nothing(_method(anytime))
     usable(sample)
     surely = surely_above(sample, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
+    ends = _ends_ever if anytime else _ends
+    lower, upper = ends(surely, maybe, n, alpha_lower, alpha_upper)
+    return Interval(
+        estimate=(surely + maybe) / (2.0 * n),
+        lower=lower,
+        upper=upper,
+        samples=n,
+        method=_method(anytime),
+        note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
+    )
+
+
+def _method(anytime: bool) -> str:
+    return "anytime mixture betting" if anytime else "Clopper-Pearson"
+
+
+def _ends(surely: int, maybe: int, n: int, alpha_lower: float, alpha_upper: float) -> tuple[float, float]:
     with extra("stats", "an exact interval"):
         from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
 
-    return Interval(
-        estimate=(surely + maybe) / (2.0 * n),
-        lower=float(betaincinv(surely, n - surely + 1, alpha_lower)) if surely else 0.0,
-        upper=float(betainccinv(maybe + 1, n - maybe, alpha_upper)) if maybe < n else 1.0,
-        samples=n,
-        method="Clopper-Pearson",
-        note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
-    )
+    lower = float(betaincinv(surely, n - surely + 1, alpha_lower)) if surely else 0.0
+    return lower, float(betainccinv(maybe + 1, n - maybe, alpha_upper)) if maybe < n else 1.0
+
+
+def _ends_ever(surely: int, maybe: int, n: int, alpha_lower: float, alpha_upper: float) -> tuple[float, float]:
+    return share_ever(surely, n, alpha_lower), 1.0 - share_ever(n - maybe, n, alpha_upper)
+
+
+def share_ever(count: int, n: int, alpha: float) -> float:
+    """Lower bound on a probability, from how often of n times something happened, that holds at every n at once.
+
+    The betting confidence sequence of an indicator. Where the probability changes from one observation to the next,
+    given the earlier ones, it is for the average of these.
+
+    >>> share_ever(0, 100, 0.005), round(share_ever(100, 100, 0.005), 3)
+    (0.0, 0.934)
+
+    Args:
+        count: How often it happened.
+        n: Out of how many.
+        alpha: Probability that it is ever above.
+    """
+    if not count:
+        return 0.0
+    bets = bets_ever()
+    grown = growth(bets[0], np.array([1.0]), np.array([float(count)]))
+    return min(lower_bound(bets, grown, float(n), alpha), count / n)
 
 
 def surely_above(sample: Binned, above: float) -> int:
@@ -74,7 +114,7 @@ def surely_above(sample: Binned, above: float) -> int:
 
 
 def two_valued_mean_interval(
-    sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float
+    sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> Interval:
     """Interval for the mean of a quantity that is known to be either low or high, never between: a share, rescaled.
 
@@ -87,6 +127,7 @@ def two_valued_mean_interval(
         high: The larger value.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        anytime: Whether the sides hold at every number of observations at once.
 
     Raises:
         ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
@@ -97,7 +138,9 @@ def two_valued_mean_interval(
     (0.0019, 0.005, 0.0107)
     """
     finite_range(low, high)
-    share = fraction_interval(sample, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
+    share = fraction_interval(
+        sample, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+    )
     if not share.samples:
         return share
     is_low = (sample.lower <= low) & (low <= sample.upper)

@@ -15,7 +15,7 @@ from typing import Final
 
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
-from kc_otel.stats.mixture import bets_for, betting_sides
+from kc_otel.stats.mixture import bets_ever, bets_for, betting_sides
 from kc_otel.stats.ranged import bounded_interval, interval_of
 
 __all__ = [
@@ -48,7 +48,15 @@ def mean_interval(sample: Binned, *, low: float, high: float, alpha_lower: float
 
 
 def capped_mean_interval(
-    sample: Binned, *, low: float, high: float, cap: float, alpha_lower: float, alpha_upper: float
+    sample: Binned,
+    *,
+    low: float,
+    high: float,
+    cap: float,
+    alpha_lower: float,
+    alpha_upper: float,
+    cut: bool = False,
+    anytime: bool = False,
 ) -> Interval:
     """`mean_interval` for a quantity that may be unbounded: low, high, cap as in the registry.
 
@@ -59,15 +67,20 @@ def capped_mean_interval(
       because cutting from above only makes a mean smaller;
     - once an observation is (or, from its bin, may be) beyond the cap, the side it lies on claims nothing: inf above,
       -inf below;
-    - the note says which of this applies. The estimate is always the plain mean of the sample.
+    - the note says which of this applies. The estimate is the plain mean of the sample.
+
+    With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: what lies beyond
+    the cap counts as the cap. How often that is, another statistic has to limit.
 
     Args:
         sample: The observations; independent.
         low: Smallest value that the quantity can take; may be -inf.
         high: Largest value that the quantity can take; may be inf.
-        cap: Largest |value| that an upper bound is asked for; at least max(|low|, |high|) where both are finite.
+        cap: Largest |value| that an upper bound is asked for.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        cut: Whether the claim is about the cut value.
+        anytime: Whether the sides hold at every number of observations at once, as `anytime_mean_interval`'s do.
 
     Raises:
         ValueError: If an alpha is not in (0, 1), the range is empty or has no finite cap, or an edge is NaN.
@@ -75,7 +88,8 @@ def capped_mean_interval(
     if math.isnan(cap) or cap <= 0:
         msg = f"cap: {cap!r} is not a positive number"
         raise ValueError(msg)
-    return interval_of(sample, low, high, cap, alpha_lower, alpha_upper, _BETTING, "mixture betting")
+    sides, method = (_ANYTIME, "anytime mixture betting") if anytime else (_BETTING, "mixture betting")
+    return interval_of(sample, low, high, cap, alpha_lower, alpha_upper, sides, method, cut=cut)
 
 
 def betting_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
@@ -107,3 +121,4 @@ def betting_interval(sample: Binned, *, low: float, high: float, alpha_lower: fl
 
 
 _BETTING: Final = betting_sides(bets_for)
+_ANYTIME: Final = betting_sides(bets_ever)

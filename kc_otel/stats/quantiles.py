@@ -15,12 +15,15 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
+from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
 
 __all__ = ["quantile_interval"]
 
 
-def quantile_interval(sample: Binned, rank: float, *, alpha_lower: float, alpha_upper: float) -> Interval:
+def quantile_interval(
+    sample: Binned, rank: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> Interval:
     """Exact order-statistic interval for one quantile.
 
     The number of observations at or below the quantile is binomial, so the r-th smallest is a lower bound with error
@@ -40,6 +43,8 @@ def quantile_interval(sample: Binned, rank: float, *, alpha_lower: float, alpha_
         rank: Rank of the quantile, in (0, 1): 0.999 for p99.9.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        anytime: Whether the sides hold at every number of observations at once: r and s are then those that a betting
+            confidence sequence for the share at or below the quantile allows.
 
     Raises:
         ValueError: If the rank or an alpha is not in (0, 1), or an edge is NaN.
@@ -51,9 +56,9 @@ def quantile_interval(sample: Binned, rank: float, *, alpha_lower: float, alpha_
         raise ValueError(msg)
     n = sample.total
     if not n:
-        return nothing("order statistics")
+        return nothing(_method(anytime))
     usable(sample)
-    first, last = _binomial_ranks(n, rank, alpha_lower, alpha_upper)
+    first, last = (_ranks_ever if anytime else _binomial_ranks)(n, rank, alpha_lower, alpha_upper)
     reached = np.cumsum(sample.count)
     middle = min(max(math.ceil(n * rank), 1), n)
     r, m, s = (int(i) for i in np.searchsorted(reached, (max(first, 1), middle, min(last, n))))
@@ -65,13 +70,33 @@ def quantile_interval(sample: Binned, rank: float, *, alpha_lower: float, alpha_
         lower=float(sample.lower[r]) if first >= 1 else -math.inf,
         upper=float(sample.upper[s]) if last <= n else math.inf,
         samples=n,
-        method="order statistics",
-        note="" if last <= n else f"an upper bound needs at least {_needed(rank, alpha_upper)} observations",
+        method=_method(anytime),
+        note="" if last <= n else f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations",
     )
 
 
-def _needed(rank: float, alpha_upper: float) -> int:
-    return math.ceil(math.log(alpha_upper) / math.log(rank))
+def _method(anytime: bool) -> str:
+    return "anytime order statistics" if anytime else "order statistics"
+
+
+@lru_cache(maxsize=256)
+def _needed(rank: float, alpha_upper: float, anytime: bool) -> int:
+    least = math.ceil(math.log(alpha_upper) / math.log(rank))
+    if not anytime:
+        return least
+    high = least
+    while share_ever(high, high, alpha_upper) < rank:
+        high *= 2
+    return _first(lambda n: share_ever(n, n, alpha_upper) >= rank, least, high, 1.5 * least, 0.0)
+
+
+@lru_cache(maxsize=4096)
+def _ranks_ever(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
+    """(r, s): no x below the r-th smallest has a share of `rank` at or below it, every one from the s-th on has."""
+    center, deviation = n * rank, math.sqrt(n * rank * (1.0 - rank))
+    below = _first(lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank, 0, n, center, deviation)
+    above = _first(lambda k: k > n or share_ever(k, n, alpha_upper) >= rank, 0, n + 1, center, deviation)
+    return below, above
 
 
 @lru_cache(maxsize=4096)

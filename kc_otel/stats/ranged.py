@@ -54,6 +54,8 @@ def interval_of(
     alpha_upper: float,
     sides: Sides,
     method: str,
+    *,
+    cut: bool = False,
 ) -> Interval:
     """Two sides as an interval, with what `capped_mean_interval` says of observations beyond the range or the cap.
 
@@ -70,24 +72,29 @@ def interval_of(
     below = above = 0
     if sample.lower[0] < floor or sample.upper[-1] > ceiling:
         # A promised end is broken only by a bin that lies wholly outside; a cap already by one that may.
-        below = int(sample.count[(sample.upper if floor == low else sample.lower) < floor].sum())
-        above = int(sample.count[(sample.lower if ceiling == high else sample.upper) > ceiling].sum())
+        if floor == low or not cut:
+            below = int(sample.count[(sample.upper if floor == low else sample.lower) < floor].sum())
+        if ceiling == high or not cut:
+            above = int(sample.count[(sample.lower if ceiling == high else sample.upper) > ceiling].sum())
     # Every side holds the sample's own mean, and may miss it only by rounding.
     lower = -math.inf if below else max(floor, min(known.least, sides.lower(known, floor, ceiling, alpha_lower)))
     upper = math.inf if above else min(ceiling, max(known.most, sides.upper(known, floor, ceiling, alpha_upper)))
     return Interval(
-        estimate=known.estimate,
+        estimate=(known.least + known.most) / 2.0 if cut else known.estimate,
         lower=lower,
         upper=upper,
         samples=sample.total,
         method=method,
-        note=_note(low, high, floor, ceiling, below, above),
+        note=_note(low, high, floor, ceiling, below, above, cut=cut),
     )
 
 
-def _note(low: float, high: float, floor: float, ceiling: float, below: int, above: int) -> str:
+def _note(low: float, high: float, floor: float, ceiling: float, below: int, above: int, *, cut: bool) -> str:
     said = []
-    if floor > low and ceiling < high:
+    if cut and ceiling < high:
+        cut_to = f"min(value, {ceiling:g})" if floor == low else f"values cut to [{floor:g}, {ceiling:g}]"
+        said.append(f"for the mean of {cut_to}")
+    elif floor > low and ceiling < high:
         said.append(f"bounds are for the mean of values cut to [{floor:g}, {ceiling:g}]")
     elif ceiling < high:
         said.append(f"the upper bound is for the mean of min(value, {ceiling:g})")

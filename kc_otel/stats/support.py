@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
@@ -19,7 +20,13 @@ __all__ = ["support_deficit"]
 
 
 def support_deficit(
-    ratio: Binned, *, cap: float = 10.0, highest: float | None = None, alpha_lower: float, alpha_upper: float
+    ratio: Binned,
+    *,
+    cap: float = 10.0,
+    highest: float | None = None,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
 ) -> Interval:
     """Interval for `1 - E_Q[w]` from importance ratios of sampled tokens.
 
@@ -35,6 +42,7 @@ def support_deficit(
         highest: A ratio that none exceeds, at least 1, as of two kernels whose samplers keep the same tokens.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
+        anytime: Whether the sides hold at every number of observations at once.
 
     Raises:
         ValueError: If an alpha is not in (0, 1), the cap is not above 1, the highest ratio is below 1, or an edge is
@@ -54,13 +62,21 @@ def support_deficit(
     if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
         msg = f"highest: {highest!r} is not a finite ratio of at least 1"
         raise ValueError(msg)
-    sides = {"low": 0.0, "high": math.inf, "alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
-    mean = capped_mean_interval(ratio, cap=cap, **sides)
+    mean_of = partial(
+        capped_mean_interval,
+        ratio,
+        low=0.0,
+        high=math.inf,
+        alpha_lower=alpha_upper,
+        alpha_upper=alpha_lower,
+        anytime=anytime,
+    )
+    mean = mean_of(cap=cap)
     if not mean.samples:
         return replace(mean, lower=0.0, upper=1.0)
     lower, said = 0.0, "a lower one above 0 would take a ratio that none exceeds"
     if highest is not None:
-        most = capped_mean_interval(ratio, cap=highest, **sides).upper
+        most = mean_of(cap=highest).upper
         seen = "; larger ones were observed, so only 0 is claimed" if most == math.inf else ""
         lower, said = 1.0 - most, f"the lower one if no ratio is above {highest:g}{seen}"
     return Interval(

@@ -78,7 +78,7 @@ def asked(inference, train, *more):
 
 def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
     """The recording stands beside the evidence, which verifies from it; progress goes to standard error."""
-    code, out, err = run(*asked(*endpoints(), "--evidence", "gate"))
+    code, out, err = run(*asked(*endpoints(), "--evidence", "gate", "--all"))
     assert code == 0, err
     assert out.startswith("advance: vllm ")
     assert "both sides are the same number in every token" in out
@@ -93,8 +93,29 @@ def test_another_model_rolls_back_and_the_recording_can_be_judged_again(run, end
     code, out, err = run(*asked(*endpoints(drift=0.5), "--record", "made/log.jsonl"))
     assert code == 1, err
     assert "FAIL token-tv on all traffic: lower bound" in out
-    again = run("gate", "run", "policy.yaml", "made/log.jsonl", "--require", "token-tv")
+    again = run("gate", "run", "policy.yaml", "made/log.jsonl", "--require", "token-tv", "--sequential")
     assert again[:2] == (code, out)
+
+
+@pytest.mark.parametrize(("drift", "outcome"), [(0.0, 0), (0.5, 1)])
+def test_no_more_is_asked_than_it_takes_to_decide(run, endpoints, folder, drift, outcome):
+    """In either direction; what was recorded is what the evidence rests on, and gives the same verdicts again."""
+    rows = [{"prompt": f"prompt {i}", "task": ("code", "prose")[i % 2]} for i in range(10 * PROMPTS)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sampler, scorer = endpoints(drift=drift)
+    code, out, err = run(*asked(sampler, scorer, "--evidence", "gate"))
+    assert code == outcome, err
+    kept = load_recording(folder / "gate" / "recording.npz").lengths.size
+    assert kept in (20, 25, 32, 40, 50, 63)
+    assert f"decided after {kept} of {10 * PROMPTS} completions" in err
+    assert sum(path.endswith("completions") for path, *_ in sampler.requests) <= kept + 8
+    assert "bounds hold at every number of sequences at once" in out
+    assert run("gate", "verify", "gate", "--recordings", "gate")[0] == 0
+    whole = run(*asked(*endpoints(drift=drift), "--record", "whole.npz", "--all"))
+    assert whole[0] == outcome
+    assert "decided after" not in whole[2]
+    said = run("gate", "run", "policy.yaml", "whole.npz", "--require", "token-tv")[1]
+    assert "whole.npz: `gate live` would have stopped after " in said
 
 
 def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder, monkeypatch):
@@ -109,7 +130,7 @@ def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder,
 def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
     """Who samples, who scores, and from time to time how far it is; standard output is the verdict's alone."""
     monkeypatch.setattr("kc_otel.offline.gate.endpoint_recording._EVERY_SECONDS", 0.0)
-    code, out, err = run(*asked(*endpoints()))
+    code, out, err = run(*asked(*endpoints(), "--all"))
     assert code == 0
     assert err.startswith("sampling from tiny at the inference endpoint http://127.0.0.1:")
     assert f"  {PROMPTS} of {PROMPTS} completions, " in err
@@ -118,7 +139,7 @@ def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
 
 def test_several_samples_and_evidence_in_one_file(run, endpoints):
     """Completions are prompts times samples, and the recording has the name of the evidence."""
-    code, _, err = run(*asked(*endpoints(), "--samples", 2, "--evidence", "gate/e.json", "--concurrency", 3))
+    code, _, err = run(*asked(*endpoints(), "--samples", 2, "--evidence", "gate/e.json", "--all"))
     assert code == 0
     assert f"recording: gate/e.npz ({2 * PROMPTS} completions" in err
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kc_otel.contract import Clause, diff, lint
+from kc_otel.contract.sentences import limitation
 
 
 def _clause(**fields: object) -> str:
@@ -26,11 +27,6 @@ def _clause(**fields: object) -> str:
             "numerical",
             {"metric": "logit_half_range", "unit": "sequence"},
             "numerical[0].unit: p99.9 of tokens cannot be judged by sequence",
-        ),
-        (
-            "numerical",
-            {"metric": "js", "statistic": "fraction > 0.2", "unit": "sequence"},
-            "numerical[0].unit: fraction > 0.2 of tokens cannot be judged by sequence",
         ),
         (
             "numerical",
@@ -114,6 +110,13 @@ def test_what_has_no_form_by_sequence_counts_tokens(fields):
     for unit in (None, "token"):
         clause = Clause(id="x", metric="tv_token", limit=0.1, unit=unit, **fields)
         assert (clause.by_sequence, clause.quantity.key) == (False, "tv_token")
+
+
+def test_a_share_of_sequences_is_of_those_whose_mean_is_above():
+    """Where the clause says so: it is about what the slice will show, and recorded like the mean."""
+    clause = Clause(id="x", metric="tv_token", statistic="fraction > 0.02", unit="sequence", limit=0.01)
+    assert (clause.by_sequence, clause.quantity.key, clause.about) == (True, "tv_token_by_sequence", "population")
+    assert limitation(clause) == "Share above 0.02 of tv_token by sequence must not be above 0.01"
 
 
 def test_a_share_that_none_may_is_counted_token_by_token():

@@ -146,9 +146,10 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Read
 
     lower = f"clamp_min({least} - {half(levels.lower)}, {text(floor)})"
     upper = f"clamp_max({most} + {half(levels.upper)}, {text(ceiling)})"
-    if above:
+    # What a clause's own cap cuts counts as the cap, and its mean is at most the plain one.
+    if above and cap is None:
         upper = _unless_beyond(upper, above, samples, "+Inf")
-    if below:
+    if below and cap is None:
         lower = _unless_beyond(lower, below, samples, "-Inf")
     return Forms(mean, lower, upper)
 

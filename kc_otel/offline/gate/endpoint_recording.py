@@ -17,7 +17,8 @@ from typing import Final
 
 import httpx
 
-from kc_otel.recordings import save_recording
+from kc_otel.offline.gate.early_stop import looks
+from kc_otel.recordings import Recording, save_recording
 from kc_otel.recordings.endpoints import (
     Collected,
     CompletionClient,
@@ -77,7 +78,9 @@ class EndpointPair:
     timeout: float = 120.0
 
 
-def record_endpoints(pair: EndpointPair, prompts: Path, where: Path | None, say: _Say) -> Path:
+def record_endpoints(
+    pair: EndpointPair, prompts: Path, where: Path | None, say: _Say, enough: Callable[[Recording], bool] | None = None
+) -> Path:
     """Sample, score, and keep the recording.
 
     Args:
@@ -85,6 +88,7 @@ def record_endpoints(pair: EndpointPair, prompts: Path, where: Path | None, say:
         prompts: File of prompts, see `read_prompts`.
         where: The recording's file; None for one in a temporary folder that is kept.
         say: Takes a line on what happens, every few seconds.
+        enough: Whether completions so far, of prompts in an order of their own, are enough; None for all of them.
 
     Returns:
         The recording's file.
@@ -97,7 +101,7 @@ def record_endpoints(pair: EndpointPair, prompts: Path, where: Path | None, say:
     if where is not None:
         _check_writable(where)
     try:
-        collected = asyncio.run(_collected(pair, asked, say))
+        collected = asyncio.run(_collected(pair, asked, say, enough))
     except CompletionEndpointError as error:
         raise ValueError(str(error)) from None
     if collected.recording is not None:
@@ -108,12 +112,16 @@ def record_endpoints(pair: EndpointPair, prompts: Path, where: Path | None, say:
         tokens, sequences = collected.recording.train.size, collected.recording.lengths.size
         say(f"recording: {where} ({sequences:,} completions, {tokens:,} tokens)")
         if not collected.missing:
+            if (whole := len(asked) * pair.samples) > sequences:
+                say(f"decided after {sequences:,} of {whole:,} completions; the others were not asked for")
             return where
     kept = None if collected.recording is None else where
     raise IncompleteError("\n".join(_missing(collected, prompts)), kept)
 
 
-async def _collected(pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say) -> Collected:
+async def _collected(
+    pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say, enough: Callable[[Recording], bool] | None
+) -> Collected:
     limits = httpx.Limits(max_connections=2 * pair.concurrency)
     async with httpx.AsyncClient(limits=limits) as http:
         sampler = CompletionClient(pair.inference, http, timeout=pair.timeout)
@@ -131,6 +139,8 @@ async def _collected(pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say)
             samples=pair.samples,
             max_tokens=pair.max_tokens,
             concurrency=pair.concurrency,
+            enough=enough,
+            looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
 

@@ -75,6 +75,8 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if one.identical
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    if gate.terms.sequential:
+        said.append("bounds hold at every number of sequences at once: the gate may stop as soon as it is decided")
     if gate.terms.require:
         said.append(f"only {', '.join(gate.terms.require)} had to pass; a failure of any other clause still refuses")
     if gate.terms.slices:

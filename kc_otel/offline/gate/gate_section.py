@@ -53,6 +53,7 @@ def section(gate: OfflineGate, text: str) -> dict[str, Any]:
             "slices": list(terms.slices),
             "allow_unjudged": terms.allow_unjudged,
             "columns": dict(terms.columns),
+            "sequential": terms.sequential,
         },
         "recordings": [
             {
@@ -187,7 +188,12 @@ def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
 def _terms(offline: Mapping[str, Any]) -> GateTerms:
     terms = offline["terms"]
     return GateTerms(
-        terms["windows"], tuple(terms["require"]), tuple(terms["slices"]), terms["allow_unjudged"], terms["columns"]
+        terms["windows"],
+        tuple(terms["require"]),
+        tuple(terms["slices"]),
+        terms["allow_unjudged"],
+        terms["columns"],
+        terms["sequential"],
     )
 
 

@@ -46,6 +46,8 @@ class GateTerms:
         slices: Slices on which they have to; empty for all traffic and every slice of the contract.
         allow_unjudged: Whether clauses that no recording can be judged by may be left out.
         columns: Names of the recordings' columns, by role, where they are others than tools use.
+        sequential: Whether somebody looks as a recording grows and stops when it suits, so that the bounds have to
+            hold at every number of sequences at once.
     """
 
     windows: int = 1
@@ -53,6 +55,7 @@ class GateTerms:
     slices: tuple[str, ...] = ()
     allow_unjudged: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    sequential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ def gate_recordings(
     judged = []
     for _, recording in recordings:
         parts = by_contract(recording, contract)
-        judged.append(judge(contract, parts, now, pair))
+        judged.append(judge(contract, parts, now, pair, anytime=terms.sequential))
     terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
     inputs = tuple(about for about, _ in recordings)

@@ -72,7 +72,12 @@ def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice
 
 
 def judge(
-    contract: Contract, parts: Sequence[RecordingSlice], now: float, kernels: tuple[str, str] = ("", "")
+    contract: Contract,
+    parts: Sequence[RecordingSlice],
+    now: float,
+    kernels: tuple[str, str] = ("", ""),
+    *,
+    anytime: bool = False,
 ) -> RecordingVerdicts:
     """Verdicts as an evaluator would give them, if the recording were what both of its windows hold.
 
@@ -84,6 +89,7 @@ def judge(
         parts: `all` and the slices, as `by_contract` makes them.
         now: Unix time, seconds.
         kernels: Short fingerprints of the training and the inference kernel, where they are known.
+        anytime: Whether somebody looks as the recording grows, so that the bounds have to hold at all sizes at once.
 
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
@@ -102,7 +108,7 @@ def judge(
                 sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
             cell = Cell(contract.name, clause.id, part.name, *kernels)
             absence = "" if sample is not None else f"no sequence of this recording is in slice {part.name}"
-            evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence))
+            evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
     return RecordingVerdicts(without_windows(contract, evidence, now), tuple(left_out), known[ALL].unreadable)
 
 

@@ -2,12 +2,15 @@
 
 A prompt that is not answered is no sample at random: it was the longest, or the one on which a kernel broke. So every
 failure is kept beside what succeeded, and whoever judges has to look at both.
+
+Who stops as soon as there is enough looks at completions in the order in which they were asked for, never in that in
+which they came: short answers come first. A failure ends the looking.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,9 +53,9 @@ class Collected:
     """What came of it.
 
     Attributes:
-        recording: Completions that were sampled and scored, in the order of the prompts; None for none.
+        recording: Completions that were sampled and scored, in the order of asking; None for none.
         failures: Completions that are missing, in the order in which they failed.
-        asked: Completions that should be there.
+        asked: Completions that should be there: all of them, or those that were enough.
     """
 
     recording: Recording | None
@@ -65,6 +68,34 @@ class Collected:
         return self.asked - (0 if self.recording is None else int(self.recording.lengths.size))
 
 
+class _EnoughError(Exception):
+    """What is there decides; nothing more is asked for."""
+
+
+class _Prefix:
+    """The completions that are there without a gap, looked at as they grow, and how many of them were enough."""
+
+    def __init__(self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int) -> None:
+        self.decided: int | None = None
+        self._enough, self._due, self._whole = enough, iter(looks), whole
+        self._there, self._next = 0, next(iter(self._due), whole)
+
+    def look(self, done: Mapping[int, _Scored]) -> None:
+        """Look once more if there are as many as that takes.
+
+        Raises:
+            _EnoughError: If they are enough.
+        """
+        while self.decided is None and self._enough is not None and self._there in done:
+            self._there += 1
+            if self._there == self._next < self._whole:
+                if self._enough(_recording([done[place] for place in range(self._there)])):
+                    self.decided = self._there
+                self._next = next(self._due, self._whole)
+        if self.decided is not None:
+            raise _EnoughError
+
+
 async def collect(
     prompts: Sequence[Prompt],
     inference: tuple[CompletionClient, str],
@@ -73,6 +104,8 @@ async def collect(
     samples: int = 1,
     max_tokens: int = 256,
     concurrency: int = 8,
+    enough: Callable[[Recording], bool] | None = None,
+    looks: Iterable[int] = (),
     progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other.
@@ -84,6 +117,9 @@ async def collect(
         samples: Completions of each prompt.
         max_tokens: Most tokens of a completion.
         concurrency: Most requests at a time.
+        enough: Whether the first completions are enough, so that no more are asked for. Prompts are then asked in an
+            order that their file does not decide, each once before any is asked again.
+        looks: Numbers of completions at which it is asked, ascending.
         progress: Called after each completion with those that are done, those that failed, and tokens.
 
     Returns:
@@ -92,9 +128,11 @@ async def collect(
     Raises:
         RefusedError: If an endpoint answers in a way that would be the same for every prompt.
     """
-    work = enumerate(prompt for prompt in prompts for _ in range(samples))  # shared by the workers
+    whole = len(prompts) * samples
+    work = enumerate(_order(prompts, samples, shuffled=enough is not None))  # shared by the workers
     done: dict[int, _Scored] = {}
     failures: list[Failure] = []
+    prefix = _Prefix(enough, looks, whole)
     tokens = 0
 
     async def worker() -> None:
@@ -105,19 +143,34 @@ async def collect(
             try:
                 done[place] = await _one(prompt, inference, train, max_tokens)
                 tokens += len(done[place].train)
+                prefix.look(done)
             except RequestFailedError as error:
                 failures.append(Failure(prompt.line, str(error)))
             progress(len(done), len(failures), tokens)
 
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(prompts) * samples))]
+    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, whole))]
     try:
         await asyncio.gather(*workers)
+    except _EnoughError:
+        pass
     finally:
         for each in workers:
             each.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+    if prefix.decided is not None:
+        return Collected(_recording([done[at] for at in range(prefix.decided)]), (), prefix.decided)
     rows = [done[place] for place in sorted(done)]
-    return Collected(_recording(rows) if rows else None, tuple(failures), len(prompts) * samples)
+    return Collected(_recording(rows) if rows else None, tuple(failures), whole)
+
+
+def _order(prompts: Sequence[Prompt], samples: int, *, shuffled: bool) -> Iterator[Prompt]:
+    """Each prompt with all its samples; or, where the first ones may be enough, all prompts mixed, and again."""
+    if not shuffled:
+        yield from (prompt for prompt in prompts for _ in range(samples))
+        return
+    mixed = [prompts[place] for place in np.random.default_rng(0).permutation(len(prompts))]
+    for _ in range(samples):
+        yield from mixed
 
 
 async def _one(
