@@ -67,6 +67,10 @@ def init(
         Path | None,
         typer.Option("--from", metavar="RECORDING", help="Log-probabilities of self-noise: .npz, .jsonl or .parquet."),
     ] = None,
+    capped: Annotated[
+        bool,
+        typer.Option("--capped", help="Cut the mean of tv_token at five limits, by sequence: a gate can decide it."),
+    ] = False,
     raise_to_floor: Annotated[
         bool, typer.Option("--raise-to-floor", help="Raise limits that self-noise breaks to margin x the floor.")
     ] = False,
@@ -99,7 +103,7 @@ def init(
         target = out if out is not None else Path(f"{answers['name']}.yaml")
         if str(target) != "-" and target.exists() and not force:
             refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
-        written = _write(answers, recording, raise_to_floor=raise_to_floor, margin=margin)
+        written = _write(answers | {"capped": capped}, recording, raise_to_floor=raise_to_floor, margin=margin)
     except ContractError as error:
         for problem in error.problems:
             typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)

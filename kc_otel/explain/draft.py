@@ -8,7 +8,7 @@ gone while the measured budget may still hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
@@ -18,8 +18,11 @@ from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.stats.inverses import mean_token_tv_for_sequence_tv
 from kc_otel.stats.rewards import token_kl_for_sequence_tv, tv_for_reward_budget
 
-__all__ = ["Draft", "DraftClause", "clauses_of", "cut", "exact"]
+__all__ = ["CAP_IN_LIMITS", "Draft", "DraftClause", "clauses_of", "cut", "exact"]
 
+CAP_IN_LIMITS: Final = 5.0
+"""Where a capped mean is cut: it takes a fiftieth of the sequences, and kernels within the limit seldom reach it."""
+_TAIL: Final = 0.01
 _FAR: Final = 0.5
 """(1-w)+ above which a token is another one more often than not."""
 
@@ -40,6 +43,8 @@ class Draft:
         slices: Name of each slice, and its conditions by attribute.
         confidence: Confidence of verdicts.
         data: How the kernels are measured; clauses that this cannot measure are left out.
+        capped: Whether the mean of tv_token is promised by sequence and cut at five limits, with a clause on what is
+            above, so that a gate can decide it.
     """
 
     name: str
@@ -53,6 +58,7 @@ class Draft:
     slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     confidence: float = 0.99
     data: MeasuringPath = MeasuringPath.LOOP
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class DraftClause:
         derivation: How the limit follows, with numbers.
         breaks: What is wrong beyond it: the clause's description.
         slices: Limits of single slices, where they differ.
+        cap: Where what is observed is cut; None where it is not.
     """
 
     id: str
@@ -78,6 +85,7 @@ class DraftClause:
     derivation: str
     breaks: str
     slices: Mapping[str, float] = field(default_factory=dict)
+    cap: float | None = None
 
 
 def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
@@ -111,16 +119,7 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             f"{b_tv}. Measured on whole sequences, TV_seq = E_Q[(1-W)+]: no horizon and no worst case comes in.",
             "The mean reward under the two kernels may differ by more than the budget.",
         ),
-        DraftClause(
-            "token-tv",
-            "tv_token",
-            "",
-            "token",
-            cut(mean),
-            f"Enough for the budget by itself: TV_seq <= T x mean (on policy), so mean <= {b_tv} / {horizon} = "
-            f"{rounded(mean)}.",
-            "Token by token the budget is no longer guaranteed at this horizon; see whether reward still holds.",
-        ),
+        *_token_tv(draft, mean, f"{b_tv} / {horizon} = {rounded(mean)}"),
         DraftClause(
             "token-kl",
             "k3",
@@ -141,6 +140,38 @@ def clauses_of(draft: Draft) -> tuple[DraftClause, ...]:
             f"adds at most f to the mean, so f <= {rounded(mean)} / 2 = {rounded(mean / 2.0)}.",
             "Single tokens are far off: suspect an expert, a mask, a cached prefix or a quantisation scale.",
         ),
+    )
+
+
+def _token_tv(draft: Draft, mean: float, formula: str) -> Iterator[DraftClause]:
+    """The mean total variation of a token; capped, with what it leaves open."""
+    breaks = "Token by token the budget is no longer guaranteed at this horizon; see whether reward still holds."
+    limit = cut(mean)
+    cap = CAP_IN_LIMITS * limit
+    if not draft.capped or cap >= 1.0:
+        derivation = f"Enough for the budget by itself: TV_seq <= T x mean (on policy), so mean <= {formula}."
+        yield DraftClause("token-tv", "tv_token", "", "token", limit, derivation, breaks)
+        return
+    yield DraftClause(
+        "token-tv",
+        "tv_token",
+        "",
+        "",
+        limit,
+        f"TV_seq <= T x mean (on policy), so mean <= {formula} is enough for the budget where none is above the cap. "
+        f"A sequence counts with at most {rounded(cap)}, {CAP_IN_LIMITS:g} limits: some hundred are then enough.",
+        breaks,
+        cap=cap,
+    )
+    yield DraftClause(
+        "token-tv-tail",
+        "tv_token",
+        f"fraction > {exact(cap)}",
+        "sequence",
+        _TAIL,
+        f"What token-tv leaves open: how many sequences are above its cap, and by how much they are. {100 * _TAIL:g} % "
+        "is a choice: write what you can bear.",
+        "More sequences than that are more than five limits off; see which.",
     )
 
 

@@ -15,7 +15,7 @@ from kc_otel.contract.measuring_paths import why_not
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded
-from kc_otel.explain.draft import Draft, DraftClause, clauses_of, cut, exact
+from kc_otel.explain.draft import CAP_IN_LIMITS, Draft, DraftClause, clauses_of, cut, exact
 from kc_otel.explain.noise_floor import NoiseFloor, floors
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 from kc_otel.recordings.recording import Recording
@@ -97,6 +97,7 @@ def _raised(
                 clause,
                 limit=limit,
                 slices=slices,
+                cap=None if clause.cap is None else CAP_IN_LIMITS * max(limit, *slices.values(), 0.0),
                 derivation=f"Raised to {margin:g} x the noise floor, so this limit no longer guarantees the budget. "
                 f"The budget gave: {clause.derivation}",
             )
@@ -132,12 +133,13 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
         f"{draft.horizon} tokens."
     )
     yield "#"
+    sequences = " (token-tv is capped, and about sequences)" if draft.capped else ""
     yield from _comment(
         "P is train, Q inference, w = P/Q of a sampled token, W of a sequence. The limits on tokens are early "
         "warnings: token-tv and token-kl would each guarantee the budget for the worst kernels that they allow, so "
         "real kernels often break them while the measured budget, clause reward, holds. They are about the tokens of "
-        "a window (unit: token), because limits as small as theirs take more sequences than windows hold; reward is "
-        "about what a slice will show. `kc-otel explain` draws the chain."
+        f"a window (unit: token), because limits as small as theirs take more sequences than windows hold{sequences}; "
+        "reward is about what a slice will show. `kc-otel explain` draws the chain."
     )
     if source:
         yield "#"
@@ -230,6 +232,8 @@ def _clause(clause: DraftClause, needed: Sequence[Needed], found: Sequence[Noise
         yield f"    statistic: {clause.statistic}"
     if clause.unit:
         yield f"    unit: {clause.unit}"
+    if clause.cap is not None:
+        yield f"    cap: {exact(clause.cap)}"
     yield f"    limit: {exact(clause.limit)}"
     if clause.slices:
         yield f"    slices: {_inline({name: exact(limit) for name, limit in clause.slices.items()}, quoted=False)}"

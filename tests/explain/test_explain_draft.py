@@ -92,6 +92,29 @@ def test_the_text_says_how_each_limit_follows_and_what_breaks():
     assert diff(write(draft()).contract, write(draft()).contract) == []
 
 
+@pytest.mark.parametrize(("horizon", "capped"), [(32, True), (1, False)])
+def test_a_capped_claim_is_about_sequences_and_has_a_clause_on_what_is_above(horizon, capped):
+    """At five limits, where a total variation can be as large as that; sound, and decided by some ten sequences."""
+    written = write(draft(capped=True, horizon=horizon, reward_budget=0.3))
+    assert check_text(written.text).problems == ()
+    clauses = {clause.id: clause for clause in written.contract.clauses}
+    one = clauses["token-tv"]
+    assert (one.cap is not None, one.by_sequence, "token-tv-tail" in clauses) == (capped, capped, capped)
+    if capped:
+        tail = clauses["token-tv-tail"]
+        assert one.cap == pytest.approx(5 * one.limit_for("all"))
+        assert (tail.parsed_statistic.argument, tail.by_sequence) == (pytest.approx(one.cap), True)
+        assert next(each.observations for each in written.needed if each.clause == "token-tv") < 100
+
+
+def test_a_raised_limit_raises_its_cap():
+    """Noise above the limit would else be above the cap too."""
+    written = write(draft(capped=True), recording(0.2), raise_to_floor=True)
+    one = next(clause for clause in written.contract.clauses if clause.id == "token-tv")
+    assert "token-tv" in written.raised
+    assert one.cap >= 5 * one.limit_for("all")
+
+
 def test_noise_below_every_limit_is_said():
     """The floor and the limit in the comment; nothing is raised even where that is allowed."""
     written = write(draft(), recording(1e-6), raise_to_floor=True)
