@@ -79,7 +79,7 @@ def draw_history(
     text = _text(points, len(others), zone)
     above = [
         *_strip(points, scene),
-        *_signs(together),
+        *_signs(together, _HEIGHT),
         _limit(every[-1][4], points, scene),
     ]
     behind = [*upward(scene.values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
@@ -98,6 +98,7 @@ def draw_sparkline(
     points: Sequence[Point],
     *,
     others: Sequence[Sequence[Point]] = (),
+    markers: Sequence[Marker] = (),
     step: float = math.inf,
     zone: tzinfo = UTC,
 ) -> Chart | None:
@@ -107,6 +108,7 @@ def draw_sparkline(
         title: What is drawn.
         points: As for the chart.
         others: Points of other kernel versions.
+        markers: As for the chart; their signs stand in the plot.
         step: As for the chart.
         zone: As for the chart.
     """
@@ -114,8 +116,10 @@ def draw_sparkline(
     if not points:
         return None
     scene = _Scene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), _SMALL, _GAP * step)
-    text = _text(points, len(others), zone)
-    return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), (), small=True), text)
+    together = _together([(scene.x(one.at), one) for one in markers if scene.span.low <= one.at <= scene.span.high])
+    text = ". ".join([_text(points, len(others), zone).rstrip("."), *(said for _, _, said in together)])
+    signs = list(_signs(together, _SMALL))
+    return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +244,15 @@ def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str,
     ]
 
 
-def _signs(together: Sequence[tuple[float, str, str]]) -> Iterator[str]:
+def _signs(together: Sequence[tuple[float, str, str]], height: int) -> Iterator[str]:
+    """Above the plot; where that is small, within it and left of its line."""
+    small = height == _SMALL
+    top, end = (0, height) if small else (TOP - 4, TOP + height)
     for at, sign, _ in together:
         x = f"{at / 10:.2f}%"
-        yield f'<line class="c-event" x1="{x}" x2="{x}" y1="{TOP - 4}" y2="{TOP + _HEIGHT}"/>'
-        yield label(sign, x, TOP - 7, anchor="middle", kind="c-sign")
+        yield f'<line class="c-event" x1="{x}" x2="{x}" y1="{top}" y2="{end}"/>'
+        place = (f"{max(at / 10 - 0.3, 1.5):.2f}%", 12, "end") if small else (x, TOP - 7, "middle")
+        yield label(sign, place[0], place[1], anchor=place[2], kind="c-sign")
 
 
 def _key(points: Sequence[Point], others: Mapping[str, Sequence[Point]]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ import getpass
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.contract.words import listed, place
+from kc_otel.judge.escalation.webhook_body import kernel_name
 
 __all__ = ["register"]
 
@@ -27,6 +30,15 @@ _REASONS = 12
 _INCIDENTS = 6
 _ROWS = 20
 """Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
+_DETAILED = 2
+"""Incidents whose kernel and actions are shown, too."""
+_DONE = 4
+"""Actions of an incident that are shown: the newest of those that are not undone."""
+_RECENT = 8
+_ROUTES = 3
+"""Routes away from a version that have a line each."""
+_EVENTS = 400
+"""Events that are asked for to show the newest: many are about cells of one incident."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "green"}
 
 
@@ -53,7 +65,7 @@ def status(
         console = Console()
         routes = _routes(get(url, "/api/v1/decisions"), contract)
         overview, now = get(url, "/api/v1/overview"), time.time()
-        incidents = _incidents(overview, contract, now)
+        incidents = _incidents(overview, contract, now, get(url, "/api/v1/contracts")["contracts"])
         tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
         console.print(*incidents, *tables, *_reasons(cells), *routes, *_in_force(overview, contract), sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
@@ -73,10 +85,12 @@ def watch(
         try:
             while True:
                 cells = _cells(url, contract)
-                events = get(url, "/api/v1/events", newest=8 if contract is None else 200)["events"]
-                recent = [_event_line(event) for event in events if contract in {None, event["contract"]}][-8:]
-                now, most = time.time(), max(5, console.height - 24)
-                incidents = _incidents(get(url, "/api/v1/overview"), contract, now)
+                events = get(url, "/api/v1/events", newest=_EVENTS, verdicts=False)["events"]
+                recent = [_event_line(one) for one in _together(events) if contract in {None, one[0]["contract"]}]
+                now, most = time.time(), max(5, console.height - 28)
+                contracts = get(url, "/api/v1/contracts")["contracts"]
+                incidents = _incidents(get(url, "/api/v1/overview"), contract, now, contracts)
+                recent = recent[-_RECENT:]
                 live.update(Group(*incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
@@ -108,16 +122,30 @@ def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
     return verdict["contract"], verdict["clause"], verdict["slice"]
 
 
-def _incidents(overview: dict[str, Any], contract: str | None, now: float) -> list[Text]:
-    """What is broken or contained, the most urgent first: what, since when, how it grew, and what to open."""
+def _incidents(
+    overview: dict[str, Any], contract: str | None, now: float, contracts: Sequence[Mapping[str, Any]]
+) -> list[Text]:
+    """What is broken or contained, the most urgent first: what, since when, on which kernel, what was done."""
+    named = {
+        (one["name"], kernel["version"]): kernel_name(kernel["fields"], kernel["version"])
+        for one in contracts
+        for kernel in one["kernels"]
+        if kernel["role"] == "inference"
+    }
     found = [one for one in overview["incidents"] if contract in {None, one["contract"]}]
     lines: list[Text] = []
-    for one in found[:_INCIDENTS]:
+    for index, one in enumerate(found[:_INCIDENTS]):
         style = _STATE_STYLE[one["state"]] if one["status"] == "FAIL" else _STYLE[one["status"]]
         lines.append(Text.assemble((one["state"].capitalize(), style), f"  {one['contract']}: {one['headline']}"))
         facts = [f"for {_ago(now - one['since'])}", f"{len(one['slices'])} slice{'s' * (len(one['slices']) != 1)}"]
         facts += [one["grew"]] if one["grew"] else []
         lines.append(Text(f"  {', '.join(facts)}; incident {one['id']}", style="dim"))
+        if index >= _DETAILED:
+            continue
+        version = one["kernel_inference"]
+        lines += [Text(f"  on {named.get((one['contract'], version), version)}", style="dim")] if version else []
+        done = [action for action in one["actions"] if action["in_force"] is not False]
+        lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_DONE:]]
     if len(found) > _INCIDENTS:
         lines.append(Text(f"{len(found) - _INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
@@ -181,15 +209,26 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
 
 
 def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
-    return [
-        Text.assemble(
-            ("route", "bold"),
-            f"  {route['contract']}/{route['slice']} avoids {route['avoid']}, uses {route['kernel']}: "
-            f"{route['reason']}; lift it with kc-otel resume {route['contract']} --slice {route['slice']} --why ...",
-        )
-        for route in decisions["routes"]
-        if contract in {None, route["contract"]}
-    ]
+    """What avoids a kernel version: slice by slice where there are few, else together."""
+    by: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for route in decisions["routes"]:
+        if contract in {None, route["contract"]}:
+            by.setdefault((route["contract"], route["avoid"]), []).append(route)
+    lines = []
+    for (name, avoid), routes in by.items():
+        if len(routes) > _ROUTES:
+            slices = listed([place(one["slice"]) for one in routes])
+            lines.append(
+                f"  {name}: {slices} avoid {avoid}, use {routes[0]['kernel']}; "
+                f"lift all of it with kc-otel resume {name} --why ..., or one with --slice NAME"
+            )
+            continue
+        lines += [
+            f"  {name}/{route['slice']} avoids {avoid}, uses {route['kernel']}: {route['reason']}; "
+            f"lift it with kc-otel resume {name} --slice {route['slice']} --why ..."
+            for route in routes
+        ]
+    return [Text.assemble(("route", "bold"), line) for line in lines]
 
 
 def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
@@ -205,10 +244,30 @@ def _until(end: float | None) -> str:
     return "" if end is None else datetime.fromtimestamp(end, tz=UTC).astimezone().strftime(", until %Y-%m-%d %H:%M")
 
 
-def _event_line(event: dict[str, Any]) -> Text:
-    moment = datetime.fromtimestamp(event["at"], tz=UTC).astimezone().strftime("%H:%M:%S")
+def _together(events: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Events, oldest first; alerts that one step of the ladder fires or ends at one moment as one."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        step = [event["data"].get(name) for name in ("severity", "on", "actions")]
+        several = event["kind"] in {"firing", "resolved"}
+        key = (event["contract"], event["kind"], event["at"], str(step)) if several else event["id"]
+        found.setdefault(key, []).append(event)
+    return list(found.values())
+
+
+def _event_line(events: Sequence[dict[str, Any]]) -> Text:
+    event = events[0]
     message = event["message"].removeprefix(f"{event['contract']}: ")
-    return Text(f"{moment}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True)
+    if len(events) > 1:
+        clauses = listed(list(dict.fromkeys(one["data"]["clause"] for one in events)))
+        slices = listed(list(dict.fromkeys(place(one["data"]["slice"]) for one in events)))
+        said = "no longer fire" if event["kind"] == "resolved" else f"fire ({event['data'].get('severity')})"
+        message = f"{len(events)} alerts {said}: {clauses} on {slices}"
+    return Text(f"{_clock(event['at'])}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True)
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime("%H:%M:%S")
 
 
 def _spark(estimates: list[float | None], limit: float, width: int) -> Text:

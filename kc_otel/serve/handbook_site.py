@@ -98,7 +98,10 @@ def _plain(folder: Path) -> _Served:
     markdown = MarkdownIt("commonmark").enable("table")
     contents = list(_entries(yaml.safe_load((folder / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     style = (folder / "plain.css").read_text(encoding="utf-8")
-    served = {}
+    served = {
+        file.relative_to(folder / "pages").as_posix(): (file.read_bytes(), "image/png", _POLICY.format(""))
+        for file in (folder / "pages").rglob("*.png")
+    }
     for title, path, _ in contents:
         if not path:
             continue

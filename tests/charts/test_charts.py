@@ -133,6 +133,17 @@ def test_a_sparkline_has_the_curves_and_no_texts() -> None:
     assert draw_sparkline("x", [], others=[PAST]) is None
 
 
+def test_what_happened_stands_in_a_sparkline_and_is_read_out() -> None:
+    """A sign and a line within its height; outside of its time nothing."""
+    inside, outside = Marker(PAST[3][0], "▲", "firing: routed"), Marker(PAST[-1][0] + 99, "▽", "resolved: late")
+    glance = draw_sparkline("x", PAST, markers=[inside, outside])
+    assert texts(glance.svg) == ["▲"]
+    assert "firing: routed" in glance.text
+    assert "late" not in glance.text
+    (line,) = [one for one in ET.fromstring(glance.svg).iter() if one.get("class") == "c-event"]
+    assert (line.get("y1"), line.get("y2")) == ("0", "48")
+
+
 def test_nothing_is_drawn_of_nothing() -> None:
     """No point, or only zeros."""
     assert draw_history("x", []) is None

@@ -142,13 +142,19 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     incident = {
         "id": "0123456789ab", "contract": "policy", "state": "broken", "status": "FAIL", "since": 0.0,
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
-        "grew": "3 slices at 04:45, 15 at 04:50 UTC",
+        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12,
+        "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
     }  # fmt: skip
     overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
-    console.print(*status_command._incidents(overview, None, 60.0), *blocks, sep="\n")
+    fields = {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}
+    contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, "fields": fields}]}]
+    console.print(*status_command._incidents(overview, None, 60.0, contracts), *blocks, sep="\n")
     said = console.export_text().splitlines()
     assert said[0] == "Broken  policy: token-tv is above its limit on s0, s1, s2 and 12 more"
     assert said[1] == "  for 1m, 15 slices, 3 slices at 04:45, 15 at 04:50 UTC; incident 000000000000"
-    assert said[12] == "2 more incidents"
+    assert said[2] == "  on vllm 0.32 fp8 (bbbbbbbbbbbb)"
+    assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
+    assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
+    assert said[22] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
     assert max(map(len, said)) <= 80

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.client.webhooks import WebhookError, verify
+from tests.tools.axe import AxeUnavailableError, violations
+from tests.tools.chromium import Chromium
 
 SECRET = "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE="  # "super-secret-for-tests-only!!"
 
@@ -78,7 +81,7 @@ class Evaluator:
         self._reader.start()
 
     def get(self, path: str, **parameters: Any) -> Any:
-        response = httpx.get(self.api + path, params=parameters, timeout=5)
+        response = httpx.get(self.api + path, params=parameters, timeout=30)
         response.raise_for_status()
         return response.json()
 
@@ -240,3 +243,24 @@ def collector() -> Iterator[Collector]:
     collector = Collector()
     yield collector
     collector.close()
+
+
+@pytest.fixture(scope="module")
+def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The machine's Chromium, or Debian's, unpacked; skips with the reason where neither can be had."""
+    present = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    try:
+        command = (present,) if present else debian.command("chromium", say=print)
+    except debian.UnavailableError as error:
+        pytest.skip(f"not run: {error}")
+    browser = Chromium(command, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def wrong(browser: Any) -> list[Any]:
+    """What axe-core finds on the page that is open; the test is skipped where axe-core cannot be had."""
+    try:
+        return violations(browser)
+    except AxeUnavailableError as error:
+        pytest.skip(f"not run: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -15,9 +14,8 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
-from tests.tools.chromium import Chromium
 
-from .conftest import CONTRACT, Evaluator, logprobs
+from .conftest import CONTRACT, Evaluator, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -27,19 +25,6 @@ GOOD = kc_otel.Kernel("vllm", version="1", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="2", dtype="int8", hardware=MARKUP)
 READY = "document.querySelector('#live-dot.ok')"
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
-
-
-@pytest.fixture(scope="module")
-def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The machine's Chromium, or Debian's, unpacked; skips with the reason where neither can be had."""
-    present = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    try:
-        command = (present,) if present else debian.command("chromium", say=print)
-    except debian.UnavailableError as error:
-        pytest.skip(f"not run: {error}")
-    browser = Chromium(command, tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +181,46 @@ def test_it_follows_the_dark_and_fits_a_phone(
     assert browser.complaints() == []
 
 
+def test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Overview, incident and cell in light and dark; then the same page when its evaluator is gone."""
+    evaluator = broken(serve, recorder)
+    for dark in (False, True):
+        browser.open(evaluator.api, dark=dark)
+        browser.wait("document.querySelector('.incident .spark .c-over')")
+        incident = browser.evaluate("document.querySelector('.incident h2 a').getAttribute('href')")
+        assert wrong(browser) == []
+        browser.open(f"{evaluator.api}/{incident}", dark=dark)
+        browser.wait("document.querySelector('#incident .onsets td')")
+        assert wrong(browser) == []
+        browser.open(f"{evaluator.api}/{cell_of(evaluator)}", dark=dark)
+        browser.wait("document.querySelector('#distribution-chart .chart')")
+        assert wrong(browser) == []
+    browser.open(evaluator.api, dark=True)
+    browser.wait(READY)
+    evaluator.kill()
+    browser.wait("document.querySelector('main.stale')")
+    assert wrong(browser) == []
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    assert wrong(browser) == []
+
+
+def test_a_cell_that_a_link_opens_says_what_its_fail_claims(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Its charts come with the first answers, not with a later look; for whom, how much, since when, on what data."""
+    evaluator = broken(serve, recorder)
+    browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
+    browser.wait("document.querySelector('#history-chart .chart')")
+    asked = [url for url in browser.requests() if "/api/v1/overview" in url]
+    assert len(asked) <= 2
+    said = browser.evaluate("document.querySelector('#cell-now').innerText")
+    assert f"For code on vllm 2 int8 ({BAD.fingerprint}), the mean of tv_token is at least" in said
+    assert "more than the 0.02 that the contract allows. So since" in said
+    assert "samples of the last 1 min" in said
+
+
 def test_a_change_is_announced_and_a_pause_is_kept(
     browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
 ) -> None:
@@ -305,6 +330,10 @@ def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[...,
     assert browser.evaluate("document.querySelectorAll('.incident').length") == 0
     assert browser.evaluate(NO_SIDEWAYS)
     assert browser.complaints() == []
+    for dark in (True, False):
+        browser.open(evaluator.api, dark=dark)
+        browser.wait("document.querySelector('#empty .next')")
+        assert wrong(browser) == []
 
 
 def test_two_hundred_slices_are_quick_and_can_be_searched(
@@ -328,6 +357,7 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(
     assert browser.evaluate("document.querySelector('#shown').textContent") == "10 of 201 slices match."
     assert not [url for url in browser.requests() if "/charts/" in url]
     assert browser.complaints() == []
+    assert wrong(browser) == []
 
 
 def test_a_report_opens_from_a_file_and_asks_for_nothing(

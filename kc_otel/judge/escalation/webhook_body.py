@@ -100,6 +100,7 @@ def alert_body(
             "description": contract.metadata.description,
             "reason": said,
             "incident": _incident(incident, base, lasting, kernels),
+            "evidence": _evidence(contract, transitions),
             "cells": [_cell(transition) for transition in shown],
         },
     }
@@ -226,9 +227,10 @@ def _cell(transition: Transition) -> dict[str, Any]:
 def _description(contract: Contract, transition: Transition) -> str:
     cell, verdict = transition.cell, transition.verdict
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
-    parts = []
+    parts: list[str] = []
     if transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
         parts.append(_numbers(contract, clause, transition))
+        parts += [_evidence(contract, [transition])] if transition.what is What.FIRING else []
     elif verdict.reason:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
@@ -240,6 +242,17 @@ def _description(contract: Contract, transition: Transition) -> str:
     else:
         parts.append(f"Actions: {', '.join(map(str, transition.actions))}.")
     return " ".join(parts)
+
+
+def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
+    """What a FAIL rests on, in a sentence; empty where nothing fails."""
+    held = [one.verdict.evidence for one in transitions if one.on == "fail" and one.what is What.FIRING]
+    if not held:
+        return ""
+    if not any(map(math.isfinite, held)):
+        return "What was observed is itself above the limit: this is no estimate that chance could deceive."
+    apart = format_duration(contract.observability.false_alarms)
+    return f"Chance alone says so once in {apart} or less often, in all cells of the contract together."
 
 
 def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query
 
-from kc_otel.charts import Chart, draw_distribution, draw_history, draw_sparkline, markers_of, unit_word
+from kc_otel.charts import Chart, Marker, draw_distribution, draw_history, draw_sparkline, markers_of, unit_word
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.verdict import Cell
@@ -45,14 +45,12 @@ def chart_routes(core: Core) -> APIRouter:
         found = find_clause(core, contract, clause, slice)
         past = _past(core, contract, clause, slice, start, end)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
-        events = core.events.newest(contract, _EVENTS, verdicts=False)
-        said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
         return draw_history(
             f"{clause} on {place(slice)} over time",
             past.pop(own, []),
             kernel=kernel_inference,
             others={cell.kernel_inference: points for cell, points in past.items()},
-            markers=markers_of(said, contract, clause, slice),
+            markers=_markers(core, contract, clause, slice),
             unit=unit_word(found.limit_unit),
             step=core.history.step(contract),
             zone=_zone(zone),
@@ -75,7 +73,8 @@ def chart_routes(core: Core) -> APIRouter:
         points = past.pop(Cell(contract, clause, slice, kernel_train, kernel_inference), [])
         title = f"{clause} on {place(slice)} over time"
         step = core.history.step(contract)
-        return draw_sparkline(title, points, others=list(past.values()), step=step, zone=_zone(zone))
+        markers = _markers(core, contract, clause, slice)
+        return draw_sparkline(title, points, others=list(past.values()), markers=markers, step=step, zone=_zone(zone))
 
     @router.get("/distribution")
     async def distribution(
@@ -96,6 +95,12 @@ def _past(
 ) -> dict[Cell, list[tuple[Any, ...]]]:
     past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
     return {cell: [astuple(one) for one in moments] for cell, moments in past.items()}
+
+
+def _markers(core: Core, contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
+    events = core.events.newest(contract, _EVENTS, verdicts=False)
+    said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
+    return markers_of(said, contract, clause, slice)
 
 
 def _zone(name: str) -> tzinfo:

@@ -3,7 +3,7 @@
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
-import { STATES, address, clock, count, iso, number, place, span, ZONE } from "./format.js";
+import { STATES, address, clock, count, iso, kernel, number, place, span, ZONE } from "./format.js";
 
 const EVENTS = 500;
 const SHOWN_EVENTS = 12;
@@ -71,7 +71,7 @@ export async function refreshCell(state) {
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
     showChart("history", history, "No evaluation is remembered for this period.");
-    showChart("distribution", distribution, `Nothing but zeros was observed in the last ${span(contract.long_window, 2)}.`);
+    showChart("distribution", distribution, `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
     for (const id of ["history-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
@@ -116,9 +116,26 @@ function showNow(cell, found, contract, clause, now) {
   ];
   fill(byId("cell-now"),
     el("p", { class: "verdict" }, el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word), " ", verdict.reason),
+    claim(verdict, contract, clause, cell.since, window),
     el("p", { class: "quiet" }, clause.meaning),
     el("dl", { class: "numbers" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     el("p", { class: "quiet" }, contract.claims.join(" ")));
+}
+
+/** What a verdict claims, for whom, how sure, since when and on what data, to who has never seen one. */
+function claim(verdict, contract, clause, since, window) {
+  if (verdict.status === "NO_DATA" || !window) return null;
+  const [limit, lower, upper] = [verdict.limit, verdict.lower, verdict.upper].map(number);
+  const sure = `at ${Number((contract.confidence * 100).toPrecision(4))} % confidence`;
+  const found = {
+    FAIL: verdict.lower > verdict.limit ? `is at least ${lower}, more than the ${limit} that the contract allows` : `was more than the ${limit} that the contract allows, and nothing shows yet that it is so no longer`,
+    PASS: verdict.upper <= verdict.limit ? `is at most ${upper} ${sure}, within the ${limit} that the contract allows` : `has broken the promise nowhere so far`,
+    INCONCLUSIVE: `lies between ${lower} and ${verdict.upper === null ? "no known bound" : upper} ${sure}: more data has to say on which side of the ${limit} that the contract allows`,
+  }[verdict.status];
+  return el("p", {},
+    `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}. So since `,
+    el("time", { datetime: iso(since) }, clock(since)),
+    `, on ${count(verdict.samples)} samples of the last ${span(window, 2)}.`);
 }
 
 function showKernels(contract, { kernel_train, kernel_inference }) {

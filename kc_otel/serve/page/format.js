@@ -56,6 +56,16 @@ export function share(verdict) {
   return `${times > 1 ? Math.ceil(times * 100) : Math.floor(times * 100)} %`;
 }
 
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+
+/** What an undecided cell lacks, in a few words: its reason ends with it. */
+export function missing({ reason }) {
+  const more = /([\d,]+) more needed$/.exec(reason);
+  if (more) return `${COMPACT.format(Number(more[1].replaceAll(",", "")))} more`;
+  const alarm = /: (\d+ %) of what an alarm takes$/.exec(reason);
+  return alarm ? `${alarm[1]} of an alarm` : "";
+}
+
 /** What orders cells: state first, then how far the deciding bound is beyond its limit. */
 export function badness(verdict) {
   const bound = verdict.status === "FAIL" ? verdict.lower : verdict.upper;

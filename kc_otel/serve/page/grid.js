@@ -1,11 +1,14 @@
-// Clauses x slices: every cell's state as a shape, a word and a number, the worst slices first.
+// Clauses x slices: every cell's state as a shape, a word and a number, the worst slices first; those that pass fold.
 
 import { byId, el, sync } from "./dom.js";
-import { STATES, address, badness, count, number, place, share, span } from "./format.js";
+import { STATES, address, badness, count, missing, number, place, share, span } from "./format.js";
 import { runbook } from "./overview.js";
 
 const AT_ONCE = 40; // rows that are made before somebody asks for the rest
+const AT_ONCE_ON_A_PHONE = 12;
+const PASSING = 8; // rows that pass which are shown unasked; on a phone none, when there are more than three
 
+const phone = window.matchMedia("(max-width: 40rem)");
 const wanted = new Set();
 const ranked = new Map(); // how bad a row was when it got its status: rows do not change places under a reader's eyes
 
@@ -16,7 +19,7 @@ export function watchFilter(changed) {
   byId("grids").addEventListener("click", (event) => {
     const contract = event.target.closest("[data-more]")?.dataset.more;
     if (contract === undefined) return;
-    wanted.add(contract);
+    if (!wanted.delete(contract)) wanted.add(contract);
     changed();
   });
 }
@@ -41,14 +44,37 @@ export function showGrids({ contracts, cells }) {
   sync(byId("grids"), tables, (one) => one.contract.name, (one) => one.contract.hash, frame);
   for (const table of tables) {
     const node = [...byId("grids").children].find((one) => one.dataset.key === table.contract.name);
-    const most = wanted.has(table.contract.name) ? Infinity : AT_ONCE;
-    sync(node.querySelector("[data-rows]"), table.rows.slice(0, most), (row) => row.slice, (row) => row.mark,
-      (row) => line(row, table.contract));
-    const left = table.rows.length - most;
+    const rows = node.querySelector("[data-rows]");
+    const held = rows.contains(document.activeElement) ? document.activeElement.closest(".grid-row").dataset.key : null;
+    const all = wanted.has(table.contract.name);
+    const kept = all || query ? table.rows : unfolded(table.rows, held);
+    sync(rows, kept, (row) => row.slice, (row) => row.mark, (row) => line(row, table.contract));
     const more = node.querySelector("[data-more]");
-    more.hidden = !(left > 0);
-    more.textContent = `Show ${count(Math.max(left, 0))} more slices`;
+    more.hidden = !all && kept.length === table.rows.length;
+    more.setAttribute("aria-expanded", String(all));
+    more.textContent = all ? "Fold the slices that pass" : folded(table.rows.filter((row) => !kept.includes(row)));
   }
+}
+
+/** The rows that are shown unasked: what does not pass, traffic as a whole, and where somebody is. */
+function unfolded(rows, held) {
+  const passing = rows.filter((row) => row.worst === "PASS").length;
+  const fold = passing > (phone.matches ? 3 : PASSING);
+  let left = phone.matches ? AT_ONCE_ON_A_PHONE : AT_ONCE;
+  return rows.filter((row) => {
+    const asked = row.slice === held || row.slice === "all";
+    if (fold && row.worst === "PASS" && !asked) return false;
+    left -= 1;
+    return asked || left >= 0;
+  });
+}
+
+/** What a button says that brings rows back: "12 more slices and 57 that pass". */
+function folded(rows) {
+  const pass = rows.filter((row) => row.worst === "PASS").length;
+  const more = rows.length - pass;
+  const said = [more && `${count(more)} more ${more === 1 ? "slice" : "slices"}`, pass && `${count(pass)} ${more ? "that pass" : pass === 1 ? "slice passes" : "slices pass"}`];
+  return `${said.filter(Boolean).join(" and ")}: show`;
 }
 
 /** Cells by slice, the worst slice first; traffic as a whole leads among equals. */
@@ -65,7 +91,7 @@ function grouped(cells) {
       worst: worst.status,
       bad: steady(`${worst.contract}/${slice}`, worst),
       text: `${place(slice)} ${verdicts.map((one) => one.clause).join(" ")}`.toLowerCase(),
-      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.status}${share(one)}`).join("|"),
+      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.status}${used(one)}`).join("|"),
     };
   });
   const rank = (row) => STATES[row.worst].rank;
@@ -105,6 +131,9 @@ function frame({ contract }) {
   return box;
 }
 
+/** Beside the word: how much of its limit a cell takes, or what it lacks to be decided. */
+const used = (verdict) => (verdict.status === "INCONCLUSIVE" ? missing(verdict) : share(verdict));
+
 function line(row, contract) {
   return el("div", { class: "grid-row", role: "row" },
     el("span", { role: "rowheader", class: "slice" }, place(row.slice)),
@@ -114,17 +143,18 @@ function line(row, contract) {
 
 function mark(verdict, row) {
   const { shape, word, tone } = STATES[verdict.status];
-  const used = share(verdict);
+  const said = used(verdict);
   const several = row.verdicts.filter((one) => one.clause === verdict.clause).length > 1;
   return el("a", {
     class: `mark ${verdict.status === "NO_DATA" && !verdict.kernel_inference ? "never" : tone}`,
     href: address(verdict),
     title: verdict.reason,
     "data-focus": `${verdict.clause} ${verdict.kernel_inference}`,
-    "aria-label": `${verdict.clause} on ${place(verdict.slice)}: ${word}${used ? `, ${used} of the limit` : ""}${several ? `, kernel ${verdict.kernel_inference}` : ""}`,
+    // It ends with what is seen, so that it can be said to who operates the page by voice.
+    "aria-label": `${verdict.clause} on ${place(verdict.slice)}: ${[word, said, several && verdict.kernel_inference].filter(Boolean).join(" ")}`,
   },
   el("span", { class: "shape", "aria-hidden": "true" }, shape),
-  el("span", { class: "word" }, word),
-  el("span", { class: "used" }, used),
+  el("span", { class: "word" }, word), " ",
+  el("span", { class: "used" }, said), " ",
   several && el("span", { class: "kernel" }, verdict.kernel_inference));
 }

@@ -35,7 +35,7 @@ export function closeIncident() {
 /** Ask for the open incident again, every few seconds. */
 export async function refreshIncident(state) {
   const mine = open;
-  if (!mine || performance.now() - mine.asked < REFRESH) return;
+  if (!mine || !state.overview || performance.now() - mine.asked < REFRESH) return;
   mine.asked = performance.now();
   const response = await fetch(`/api/v1/incidents/${encodeURIComponent(mine.id)}`);
   const found = response.ok ? await response.json() : null;

@@ -168,4 +168,5 @@ watchFilter(() => state.overview && show());
 fill(byId("legend"), ...Object.values(STATES).map(({ shape, word, tone, means }) =>
   el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)), el("span", {}, "% or ×: how much of its limit the deciding bound takes"));
 byId("zone").textContent = `Times are in ${ZONE}`;
-look().then(follow);
+follow();
+look();

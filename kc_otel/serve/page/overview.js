@@ -17,7 +17,7 @@ export function showOverview({ overview, contracts, promotions }) {
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
   const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
-  byId("overview-title").textContent = headline(broken, contained, silent, totals, all, overview);
+  byId("overview-title").textContent = headline(broken, contained, silent, totals, all, overview, contracts);
   byId("overview-title").className = broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = subtitle(overview, contracts, totals, all);
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
@@ -54,13 +54,16 @@ export async function showSparks({ overview }) {
 /** Contracts that no kernel has reported to: nothing is known of them. */
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
-function headline(broken, contained, silent, totals, all, overview) {
+function headline(broken, contained, silent, totals, all, overview, contracts) {
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return "A kernel has stopped reporting";
   if (!overview.at) return "The first evaluation is still to come";
   if (!overview.heard) return "Waiting for the first data";
-  return (totals.PASS ?? 0) === all ? "Every promise holds" : "Nothing is broken";
+  if ((totals.PASS ?? 0) === all) return "Every promise holds";
+  const none = unheard(contracts, overview).length;
+  if (none) return `Nothing is broken that is measured; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
+  return "Nothing is broken";
 }
 
 function promisesOf(incidents) {

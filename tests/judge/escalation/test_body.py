@@ -19,7 +19,7 @@ def contract(make_contract):
 
 @pytest.fixture(scope="module")
 def edges(contract, make_verdict):
-    fail = [make_verdict("FAIL", at=AT), make_verdict("FAIL", slice="all", at=AT)]
+    fail = [make_verdict("FAIL", at=AT, evidence=1.0), make_verdict("FAIL", slice="all", at=AT, evidence=1.0)]
     state, firing = advance(contract, PolicyState(contract.name), fail, {}, AT)
     _, resolved = advance(contract, state, [make_verdict("PASS", at=AT + 90)], {}, AT + 90)
     return firing, resolved
@@ -66,9 +66,19 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
     assert alert["annotations"]["summary"] == "policy-7b: token-tv is broken on slice code"
     assert alert["annotations"]["description"] == (
         "Mean of tv_token is 0.0123, between 0.0101 and 0.014 at 99% confidence, from 3,482 observations in the last "
-        "5m; the limit is 0.004. Training kernel aaaaaaaaaaaa, inference kernel bbbbbbbbbbbb. "
-        "Actions: webhook:pager, notify."
+        "5m; the limit is 0.004. Chance alone says so once in 30d or less often, in all cells of the contract "
+        "together. Training kernel aaaaaaaaaaaa, inference kernel bbbbbbbbbbbb. Actions: webhook:pager, notify."
     )
+
+
+def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
+    """What was held against the limit, or what was seen itself; nothing where nothing fails any more."""
+    said = [alert_body(contract, transitions, receiver="pager")["kernelContract"]["evidence"] for transitions in edges]
+    assert said == ["Chance alone says so once in 30d or less often, in all cells of the contract together.", ""]
+    _, seen = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
+    body = alert_body(contract, seen, receiver="pager")
+    assert body["kernelContract"]["evidence"].startswith("What was observed is itself above the limit")
+    assert body["kernelContract"]["evidence"] in body["alerts"][0]["annotations"]["description"]
 
 
 def test_contract_fields_follow_the_alerts(contract, edges):

@@ -147,6 +147,10 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
     (attachment,) = first["attachments"]
     assert f"<https://kc.example/#/incident/{begun.id}|Incident>" in json.dumps(attachment["blocks"])
     assert "vllm 0.32 fp8" in json.dumps(attachment["blocks"])
+    evidence = whole[0]["kernelContract"]["evidence"]
+    assert evidence
+    assert evidence in json.dumps(attachment["blocks"])
+    assert payload["custom_details"]["evidence"] == evidence
     (grafana,) = sent(Format.GRAFANA, bodies[1])
     assert grafana["title"].startswith("[FIRING:45] policy-7b: token-tv is above")
 

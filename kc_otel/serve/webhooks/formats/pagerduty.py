@@ -50,7 +50,7 @@ def _of_incident(body: Mapping[str, Any], incident: Mapping[str, Any], routing_k
             "timestamp": incident["since"],
             "group": contract["name"],
             "class": contract["cells"][0]["clause"],
-            "custom_details": details | {"cells": contract["cells"][:_LISTED]},
+            "custom_details": details | {"evidence": contract["evidence"], "cells": contract["cells"][:_LISTED]},
         },
         "client": "kc-otel",
         "links": [{"href": href, "text": text} for href, text in links if href],

@@ -41,6 +41,7 @@ def _of_incident(body: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[s
     facts = [f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"]
     facts += [f"it grew: {_escaped(incident['grew'])}"] if incident["grew"] else []
     facts += [f"kernel {_escaped(incident['kernels']['inference'])}"] if incident["kernels"]["inference"] else []
+    facts += [_escaped(contract["evidence"])] if contract["evidence"] else []
     links = [(incident["url"], "Incident"), (body["alerts"][0]["annotations"].get("runbook_url", ""), "Runbook")]
     shown = " · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href)
     lines = [_escaped(one) for one in incident["extents"][:_MOST]]
