@@ -9,7 +9,7 @@ import typer
 
 from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse, seconds
-from kc_otel.serve.config import ServeConfig, Sync
+from kc_otel.serve.config import LogFormat, ServeConfig, Sync
 
 __all__ = ["register"]
 
@@ -80,6 +80,9 @@ def serve(
     standby: Annotated[
         bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
     ] = _DEFAULT.standby,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines of the log as sentences, or as JSON objects with attributes.")
+    ] = _DEFAULT.log_format,
     max_request: Annotated[
         int, typer.Option(help="MiB of the largest OTLP request, also after decompression.", min=1)
     ] = _DEFAULT.max_request_bytes // _MIB,
@@ -126,6 +129,7 @@ def serve(
         standby=standby,
         record=record,
         record_limit=record_limit * _MIB,
+        log_format=log_format,
         max_request_bytes=max_request * _MIB,
     )
     try:

@@ -16,6 +16,13 @@ class Sync(StrEnum):
     NEVER = "never"
 
 
+class LogFormat(StrEnum):
+    """What a line of the log is."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Where the evaluator listens, keeps its state and finds itself.
@@ -45,6 +52,7 @@ class ServeConfig:
         tls_key: PEM file of its key.
         tls_client_authority: PEM file of the authorities whose certificates clients have to show; None asks for none.
         allow_unauthenticated: Listen where other machines reach it although nothing asks them who they are.
+        log_format: Whether a line of the log is a sentence, or a JSON object with the attributes of what it is about.
         max_request_bytes: Largest OTLP request, also after decompression.
     """
 
@@ -71,4 +79,5 @@ class ServeConfig:
     tls_key: Path | None = None
     tls_client_authority: Path | None = None
     allow_unauthenticated: bool = False
+    log_format: LogFormat = LogFormat.TEXT
     max_request_bytes: int = 16 * 1024 * 1024

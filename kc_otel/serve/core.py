@@ -299,7 +299,7 @@ class Core:
     def announce_all(self, announcements: Iterable[Announcement]) -> None:
         """Say what has been written."""
         for one in announcements:
-            _log.info("%s", one.message)
+            _log.info("%s", one.message, extra={"attributes": one.attributes})
             self.announce(one)
 
     def _adopt(self, state: EscalationState, now: float) -> None:

@@ -1,13 +1,19 @@
-"""A log whose lines are what they seem: what others wrote into a message starts no line and drives no terminal."""
+"""A log whose lines are what they seem: what others wrote into a message starts no line and drives no terminal.
+
+For people a line is a sentence; for programs it is a JSON object with the attributes that its OTLP record has.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+from datetime import UTC, datetime
 from typing import Any
 
 from kc_otel.contract.plain_text import plain, plain_lines
 
-__all__ = ["PlainFormatter"]
+__all__ = ["JsonFormatter", "PlainFormatter"]
 
 
 class PlainFormatter(logging.Formatter):
@@ -29,3 +35,32 @@ class PlainFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
         """A traceback, whose lines cannot be taken for messages."""
         return "    " + plain_lines(super().formatException(ei)).replace("\n", "\n    ")
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter that writes each record as one line of JSON.
+
+    `time` is UTC with microseconds, `level` as Python names it, `attributes` what the record was given of that name.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": plain(record.getMessage()),
+        }
+        attributes = getattr(record, "attributes", None)
+        if attributes:
+            said["attributes"] = {name: _in_json(value) for name, value in attributes.items()}
+        if record.exc_info:
+            said["exception"] = plain_lines(self.formatException(record.exc_info))
+        return json.dumps(said, allow_nan=False)
+
+
+def _in_json(value: Any) -> Any:
+    """A number or a bool as it is, where JSON has it; all else as text."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return plain(str(value))

@@ -35,12 +35,12 @@ from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
-from kc_otel.serve.config import ServeConfig, Sync
+from kc_otel.serve.config import LogFormat, ServeConfig, Sync
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
-from kc_otel.serve.log_format import PlainFormatter
+from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
@@ -71,7 +71,8 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         ServiceError: If it cannot start.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
+    sentences = PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if config.log_format is LogFormat.JSON else sentences)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _closed(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sqlite3
 import time
 from collections import Counter
@@ -48,6 +49,18 @@ def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Co
     assert {route.slice for route in core.decisions.routes} == {"all", "code"}
     assert "halt" in {directive.kind for directive in core.decisions.directives}
     assert [event.kind for event in core.events.newest(limit=4)] == ["verdict", "verdict", "firing", "firing"]
+
+
+def test_what_is_announced_is_logged_with_its_attributes(
+    make_core: Callable[..., Core], drift: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log that writes attributes says which cell a line is about."""
+    core = make_core()
+    core.metrics(drift(0.3))
+    with caplog.at_level(logging.INFO):
+        core.tick(time.time())
+    about = [record.attributes for record in caplog.records if hasattr(record, "attributes")]
+    assert {one["kc.slice"] for one in about if one.get("kc.clause") == "token-tv"} == {"all", "code"}
 
 
 def _alerts(body: bytes) -> list[tuple[object, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from kc_otel.cli import people_commands
 from kc_otel.cli.terminal import refuse
 from kc_otel.contract.plain_text import plain
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.serve.log_format import PlainFormatter
+from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 
 HOSTILE = {
     "newline": "a\n12:00:00 I all is well",
@@ -51,6 +52,23 @@ def test_a_message_of_the_log_is_one_line(text):
     assert all(line.isprintable() for line in lines)
     assert len(lines) > 1
     assert all(line.startswith("    ") for line in lines[1:])
+
+
+@each
+def test_a_message_of_the_log_is_one_object(text):
+    """As JSON too: one line of ASCII, and nothing in its texts that drives a terminal once it is decoded."""
+    record = logging.LogRecord("kc_otel", logging.ERROR, "a.py", 1, "kernel %s", (text,), None)
+    error = ValueError(text)
+    record.exc_info = (type(error), error, None)
+    record.attributes = {"kc.slice": text, "kc.bound.lower": math.nan, "kc.bound.samples": 7}
+    line = JsonFormatter().format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    said = json.loads(line)
+    assert (said["level"], said["logger"], said["attributes"]["kc.bound.samples"]) == ("ERROR", "kc_otel", 7)
+    assert said["attributes"]["kc.bound.lower"] == "nan"
+    texts = [said["message"], said["attributes"]["kc.slice"], *said["exception"].split("\n")]
+    assert all(one.isprintable() for one in texts)
 
 
 @each
