@@ -96,6 +96,10 @@ def _clause(section: str, **fields: object) -> str:
             "5: numerical[0].limit: 3 can never be exceeded: the interval is for the mean of min(value, 2), at most 2",
         ),
         (
+            [_clause("numerical", metric="top1_disagreement", unit="token", cap=0.1, limit=0.05)],
+            "5: numerical[0].cap: top1_disagreement has two values, and a mean of them is a share",
+        ),
+        (
             [_clause("numerical", metric="js", statistic="max", cap=2, limit=0.1)],
             "5: numerical[0].cap: a cap only bounds a mean",
         ),

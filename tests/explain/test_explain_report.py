@@ -27,6 +27,24 @@ def text(explanation):
     return "\n".join(line.text for line in lines(explanation)) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("tail", "says"),
+    [
+        ("2%", "how often it is above, tail limits to 2 %: of the value itself, the mean is at most 0.0236"),
+        (None, "no clause limits (metric: tv_token, statistic: fraction > 0.02, unit: sequence)"),
+    ],
+)
+def test_a_cap_is_explained_with_what_is_above_it(contract, tail, says):
+    """Both claims and what they give together, or the clause that is missing; alone it bounds the mean fifty times."""
+    lines = ["- {id: tv, metric: tv_token, limit: 0.004, cap: 0.02}"]
+    if tail:
+        lines.append(f"- {{id: tail, metric: tv_token, statistic: fraction > 0.02, unit: sequence, limit: {tail}}}")
+    made = explain(contract("assumptions: {horizon: 1}", "statistical:", *lines))
+    chain = made.forwards[0].chains[0]
+    assert says in chain.evidence
+    assert chain.rung("sequence").bound == pytest.approx(0.004 / 0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_every_example_contract_explains(path):

@@ -174,3 +174,12 @@ def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None
     estimate = forms(contract.statistical[0], contract, Native("h"), "n").estimate
     assert f"histogram_fraction({2.0**-30!r}, +Inf, h)" in estimate
     assert "histogram_fraction(-" not in estimate
+
+
+@pytest.mark.parametrize(("cap", "voided"), [(None, True), (0.5, False)])
+def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy: Contract, cap: float | None, voided: bool) -> None:
+    """Beyond the registry's cap nothing is claimed; a cap that the clause writes is what it is about."""
+    clause = {"id": "k3", "metric": "k3", "limit": 0.01} | ({} if cap is None else {"cap": cap})
+    contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [clause]})
+    (own,) = contract.statistical
+    assert ("+ +Inf" in forms(own, contract, Native("h"), "n").upper) is voided
