@@ -90,8 +90,8 @@ soak: $(VENV)/.test ## the evaluator over 10,000 simulated panes: false alarms, 
 
 generate: $(VENV)/.test ## the dashboards, alerts and rules of the contract that compose serves, and the schema, as checked in
 	$(BIN)/kc-otel schema > contracts/kernel-contract.schema.json
-	$(BIN)/kc-otel generate grafana contracts/serving-int8.yaml --out dashboards
-	$(BIN)/kc-otel generate prometheus contracts/serving-int8.yaml --out dashboards
+	$(BIN)/kc-otel generate grafana examples/traffic/contract.yaml --out dashboards
+	$(BIN)/kc-otel generate prometheus examples/traffic/contract.yaml --out dashboards
 
 handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under /handbook; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml

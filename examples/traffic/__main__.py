@@ -1,6 +1,6 @@
-"""Made-up log-probabilities of two kernels without end: a sound pair, and a slice that drifts every quarter of an hour.
+"""Made-up log-probabilities of two kernels without end: a sound pair, and a slice that drifts every five minutes.
 
-    python -m examples.traffic contracts/serving-int8.yaml
+    python -m examples.traffic examples/traffic/contract.yaml
 
 It needs no engine and no GPU: log ratios are Gaussian, so that total variation is about 0.4 of their deviation and the
 KL divergence half its square. `docker compose up` runs it, so that there is something to see. Where it sends to is
@@ -20,11 +20,11 @@ from kc_otel import Recorder
 
 SOUND, DRIFTING = 0.03, 0.3
 """Deviations of the log ratio, nats."""
-PERIOD, DRIFT = 900.0, 300.0
-"""Seconds from one drift to the next, and that it lasts."""
+PERIOD, SOON, DRIFT = 300.0, 45.0, 75.0
+"""Seconds from one drift to the next, from the start to the first, and that each lasts."""
 SEQUENCES, TOKENS = 16, 128
 
-# Attributes that put a sequence into a slice of the example contracts for serving.
+# Attributes that put a sequence into a slice of contract.yaml, and of the example contracts for serving.
 TRAFFIC = (
     {"task": "chat", "language": "en", "prompt_tokens": 400},
     {"task": "code", "language": "en", "prompt_tokens": 2000},
@@ -34,8 +34,8 @@ TRAFFIC = (
 
 
 def deviation(attributes: dict[str, object], seconds: float) -> float:
-    """Of the log ratios of a kind of traffic, this long after the start: code drifts at the end of each period."""
-    drifts = attributes["task"] == "code" and seconds % PERIOD >= PERIOD - DRIFT
+    """Of the log ratios of a kind of traffic, this long after the start: code drifts soon after each period begins."""
+    drifts = attributes["task"] == "code" and SOON <= seconds % PERIOD < SOON + DRIFT
     return DRIFTING if drifts else SOUND
 
 

@@ -13,7 +13,7 @@ from kc_otel.generate.prometheus import prometheus_files
 @pytest.fixture(scope="module")
 def generated(repository: Path):
     """What the contract generates now."""
-    contracts = load_all([repository / "contracts" / "serving-int8.yaml"])
+    contracts = load_all([repository / "examples" / "traffic" / "contract.yaml"])
     return (*grafana_files(contracts), *prometheus_files(contracts))
 
 

@@ -19,6 +19,8 @@ from kc_otel.cli import serve_command as serve
 from kc_otel.contract import load
 from kc_otel.generate.grafana import DATASOURCE_UID
 
+COLLECTOR = Path(__file__).parents[2] / "dashboards" / "provisioning" / "collector" / "config.yaml"
+
 
 class Kept(MetricExporter):
     """Keeps the latest export."""
@@ -118,9 +120,10 @@ def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> N
 def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path) -> None:
     """Its contract exists, every slice of it gets sequences, and one slice drifts beyond the limit for a while."""
     demo = compose["services"]["demo"]
-    contract = load(repository / demo["command"][0].lstrip("/"))
+    contract = load(repository / "examples" / "traffic" / "contract.yaml")
+    assert demo["command"][0] == f"/contracts/{contract.name}.yaml"
     sigma = {
-        name: {traffic.deviation(each, second) for second in (0.0, traffic.PERIOD - 1.0)}
+        name: {traffic.deviation(each, second) for second in (0.0, traffic.SOON)}
         for each in traffic.TRAFFIC
         for name in contract.slices_of(each)
     }
@@ -128,10 +131,14 @@ def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path)
     assert [name for name, found in sigma.items() if len(found) > 1] == ["code"]
     (kl,) = (clause.limit_for("code") for clause in contract.clauses if clause.id == "token-kl")
     low, high = (sigma**2 / 2 for sigma in (traffic.SOUND, traffic.DRIFTING))
-    assert 2 * low < kl < high / 2
+    # A quarter of the traffic drifts, which all of it together holds.
+    assert 2 * low < (3 * low + high) / 4 < 0.75 * kl < kl < high / 2
+    assert [
+        traffic.deviation(traffic.TRAFFIC[1], at) for at in (0.0, traffic.SOON + traffic.DRIFT, traffic.PERIOD - 1)
+    ] == [traffic.SOUND] * 3
     exporter = Kept()
     with Recorder(contract, sampling=1.0, metric_exporter=exporter) as recorder:
-        traffic.send(recorder, np.random.default_rng(0), traffic.PERIOD - 1.0)
+        traffic.send(recorder, np.random.default_rng(0), traffic.SOON)
         recorder.force_flush()
     assert exporter.slices("kc.drift.k3") == set(sigma)
 
@@ -141,14 +148,22 @@ def test_what_is_judged_is_what_rules_and_alerts_are_mounted_for(compose: dict, 
 
     def mounted(service: str, target: str) -> set[str]:
         volumes = (volume.split(":") for volume in compose["services"][service]["volumes"])
-        sources = [repository / source for source, to, *_ in volumes if to.startswith(target)]
-        return {file.stem for source in sources for file in (source.iterdir() if source.is_dir() else [source])}
+        places = [(repository / source, Path(to)) for source, to, *_ in volumes if to.startswith(target)]
+        return {file.stem for source, to in places for file in (source.iterdir() if source.is_dir() else [to])}
 
     judged = mounted("evaluator", "/contracts")
-    assert judged == {"serving-int8"}
+    assert judged == {load(repository / "examples" / "traffic" / "contract.yaml").name}
     assert mounted("demo", "/contracts") == judged
     assert mounted("prometheus", "/etc/prometheus/rules") == judged | {"_evaluator"}
     assert mounted("grafana", "/etc/grafana/provisioning/alerting") == judged | {"_evaluator"}
+
+
+def test_every_service_has_limits(compose: dict) -> None:
+    """Of memory and processors: a first look does not take a laptop with it."""
+    limits = {name: (float(one["cpus"]), one["mem_limit"]) for name, one in compose["services"].items()}
+    assert all(0 < cpus <= 2 and re.fullmatch(r"\d+m|1g", memory) for cpus, memory in limits.values())
+    memory = yaml.safe_load(COLLECTOR.read_text())["processors"]["memory_limiter"]
+    assert memory["limit_mib"] + memory["spike_limit_mib"] < int(limits["collector"][1].removesuffix("m"))
 
 
 def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:

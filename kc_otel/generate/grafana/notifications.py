@@ -39,23 +39,33 @@ _TEMPLATE: Final = """\
 {{ .CommonLabels.contract }}{{ with .CommonLabels.clause }} / {{ . }}{{ end }}\
 {{ with .CommonLabels.slice }} / {{ . }}{{ end }}
 {{- end }}
+{{ define "kernel_contracts.lines" -}}
+{{ range . }}{{ .Status | toUpper }}, {{ .Labels.severity }}: {{ .Annotations.summary }}
+{{ end }}
+{{- end }}
 {{ define "kernel_contracts.message" -}}
-{{ range .Alerts }}
-{{ .Status | toUpper }}, {{ .Labels.severity }}: {{ .Annotations.summary }}
+{{ if gt (len .Alerts) 10 -}}
+{{ template "kernel_contracts.lines" slice .Alerts 0 10 -}}
+and others: {{ len .Alerts.Firing }} fire, {{ len .Alerts.Resolved }} are resolved
+{{ else -}}
+{{ template "kernel_contracts.lines" .Alerts -}}
+{{ end -}}
+{{ with .Alerts.Firing }}{{ with index . 0 }}
 {{ .Annotations.description }}
-{{ if eq .Status "firing" }}
+
 What to do:
 {{ .Annotations.runbook }}
-{{ end }}
+
 {{ with .PanelURL }}Panel: {{ . }}
 {{ end -}}
 {{ with .Annotations.meaning }}Meaning: {{ . }}
 {{ end -}}
 {{ with .Annotations.runbook_url }}Runbook: {{ . }}
 {{ end -}}
-{{ end }}
+{{ end }}{{ end }}
 {{- end }}
 """
+"""What fires together is one incident: a line for each of the first ten, and the words of the first for all of them."""
 
 
 def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
