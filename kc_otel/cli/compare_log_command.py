@@ -75,7 +75,7 @@ def compare_log(
         coarse_side(log.train, log.inference),
     )
     if as_json:
-        typer.echo(json.dumps(as_data(comparison), indent=2, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
     elif markdown:
         typer.echo(as_markdown(comparison))
     else:

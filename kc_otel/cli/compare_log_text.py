@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kc_otel.contract.plain_text import plain
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.compare_log.comparison import OURS, LogComparison, SliceReport, Tool
 from kc_otel.offline.compare_log.definitions.llama_cpp import Printed
@@ -49,7 +50,7 @@ class _Group:
 def as_markdown(comparison: LogComparison) -> str:
     """A heading, a table per tool, a table of verdicts."""
     shown = _shown(comparison)
-    lines = [f"## {_headline(comparison)}", ""]
+    lines = [f"## {plain(_headline(comparison))}", ""]
     for group in _groups(shown):
         ours = any(each for _, each, _ in group.rows)
         heads = ["metric", *(["in our terms"] if ours else []), *(part.name for part in shown)]
@@ -60,20 +61,25 @@ def as_markdown(comparison: LogComparison) -> str:
         lines += ["### Verdicts", "", *_markdown_head(["verdict", *_VERDICT_HEADS])]
         lines += [_markdown_row([str(v.status), *_verdict_cells(v)]) for v in comparison.judged.verdicts]
         lines.append("")
-    return "\n".join([*lines, *(f"- {note}" for note in _notes(comparison))])
+    return "\n".join([*lines, *(f"- {plain(note)}" for note in _notes(comparison))])
 
 
 def print_tables(comparison: LogComparison, console: Console) -> None:
     """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
     shown = _shown(comparison)
-    console.print(Text(_headline(comparison), style="bold"))
+    console.print(_text(_headline(comparison), style="bold"))
     for group in _groups(shown):
         for table in _tables(group, [part.name for part in shown], console.width):
             console.print(Text(), table)
     if comparison.judged is not None:
         console.print(Text(), *_verdict_tables(comparison.judged.verdicts, console.width), sep="\n")
     for note in _notes(comparison):
-        console.print(Text(note, style="dim"))
+        console.print(_text(note, style="dim"))
+
+
+def _text(said: str, style: str = "") -> Text:
+    """What a terminal shows of a text that a recording, a file's name or a contract may have brought."""
+    return Text(plain(said), style=style)
 
 
 def _shown(comparison: LogComparison) -> list[SliceReport]:
@@ -122,11 +128,11 @@ def _tables(group: _Group, slices: Sequence[str], width: int) -> Iterator[Table]
         table = Table(title=group.title, **_LOOK)
         table.add_column("metric", overflow="fold")
         for name in slices[first:last]:
-            table.add_column(Text(name), justify="right", overflow="fold")
+            table.add_column(_text(name), justify="right", overflow="fold")
         if ours:
             table.add_column("in our terms", style="dim", overflow="fold")
         for name, each, cells in group.rows:
-            table.add_row(Text(name), *map(Text, cells[first:last]), *([Text(each)] if ours else []))
+            table.add_row(_text(name), *map(_text, cells[first:last]), *([_text(each)] if ours else []))
         yield table
         first = last
 
@@ -142,11 +148,13 @@ def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[Rendera
         table.add_column(_VERDICT_HEADS[place], justify="left" if place < 2 else "right", overflow="fold")
     for verdict in verdicts:
         cells = _verdict_cells(verdict)
-        table.add_row(Text(str(verdict.status), style=_STYLE[verdict.status]), *(Text(cells[place]) for place in kept))
+        table.add_row(
+            _text(str(verdict.status), style=_STYLE[verdict.status]), *(_text(cells[place]) for place in kept)
+        )
     yield table
     for verdict in verdicts:
         if verdict.status in {"FAIL", "INCONCLUSIVE"}:
-            yield Text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
+            yield _text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
 
 
 def _verdict_cells(verdict: Verdict) -> list[str]:
@@ -197,4 +205,4 @@ def _markdown_head(heads: Sequence[str]) -> list[str]:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"

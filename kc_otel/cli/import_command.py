@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kc_otel.cli.terminal import PrintJson, columns_of, log_to_terminal, pairs, refuse, stopped_by_signals, unusable
+from kc_otel.contract.plain_text import plain, plain_lines
 
 if TYPE_CHECKING:
     from kc_otel.record.engine import RecorderStats
@@ -94,9 +95,9 @@ def _one(importer: Importer, path: Path) -> None:
     before = importer.totals.sequences, importer.totals.tokens
     if importer.file(path):
         sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
-        typer.echo(f"{path}: {sequences:,} sequences, {tokens:,} tokens")
+        typer.echo(plain(f"{path}: {sequences:,} sequences, {tokens:,} tokens"))
     else:
-        typer.echo(importer.totals.failed[path], err=True)
+        typer.echo(plain_lines(importer.totals.failed[path]), err=True)
 
 
 def _summarise(importer: Importer, stats: RecorderStats) -> None:
@@ -108,7 +109,7 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
         f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
     for reason, count in sorted(totals.refusals.counts.items()):
-        typer.echo(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}")
+        typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
     for reason, count in sorted(stats.invalid.items()):
         typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
     if totals.identical:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from kc_otel.cli.terminal import PrintJson, seconds, unusable
+from kc_otel.contract.plain_text import plain, plain_lines
 
 __all__ = ["register"]
 
@@ -64,8 +65,8 @@ def replay(
         new, old = load(contract), None if against is None else load(against)
         found = replay_recordings(recordings, new, old, every, timing)
     for sentence in found.damage[:_NAMED]:
-        print(sentence, file=sys.stderr)
+        print(plain_lines(sentence), file=sys.stderr)
     if len(found.damage) > _NAMED:
         print(f"and {len(found.damage) - _NAMED:,} more messages that could not be read", file=sys.stderr)
-    typer.echo(json.dumps(as_data(found), indent=2) if as_json else "\n".join(replay_lines(found)))
+    typer.echo(json.dumps(as_data(found), indent=2) if as_json else "\n".join(map(plain, replay_lines(found))))
     raise typer.Exit(1 if found.changed else 0)

@@ -1,0 +1,69 @@
+"""What a recording, or the name of its file, says of itself drives no terminal and begins no line of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import compare_log_command, import_command, replay_command
+from tests.serve.test_escaped import HOSTILE
+
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
+"""
+ROW = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5], "token_ids": [1, 2]}
+each = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+named = pytest.mark.parametrize("text", [text for text in HOSTILE.values() if text.isascii() and "\n" not in text])
+"""A refusal may have several lines, and a file that somebody names with a line's end has two in it."""
+
+
+def ran(*words):
+    """What a command says, on both streams, and how it ends."""
+    app = typer.Typer()
+    for command in (compare_log_command, import_command, replay_command):
+        command.register(app)
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+def harmless(said):
+    """Nothing of it drives a terminal, and nothing that was sent begins a line."""
+    return all(line.isprintable() for line in said.split("\n")) and "\n12:00:00" not in said
+
+
+@each
+@pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "Markdown", "JSON"])
+def test_slices_of_a_recording_are_shown_escaped(text, form, tmp_path):
+    """As a table, in Markdown and as JSON, of which a reader still gets the text that it was."""
+    (tmp_path / "log.jsonl").write_text(json.dumps(ROW | {"task": text}) + "\n")
+    done = ran("compare-log", tmp_path / "log.jsonl", "--by", "task", *form)
+    assert done.exit_code == 0, done.output
+    assert harmless(done.output)
+    assert "task=a" in done.output
+    if form == ("--json",):
+        assert json.loads(done.stdout)["slices"][1]["slice"] == f"task={text}"
+
+
+@named
+def test_names_of_files_are_shown_escaped(text, tmp_path, monkeypatch):
+    """Of one that is read, of one that is refused, and in an error."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    (tmp_path / "policy.yaml").write_text(CONTRACT)
+    good, bad = tmp_path / f"{text}.jsonl", tmp_path / f"bad{text}.jsonl"
+    good.write_text(json.dumps(ROW) + "\n")
+    bad.write_text("{")
+    for words in (
+        ("compare-log", good), ("compare-log", bad), ("replay", bad, "--contract", tmp_path / "policy.yaml"),
+        ("import", good, bad, "--contract", tmp_path / "policy.yaml", "--format", "generic"),
+    ):  # fmt: skip
+        done = ran(*words)
+        assert done.output
+        assert harmless(done.output), words[0]
