@@ -1,9 +1,11 @@
 """What every test has in common."""
 
 import fcntl
+import hashlib
 import importlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,14 +53,24 @@ def alertmanager_command(program) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def demo_weights(tmp_path_factory, worker_id) -> Path:
-    """The demo's model after its quick training, in a file that all of pytest's processes share."""
-    from examples.demo.__main__ import QUICK_STEPS, trained
+def demo_weights() -> Path:
+    """The demo's model after its quick training, which takes a minute: kept in .cache until something of it changes."""
+    import torch
+
+    from examples.demo import __main__ as demo
     from examples.demo.terminal import Terminal
 
-    here = tmp_path_factory.getbasetemp()
-    folder = here if worker_id == "master" else here.parent
-    with (folder / "demo-weights.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        trained(Terminal(), QUICK_STEPS, folder / "demo-weights.pt")
-    return folder / "demo-weights.pt"
+    cache = Path(__file__).parents[1] / ".cache"
+    cache.mkdir(exist_ok=True)
+    folder = Path(demo.__file__).parent
+    made_by = [(folder / f"{name}.py").read_bytes() for name in ("corpus", "model", "train")]
+    made_by.append(f"{demo.QUICK_STEPS} {torch.__version__} {sys.version}".encode())  # its text is Python's library
+    weights = cache / f"demo-{hashlib.sha256(b''.join(made_by)).hexdigest()[:12]}.pt"
+    with (cache / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of pytest's processes trains, the others wait
+        if not weights.exists():
+            unfinished = weights.with_suffix(".unfinished")
+            unfinished.unlink(missing_ok=True)
+            demo.trained(Terminal(), demo.QUICK_STEPS, unfinished)
+            unfinished.replace(weights)
+    return weights
