@@ -21,7 +21,7 @@ from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.slow
 
-SOON = 15.0
+SOON = 60.0
 
 
 def table_of(version, *slices):

@@ -172,6 +172,13 @@ def contract_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def patient(contract_file: Path) -> None:
+    """Windows that outlast a slow machine: what is broken is still broken when somebody looks."""
+    text = CONTRACT.replace("window: 6s, long_window: 12s", "window: 60s, long_window: 120s")
+    contract_file.write_text(text.replace("heartbeat: 3s", "heartbeat: 60s"))
+
+
+@pytest.fixture
 def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callable[..., Evaluator]]:
     """Starts an evaluator on the test's state file; every one that still runs is stopped at the end."""
     started: list[Evaluator] = []

@@ -127,6 +127,7 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(
     assert evaluator.stop() == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_killed_evaluator_goes_on_where_it_was(
     serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
 ) -> None:

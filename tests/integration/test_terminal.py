@@ -19,7 +19,7 @@ import kc_otel
 
 from .conftest import Evaluator, logprobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 
 def command(*arguments: str, width: int = 80) -> subprocess.CompletedProcess[str]:
