@@ -45,6 +45,7 @@ from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
+from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from kc_otel.serve.webhooks.outbox import Outbox
 
 __all__ = ["Core"]
@@ -94,6 +95,7 @@ class Core:
         self.external_url = external_url
         self.announce = announce
         self.recording: RecordingFile | None = None
+        self.log: WriteAheadLog | None = None
         self.forget: Callable[[int], None] = lambda _position: None
         """Told up to which position of the write-ahead log all is in the state."""
         self.evaluated_at: float | None = None
@@ -106,7 +108,7 @@ class Core:
         with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
-            self.position = self._evaluator_store.position
+            self.position = self.saved_position = self._evaluator_store.position
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
@@ -188,7 +190,7 @@ class Core:
             self._evaluator_store.save(self.evaluator, unit)
             self._evaluator_store.save_position(self.position)
             unit.on_commit(lambda: self._adopt(state, now))
-            unit.on_commit(lambda: self.forget(self.position))
+            unit.on_commit(self._saved)
         if renews:
             self._renewed_at = now
         self.tick_seconds = time.perf_counter() - started
@@ -301,6 +303,10 @@ class Core:
         for one in announcements:
             _log.info("%s", one.message, extra={"attributes": one.attributes})
             self.announce(one)
+
+    def _saved(self) -> None:
+        self.saved_position = self.position
+        self.forget(self.position)
 
     def _adopt(self, state: EscalationState, now: float) -> None:
         self.escalation, self.evaluated_at = state, now

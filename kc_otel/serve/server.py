@@ -302,6 +302,7 @@ def _sink(core: Core, state: Path | None, sync: Sync) -> Iterator[TelemetrySink]
     try:
         if count := recover(core, log):
             _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)
+        core.log = log
         yield DurableSink(core, log)
     finally:
         log.close()

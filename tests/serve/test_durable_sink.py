@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import write_ahead_log
 from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from tests.tools.full_disk import refuse_commits, relieve
 
@@ -88,6 +91,50 @@ def test_a_tick_that_cannot_be_written_leaves_the_log_as_it_is(
     connection.close()
     again = make_core(open_file(tmp_path / "state"))
     assert recover(again, WriteAheadLog(tmp_path / "log", begin=again.position)) == 1
+
+
+def test_the_logs_lag_is_what_the_state_has_not(
+    make_core: Callable[..., Core],
+    open_file: Callable[..., sqlite3.Connection],
+    drift: Callable,
+    tmp_path: Path,
+) -> None:
+    """It grows with what arrives, stays while the state cannot be written, and is nothing once it was."""
+    connection = open_file(tmp_path / "state")
+    core = make_core(connection)
+
+    def said(name: str) -> float:
+        return read(core, RequestCounts(), Counter())[name][0][1]
+
+    assert read(core, RequestCounts(), Counter())["kc.evaluator.log.lag"] == []
+    core.log = WriteAheadLog(tmp_path / "log", begin=core.position)
+    assert (said("kc.evaluator.log.size"), said("kc.evaluator.log.lag")) == (0, 0)
+    core.log.close()
+    taken(core, tmp_path / "log", drift(0.3))
+    core.log = WriteAheadLog(tmp_path / "log", begin=core.position)
+    size = sum(path.stat().st_size for path in (tmp_path / "log").iterdir())
+    assert said("kc.evaluator.log.lag") == said("kc.evaluator.log.size") == size > 0
+    refuse_commits(connection)
+    with pytest.raises(StateError):
+        core.tick(time.time())
+    assert said("kc.evaluator.log.lag") == size
+    relieve(connection)
+    core.tick(time.time())
+    assert said("kc.evaluator.log.lag") == 0
+    core.log.close()
+
+
+def test_what_a_recording_keeps_is_a_metric(make_core: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
+    """`serve --record` is seen where everything else is."""
+    core = make_core()
+    assert read(core, RequestCounts(), Counter())["kc.recording.requests"] == []
+    core.recording = RecordingFile(tmp_path / "record", 1 << 20)
+    core.metrics(drift(0.3))
+    core.recording.close()
+    counts = {
+        one["kc.outcome"]: value for one, value in read(core, RequestCounts(), Counter())["kc.recording.requests"]
+    }
+    assert counts == {"written": 1}
 
 
 def test_nobody_was_silent_while_nobody_listened(
