@@ -97,7 +97,7 @@ def test_no_path_leads_out_of_the_handbook(site: Path, path: str) -> None:
 
 
 def test_without_a_build_the_pages_are_rendered_plainly(tmp_path: Path) -> None:
-    """Every page of the contents answers, links lead to pages, and made pages say where their content is."""
+    """Every page of the contents answers, links and pictures are there, and made pages say where their content is."""
     for name in ("mkdocs.yml", "pages", "plain.css"):
         (tmp_path / name).symlink_to(SOURCES / name)
     with client(tmp_path) as browser:
@@ -111,5 +111,9 @@ def test_without_a_build_the_pages_are_rendered_plainly(tmp_path: Path) -> None:
             assert "<script" not in answer.text
             links = {urljoin(page, link) for link in re.findall(r'<a href="([^"#:]+\.html)', answer.text)}
             assert links <= pages | {"index.html"}, page
+            for picture in re.findall(r'<img src="([^"]+)"', answer.text):
+                shown = browser.get("/handbook/" + urljoin(page, picture))
+                assert (shown.status_code, shown.headers["content-type"]) == (200, "image/png"), picture
         assert '<h2 id="kernelcontractbroken">' in browser.get("/handbook/on-call.html").text
+        assert browser.get("/handbook/on-call.html").text.count("<img ") == 4
         assert "kc-otel metrics" in browser.get("/handbook/contract/metrics.html").text

@@ -107,8 +107,8 @@ class Evaluator:
         return self.process.returncode
 
     def _end(self) -> None:
-        self.process.wait(10)
-        self._reader.join(10)
+        self.process.wait(60)
+        self._reader.join(60)
         self.process.stderr.close()
 
     def _drain(self) -> None:

@@ -1,0 +1,300 @@
+"""A fleet's incident from end to end: a kernel version breaks 45 of 60 slices, the evaluator is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+import kc_otel
+from kc_otel.client.router import Router
+from kc_otel.contract import load
+from tests.tools.chromium import Chromium
+
+from .conftest import Evaluator, LocalServer, logprobs, wrong
+
+pytestmark = pytest.mark.slow
+
+SLICES = [f"team-{index:02d}" for index in range(60)]
+FIRST, DRIFTED, SHADOWED = SLICES[:3], SLICES[:45], SLICES[3:]
+CONTRACT = f"""\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {{name: fleet, version: 1, owner: serving}}
+kernels:
+  train: {{engine: torch}}
+  inference: {{engine: vllm}}
+assumptions: {{reward_range: [0, 1]}}
+slices:
+{"".join(f"  {name}: {{where: {{team: {name}}}}}{chr(10)}" for name in SLICES)}
+statistical:
+  - {{id: token-tv, metric: tv_token, unit: token, limit: 0.02}}
+observability: {{window: 20s, long_window: 40s, min_samples: 500, heartbeat: 10s}}
+escalation:
+  - {{on: fail, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}, {{webhook: chat}}]}}
+  - {{on: no-data, for: 10s, severity: warning, do: [{{webhook: pager}}, {{webhook: chat}}]}}
+"""
+TRAIN = kc_otel.Kernel("torch", dtype="float32")
+GOOD = kc_otel.Kernel("vllm", version="0.31", dtype="bfloat16")
+BAD = kc_otel.Kernel("vllm", version="0.32", dtype="fp8")
+PICTURES = "KC_OTEL_PICTURES"
+"""Variable with the folder that pictures for the handbook are written to."""
+WIDER = """[...document.querySelectorAll('.card, .incident, .grid-box, .notice, .warning, section, dialog[open] > *')]
+  .filter((one) => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.className || one.id)"""
+SLOW = 90.0
+"""Seconds that a page may take on a busy machine: it asks the less often, the slower it is answered."""
+CALM, DRIFT = 0.005, 0.2
+"""Standard deviations of a token's log ratio."""
+
+
+class Limited(LocalServer):
+    """A receiver that takes so many requests a minute, a few at once, and answers 429 to others, as to the first."""
+
+    def __init__(self, per_minute: float, burst: float) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.refused = 0
+        limited, lock, tokens, then = self, threading.Lock(), 0.0, 0.0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                nonlocal tokens, then
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with lock:
+                    now = time.monotonic()
+                    # Others have used up what there was when the first request comes.
+                    tokens = min(burst, tokens + (now - then) * per_minute / 60) if then else 0.0
+                    then = now
+                    if tokens >= 1:
+                        tokens -= 1
+                        limited.taken.append(body)
+                        self.send_response(202)
+                    else:
+                        limited.refused += 1
+                        self.send_response(429)
+                        self.send_header("retry-after", "1")
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Stay quiet."""
+
+        super().__init__(Handler)
+
+
+class Fleet:
+    """Sixty teams' traffic through one kernel version; where it is routed away, most are measured on in its shadow."""
+
+    def __init__(self, contract: Path, http: str, router: Router) -> None:
+        exporter = OTLPMetricExporter(endpoint=f"{http}/v1/metrics", timeout=20)
+        self.recorder = kc_otel.Recorder(
+            contract, train=TRAIN, inference=GOOD, metric_exporter=exporter, export_interval=1.0, sampling=1.0
+        )
+        self._router, self._kernel, self._rng = router, GOOD, np.random.default_rng(0)
+        self.drifted: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.recorder.shutdown()
+
+    def roll_out(self, kernel: kc_otel.Kernel) -> None:
+        self._kernel = kernel
+        self.recorder.rollout(inference=kernel)
+
+    def _serve(self) -> None:
+        while not self._stop.wait(1.0):
+            version = self._kernel.fingerprint
+            for team in SLICES:
+                kernel = self._router.choose("fleet", {"team": team}, inference_version=version)
+                if kernel == "train-kernel" and team not in SHADOWED:
+                    continue
+                drift = DRIFT if self._kernel is BAD and team in self.drifted else CALM
+                self.recorder.compare(*logprobs(self._rng, 4, 64, drift), attributes={"team": team})
+
+
+@pytest.fixture
+def contract_file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(CONTRACT)
+    return path
+
+
+@pytest.fixture
+def pagerduty() -> Iterator[Limited]:
+    """120 events a minute."""
+    server = Limited(120, 4)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def slack() -> Iterator[Limited]:
+    """One message a second."""
+    server = Limited(60, 1)
+    yield server
+    server.close()
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
+    """Return once it is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not yet: {what}"
+        time.sleep(0.2)
+
+
+def told_of(pagerduty: Limited) -> set[str]:
+    """Slices that the pager was told of."""
+    fired = (event["payload"]["custom_details"]["cells"] for event in pagerduty.taken if "payload" in event)
+    return {cell["slice"] for cells in fired for cell in cells}
+
+
+def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> None:
+    """What a person at the page sees: a headline, rows that stay, what passes folded, nothing wider than its card."""
+    names = "[...document.querySelectorAll('.rows .grid-row')].map((row) => row.dataset.key)"
+    focused = "document.activeElement.closest('.grid-row')?.dataset.key"
+    numbers = "document.querySelector('#health-body').innerText"
+    browser.open(api)
+    browser.wait(
+        "document.querySelectorAll('.rows .grid-row').length >= 40 && document.querySelector('.spark .c-over')", SLOW
+    )
+    assert (
+        browser.evaluate("document.querySelector('h1').textContent")
+        == "1 promise is broken on 45 slices, and contained"
+    )
+    assert browser.evaluate("document.querySelectorAll('.incident').length") == 1
+    assert re.search(r"15 (that|slices) pass", browser.evaluate("document.querySelector('.more').textContent"))
+    browser.evaluate("document.querySelectorAll('.rows .grid-row')[12].querySelector('.mark').focus()")
+    before, held, then = browser.evaluate(names), browser.evaluate(focused), browser.evaluate(numbers)
+    for _ in range(2):
+        browser.wait(f"{numbers} !== {json.dumps(then)}", SLOW)
+        then = browser.evaluate(numbers)
+    assert (browser.evaluate(names), browser.evaluate(focused)) == (before, held)
+    for dark, width in ((False, 1200), (True, 1200), (False, 390)):
+        browser.open(api, dark=dark, width=width)
+        browser.wait("document.querySelector('.spark .c-over')", SLOW)
+        assert wrong(browser) == []
+        assert browser.evaluate(WIDER) == []
+        take(browser, pictures, f"fleet-{'dark' if dark else 'light' if width > 390 else 'phone'}.png")
+    for width in (1200, 390):
+        browser.open(f"{api}/#/incident/{incident}", width=width)
+        browser.wait("document.querySelectorAll('#incident .onsets tbody tr').length === 46", SLOW)
+        assert wrong(browser) == []
+        assert browser.evaluate(WIDER) == []
+        take(browser, pictures, f"incident-{'light' if width > 390 else 'phone'}.png")
+
+
+def take(browser: Chromium, pictures: Path | None, name: str) -> None:
+    if pictures is not None:
+        browser.screenshot(pictures / name)
+
+
+def shown(*arguments: str) -> str:
+    """What a command prints on a terminal of 80 columns."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kc_otel", *arguments],
+        capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert done.returncode in {0, 1}, done.stderr
+    return done.stdout
+
+
+def test_a_fleet_is_one_incident_and_one_page(
+    browser: Any,
+    serve: Callable[..., Evaluator],
+    pagerduty: Limited,
+    slack: Limited,
+    contract_file: Path,
+    tmp_path: Path,
+) -> None:
+    """Forty-five slices, a killed evaluator, receivers that refuse: one person is paged once, and reads one story."""
+    endpoints = {
+        "KC_OTEL_WEBHOOK_PAGER_URL": pagerduty.url,
+        "KC_OTEL_WEBHOOK_PAGER_FORMAT": "pagerduty",
+        "KC_OTEL_WEBHOOK_PAGER_SECRET": "routing-key-of-tests",
+        "KC_OTEL_WEBHOOK_CHAT_URL": slack.url,
+        "KC_OTEL_WEBHOOK_CHAT_FORMAT": "slack",
+        "KC_OTEL_WEBHOOK_CHAT_ALLOW_PRIVATE": "1",
+    }
+    pictures = Path(os.environ[PICTURES]) if PICTURES in os.environ else None
+    grouping = ("--group-wait", "2s", "--group-interval", "4s")
+    evaluator = serve(*grouping, **endpoints)
+    ports = [evaluator.http.rsplit(":", 1)[1], evaluator.api.rsplit(":", 1)[1]]
+
+    def incidents(*, lasting: bool) -> list[dict[str, Any]]:
+        found = evaluator.get("/api/v1/incidents")["incidents"]
+        return [one for one in found if lasting is (one["until"] is None)]
+
+    def statuses(kernel: kc_otel.Kernel) -> dict[str, str]:
+        found = evaluator.get("/api/v1/verdicts")["verdicts"]
+        return {one["slice"]: one["status"] for one in found if one["kernel_inference"] == kernel.fingerprint}
+
+    with (
+        Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router,
+        Fleet(contract_file, evaluator.http, router) as fleet,
+    ):
+        until(lambda: set(statuses(GOOD).values()) == {"PASS"} and not incidents(lasting=True), "all is well", 120)
+        fleet.roll_out(BAD)
+        fleet.drifted = FIRST
+        until(lambda: incidents(lasting=True), "the first slices break")
+        (first,) = incidents(lasting=True)
+        fleet.drifted = DRIFTED
+        until(lambda: len(incidents(lasting=True)[0]["slices"]) > 3 + 1, "it grows")
+        evaluator.kill()
+        evaluator = serve(*grouping, "--http-port", ports[0], "--api-port", ports[1], **endpoints)
+        until(lambda: len(incidents(lasting=True)[0]["slices"]) == 46, "all that drifts is broken, and all traffic")
+        (one,) = incidents(lasting=True)
+        assert (one["id"], one["since"], one["state"]) == (first["id"], first["since"], "contained")
+        until(lambda: told_of(pagerduty) >= {"all", *DRIFTED}, "the pager knows of every slice")
+
+        watched = shown("watch", "--url", evaluator.api, "--count", "1").splitlines()
+        assert watched[0].startswith("Contained  fleet: token-tv is above its limit on team-")
+        assert any("46 slices" in line and one["id"] in line for line in watched[:4])
+        assert "  on vllm 0.32 fp8" in "\n".join(watched[:5])
+        assert any(re.match(r"and \d+ more: ", line) for line in watched)
+        assert max(map(len, watched)) <= 80
+        until(lambda: {statuses(BAD)[name] for name in FIRST} == {"NO_DATA"}, "what was routed away is silent", 120)
+        assert [(one["on"], one["state"]) for one in incidents(lasting=True)] == [("fail", "contained")]
+        look(browser, evaluator.api, one["id"], pictures)
+
+        fleet.roll_out(GOOD)
+        until(lambda: pagerduty.taken[-1]["event_action"] == "resolve", "the pager is told of the end", 240)
+        until(lambda: slack.taken[-1]["text"].startswith("Resolved"), "and so is the channel", 120)
+        (one,) = incidents(lasting=True)
+        assert one["state"] == "contained", "the traffic is still routed away"
+        shown("resume", "fleet", "--why", "rolled back to 0.31", "--by", "ada", "--url", evaluator.api)
+        until(lambda: not incidents(lasting=True), "it is over")
+    events = [event["event_action"] for event in pagerduty.taken]
+    assert events == ["trigger"] * (len(events) - 1) + ["resolve"]
+    assert {event["dedup_key"] for event in pagerduty.taken} == {f"kc-otel/fleet/{one['id']}"}
+    assert len(events) <= 8, "an update at most every few seconds, not one for each slice"
+    assert min(pagerduty.refused, slack.refused) >= 1, "both had to wait for their turn"
+    assert all(one["id"] in str(message) for message in slack.taken)
+
+    report = tmp_path / "report.md"
+    shown("report", "--since", "1h", "--out", str(report), "--url", evaluator.api)
+    written = report.read_text()
+    sections = [line for line in written.splitlines() if line.startswith("## token-tv")]
+    assert sections == ["## " + evaluator.get("/api/v1/incidents/" + one["id"])["headline"]]
+    assert all(f"| {name} |" in written for name in DRIFTED)
+    assert written.index("routed to the training kernel") < written.index("told pager by webhook")
+    assert "rolled back to 0.31" in written
