@@ -67,9 +67,9 @@ class IncidentStore:
     def over(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
         """Those that ended at or after a Unix time, newest first; of one contract, or of all for None."""
         rows = self._connection.execute(
-            "SELECT content FROM incidents WHERE resolved >= ?1 AND (?2 IS NULL OR contract = ?2)"
-            " ORDER BY resolved DESC LIMIT ?3",
-            (since, contract, limit),
+            "SELECT content FROM incidents WHERE resolved >= :since"
+            " AND (:contract IS NULL OR contract = :contract) ORDER BY resolved DESC LIMIT :limit",
+            {"since": since, "contract": contract, "limit": limit},
         )
         return tuple(read_json(Incident, text) for (text,) in rows)
 

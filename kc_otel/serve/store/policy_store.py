@@ -37,11 +37,12 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
 _NEWEST: Final = (
-    "SELECT id, at, contract, kind, data FROM events WHERE (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
+    "SELECT id, at, contract, kind, data FROM events"
+    " WHERE (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
 )
 _NEWEST_RARE: Final = (
     "SELECT id, at, contract, kind, data FROM events INDEXED BY events_rare"
-    " WHERE kind <> 'verdict' AND (?1 IS NULL OR contract = ?1) ORDER BY id DESC LIMIT ?2"
+    " WHERE kind <> 'verdict' AND (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
 )
 
 
@@ -142,8 +143,8 @@ class PolicyStore:
         """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
         rows = self._connection.execute(
             "SELECT id, at, contract, kind, data FROM events"
-            " WHERE id > ?1 AND (?2 IS NULL OR contract = ?2) ORDER BY id LIMIT ?3",
-            (after_id, contract, limit),
+            " WHERE id > :after AND (:contract IS NULL OR contract = :contract) ORDER BY id LIMIT :limit",
+            {"after": after_id, "contract": contract, "limit": limit},
         )
         return tuple(map(_event, rows))
 
@@ -152,7 +153,7 @@ class PolicyStore:
 
         Verdicts near a limit change often: what was done about them would be far behind.
         """
-        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, (contract, limit))
+        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, {"contract": contract, "limit": limit})
         return tuple(map(_event, rows))[::-1]
 
 

@@ -199,11 +199,11 @@ class Outbox:
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE seq IN"  # noqa: S608 - a constant
             " (SELECT min(seq) FROM outbox WHERE state = 'waiting' GROUP BY endpoint, contract)"
-            " AND (?1 >= tried + pause OR ?1 < tried)"
+            " AND (:now >= tried + pause OR :now < tried)"
             " AND endpoint NOT IN (SELECT endpoint FROM outbox_endpoints"
-            " WHERE disabled OR (?1 < held + pause AND ?1 >= held))"
+            " WHERE disabled OR (:now < held + pause AND :now >= held))"
             " ORDER BY seq",
-            (now,),
+            {"now": now},
         )
         return tuple(_message(row) for row in rows)
 
@@ -275,10 +275,10 @@ class Outbox:
     def _answered(self, message_id: str, requests: int, *, refused: int, error: str) -> DeliveryState:
         """Write down the endpoint's judgement of one request; the last one decides what becomes of the message."""
         row = self._connection.execute(
-            "UPDATE outbox SET answered = answered + 1, refused = refused + ?2, attempts = 0, pause = 0,"
-            " error = CASE WHEN ?3 = '' AND refused THEN error ELSE ?3 END WHERE id = ?1 AND state = 'waiting'"
+            "UPDATE outbox SET answered = answered + 1, refused = refused + :refused, attempts = 0, pause = 0,"
+            " error = CASE WHEN :error = '' AND refused THEN error ELSE :error END WHERE id = :id AND state = 'waiting'"
             " RETURNING answered, refused, error",
-            (message_id, refused, error),
+            {"id": message_id, "refused": refused, "error": error},
         ).fetchone()
         if row is None:  # it expired while the attempt was under way
             return DeliveryState.PARKED
@@ -321,9 +321,9 @@ class Outbox:
     def messages(self, state: DeliveryState | None = None, limit: int = 100) -> tuple[WebhookMessage, ...]:
         """The latest messages, newest first; in one state, or in all when None."""
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS} FROM outbox WHERE ?1 IS NULL OR state = ?1"  # noqa: S608 - a constant
-            " ORDER BY seq DESC LIMIT ?2",
-            (state, limit),
+            f"SELECT {_COLUMNS} FROM outbox WHERE :state IS NULL OR state = :state"  # noqa: S608 - a constant
+            " ORDER BY seq DESC LIMIT :limit",
+            {"state": state, "limit": limit},
         )
         return tuple(_message(row) for row in rows)
 
@@ -339,20 +339,20 @@ class Outbox:
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
             " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
-            " AND (?1 IS NULL OR w.contract IN (SELECT value FROM json_each(?1)))"
+            " AND (:whose IS NULL OR w.contract IN (SELECT value FROM json_each(:whose)))"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), '')"
             " FROM outbox o LEFT JOIN outbox_endpoints e ON e.endpoint = o.endpoint"
-            " WHERE ?1 IS NULL OR o.contract IN (SELECT value FROM json_each(?1))"
+            " WHERE :whose IS NULL OR o.contract IN (SELECT value FROM json_each(:whose))"
             " GROUP BY o.endpoint ORDER BY o.endpoint",
-            (whose,),
+            {"whose": whose},
         )
         return tuple(EndpointStatus(*row) for row in rows)
 
     def _trim(self, state: DeliveryState) -> None:
         self._connection.execute(
-            "DELETE FROM outbox WHERE state = ?1 AND seq <="
-            " (SELECT seq FROM outbox WHERE state = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
-            (state.value, self._keep),
+            "DELETE FROM outbox WHERE state = :state AND seq <="
+            " (SELECT seq FROM outbox WHERE state = :state ORDER BY seq DESC LIMIT 1 OFFSET :keep)",
+            {"state": state.value, "keep": self._keep},
         )
 
     @contextmanager
