@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import serve_command
-from kc_otel.serve import server
+from kc_otel.serve import host_names, server
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.host_names import reachable_from_elsewhere
 from kc_otel.serve.server import ServiceError
@@ -26,6 +26,13 @@ def test_listening_where_others_reach_it_is_refused(host, monkeypatch):
 def test_loopback_is_nobody_elses(host):
     """Any of it, by address or by name."""
     assert not reachable_from_elsewhere(host)
+
+
+def test_a_name_with_another_address_besides_loopback_is_not_loopback(monkeypatch):
+    """One address that others reach is enough."""
+    found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "10.1.2.3")]
+    monkeypatch.setattr(host_names.socket, "getaddrinfo", lambda *_, **__: found)
+    assert reachable_from_elsewhere("two-homes")
 
 
 def test_whoever_says_so_listens_anywhere(monkeypatch):

@@ -36,7 +36,6 @@ __all__ = ["AccessError", "AccessFile", "Caller", "Role", "digest_of", "new_toke
 _log: Final = logging.getLogger(__name__)
 _PREFIX: Final = "kc_"
 """Lets scanners of repositories and logs find a token that has got lost."""
-_LONGEST: Final = 512
 _LARGEST_FILE: Final = 1 << 20
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(\S+) *")
 
@@ -138,7 +137,7 @@ class AccessFile:
     def bearer(self, authorization: str) -> Caller | None:
         """Whose token an `Authorization` header holds; None for nobody's."""
         found = _BEARER.fullmatch(authorization)
-        return self.caller(digest_of(found[1])) if found and len(found[1]) <= _LONGEST else None
+        return self.caller(digest_of(found[1])) if found else None
 
     def caller(self, digest: str) -> Caller | None:
         """Whose token has a digest; None for nobody's. Every one is compared, whichever it is."""

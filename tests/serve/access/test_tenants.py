@@ -287,6 +287,8 @@ def test_a_browser_logs_in_and_out(site):
     page = client.get("/login")
     assert page.status_code == 200
     assert "form-action 'self'" in page.headers["content-security-policy"]
+    for path in ("/login", "/handbook/"):  # neither may be laid over by a page of others
+        assert "frame-ancestors 'none'" in client.get(path).headers["content-security-policy"], path
     answer = client.post("/login", data={"token": TOKENS["ada"]})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]

@@ -44,6 +44,8 @@ def client() -> Iterator[TestClient]:
         "localhost.evil.example",
         "127.0.0.1.evil.example",
         "evil.example:4320",
+        "evilevaluator",
+        "evil.evaluator",
         "",
         "a b",
         "[::1",
@@ -104,6 +106,17 @@ def test_the_own_page_may_change_something(client: TestClient, host: str, origin
     """By the name that the browser has, or by the external URL's where a proxy puts its own."""
     headers = {"host": host, "origin": origin, "sec-fetch-site": "same-origin"}
     assert changed(client, headers)
+
+
+@pytest.mark.parametrize("origin", ["null", "", "http://", "file://"])
+def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> None:
+    """One in a sandbox, or from a file; also where no address by which people reach it is configured."""
+
+    async def app(_scope, _receive, _send):
+        pytest.fail("it was let in")
+
+    answer = TestClient(OwnSite(app)).post("http://localhost/api/v1/decisions/pin", headers={"origin": origin})
+    assert answer.status_code == 403
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
