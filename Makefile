@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak generate \
-  handbook clean
+  pictures handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -96,6 +96,12 @@ generate: $(VENV)/.test ## the dashboards, alerts and rules of the contract that
 	$(BIN)/kc-otel schema > contracts/kernel-contract.schema.json
 	$(BIN)/kc-otel generate grafana examples/traffic/contract.yaml --out dashboards
 	$(BIN)/kc-otel generate prometheus examples/traffic/contract.yaml --out dashboards
+
+# Grafana's scroll bars and table still name React 18 as their peer, and work with 19.
+pictures: $(VENV)/.test ## panels of our dashboards, drawn by Grafana's published components, for the handbook
+	@npm ci --prefix tests/tools/grafana_panels --ignore-scripts --legacy-peer-deps --no-audit --no-fund
+	$(BIN)/python -m tests.tools.grafana_pictures .cache/pictures
+	@for name in overview slice; do cp .cache/pictures/$$name.png kc_otel/handbook/pages/pictures/grafana-$$name.png; done
 
 handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under /handbook; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml

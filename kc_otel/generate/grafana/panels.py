@@ -235,6 +235,7 @@ def graph_panel(id: int, title: str, description: str, queries: Iterable[Query],
         .fill_opacity(0)
         .show_points(common_models.VisibilityMode.NEVER)
         .span_nulls(False)
+        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
         .thresholds(thresholds("green"))
         .tooltip(
             common.VizTooltipOptions()

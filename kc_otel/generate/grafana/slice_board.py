@@ -75,9 +75,11 @@ def slice_file() -> GeneratedFile:
 
 
 def _now() -> Iterator[Any]:
-    yield state_panel(
-        1, "State", "Verdict now, the worst of the picked kernel versions.", _cells("kc.verdict")
-    ).mappings([status_mapping()])
+    yield (
+        state_panel(1, "State", "Verdict now, the worst of the picked kernel versions.", _cells("kc.verdict"))
+        .span(6)
+        .mappings([status_mapping()])
+    )
     yield (
         state_panel(
             2,
@@ -117,6 +119,7 @@ def _now() -> Iterator[Any]:
         state_panel(
             8, "What it promises", "What the clause allows. Click for what that means.", promise, f"{{{{{said}}}}}"
         )
+        .span(24)
         .color_mode(_PLAIN)
         .text_mode(common_models.BigValueTextMode.NAME)
         .data_links([dashboard.DashboardLink("What this clause means").url(meaning_link("${contract}", "${clause}"))])
