@@ -124,6 +124,12 @@ def _evaluator() -> Iterator[Any]:
     yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(8)
     yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(8)
     yield _rates(35, "Failures to judge", "kc.evaluator.failures", ("kc.contract",), "cps", _EVALUATOR).span(8)
+    size, lag = "kc.evaluator.log.size", "kc.evaluator.log.lag"
+    about = f"Size: {METRICS[size].meaning} Lag: {METRICS[lag].meaning} Empty without a state file. {_EVALUATOR}"
+    log = (Query(queries.health(size), "size"), Query(queries.health(lag), "lag"))
+    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(12)
+    recorded = "kc.recording.requests"
+    yield _rates(38, "Requests kept by serve --record", recorded, ("kc.outcome",), "reqps", _EVALUATOR).span(12)
 
 
 def _webhooks() -> Iterator[Any]:
