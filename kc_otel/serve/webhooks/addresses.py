@@ -16,8 +16,8 @@ __all__ = ["AddressError", "pinned"]
 
 _PORTS: Final = {"http": 80, "https": 443}
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-_TUNNELS: Final = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
-"""6to4 and Teredo: a relay sends what goes there to the IPv4 address within."""
+_6TO4: Final = ipaddress.IPv6Network("2002::/16")
+"""A relay sends what goes there to the IPv4 address within. So does Teredo's, which is not global by itself."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 """The third quarter of an address whose last one is an IPv4 address that the site's router sends to."""
@@ -64,7 +64,7 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:  # what networks without IPv4 reach all of IPv4 by
             return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address not in _UNICAST or any(address in tunnel for tunnel in _TUNNELS):
+        if address not in _UNICAST or address in _6TO4:
             return False
         if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
             return False
