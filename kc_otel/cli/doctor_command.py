@@ -28,7 +28,7 @@ _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(doctor)
+    app.command("doctor")(doctor)
 
 
 def doctor(
