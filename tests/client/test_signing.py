@@ -129,6 +129,21 @@ def test_secret_shows_in_no_repr():
     assert repr(SECRET.key) not in repr([SECRET])
 
 
+def test_a_signature_is_of_the_version_it_says_in_plain_base64_and_among_the_first():
+    """What is right by another name, with something in between, or behind a flood of others is not a signature."""
+    right = headers()["webhook-signature"]
+    signature = right.removeprefix("v1,")
+    assert verify(SECRET, headers(webhook_signature=" ".join(["v1,AAAA"] * 31 + [right])), BODY, now=NOW)
+    for wrong in (
+        f"v2,{signature}",
+        signature,
+        f"v1,{signature[:9]}!{signature[9:]}",
+        " ".join(["v1,AAAA"] * 32 + [right]),
+    ):
+        with pytest.raises(signing.SignatureError):
+            verify(SECRET, headers(webhook_signature=wrong), BODY, now=NOW)
+
+
 def test_no_secret_at_all_is_an_error():
     """Nothing is signed or verified by accident without a secret."""
     with pytest.raises(signing.SecretError):
