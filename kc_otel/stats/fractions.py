@@ -89,7 +89,7 @@ def share_ever(count: int, n: int, alpha: float) -> float:
     given the earlier ones, it is for the average of these.
 
     >>> share_ever(0, 100, 0.005), round(share_ever(100, 100, 0.005), 3)
-    (0.0, 0.934)
+    (0.0, 0.936)
 
     Args:
         count: How often it happened.

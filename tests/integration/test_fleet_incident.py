@@ -14,14 +14,17 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import numpy as np
 import pytest
+import yaml
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract import load
 from tests.tools.chromium import Chromium
+from tests.tools.servers import free_address, running
 
 from .conftest import Evaluator, LocalServer, logprobs, wrong
 
@@ -49,6 +52,7 @@ escalation:
 TRAIN = kc_otel.Kernel("torch", dtype="float32")
 GOOD = kc_otel.Kernel("vllm", version="0.31", dtype="bfloat16")
 BAD = kc_otel.Kernel("vllm", version="0.32", dtype="fp8")
+BOARD = Path(__file__).parents[2] / "dashboards" / "grafana" / "dashboards" / "overview.json"
 PICTURES = "KC_OTEL_PICTURES"
 """Variable with the folder that pictures for the handbook are written to."""
 WIDER = """[...document.querySelectorAll('.card, .incident, .grid-box, .notice, .warning, section, dialog[open] > *')]
@@ -168,6 +172,48 @@ def told_of(pagerduty: Limited) -> set[str]:
     return {cell["slice"] for cells in fired for cell in cells}
 
 
+class Overview:
+    """Grafana's first board by its queries, on a Prometheus that scrapes the evaluator; nothing is picked on it."""
+
+    def __init__(self, program: str, api: str, folder: Path) -> None:
+        board = json.loads(BOARD.read_text())
+        self._queries = {
+            panel["title"]: panel["targets"][0]["expr"] for panel in board["panels"] if panel.get("targets")
+        }
+        self._queries |= {mark["name"]: mark["expr"] for mark in board["annotations"]["list"] if "expr" in mark}
+        config, own = folder / "prometheus.yml", free_address()
+        targets = [{"targets": [api.removeprefix("http://")]}]
+        config.write_text(
+            yaml.safe_dump({"scrape_configs": [
+                {"job_name": "evaluator", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
+            ]})
+        )  # fmt: skip
+        command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+        self._running = running([*command, f"--web.listen-address={own}"], folder / "log", f"http://{own}/-/ready")
+        self._client = httpx.Client(base_url=f"http://{own}/api/v1", timeout=20, trust_env=False)
+
+    def __enter__(self) -> Self:
+        self._running.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - handed on as it is
+        self._client.close()
+        self._running.__exit__(*error)
+
+    def rows(self, title: str) -> list[dict[str, Any]]:
+        """What a panel's first query finds."""
+        query = re.sub(r'=~"\$\w+"', '=~".*"', self._queries[title]).replace("$__range", "300s")
+        answer = self._client.get("/query", params={"query": query}).json()
+        assert answer["status"] == "success", answer
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def tile(self, title: str) -> int | None:
+        """The number on a tile; None for unknown."""
+        rows = self.rows(title)
+        return int(float(rows[0]["value"][1])) if rows else None
+
+
 def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> None:
     """What a person at the page sees: a headline, rows that stay, what passes folded, nothing wider than its card."""
     names = "[...document.querySelectorAll('.rows .grid-row')].map((row) => row.dataset.key)"
@@ -224,6 +270,7 @@ def test_a_fleet_is_one_incident_and_one_page(
     pagerduty: Limited,
     slack: Limited,
     contract_file: Path,
+    program: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
     """Forty-five slices, a killed evaluator, receivers that refuse: one person is paged once, and reads one story."""
@@ -249,6 +296,7 @@ def test_a_fleet_is_one_incident_and_one_page(
         return {one["slice"]: one["status"] for one in found if one["kernel_inference"] == kernel.fingerprint}
 
     with (
+        Overview(program("prometheus"), evaluator.api, tmp_path) as overview,
         Router(evaluator.api, contracts=[load(contract_file)], wait=1.0) as router,
         Fleet(contract_file, evaluator.http, router) as fleet,
     ):
@@ -275,6 +323,12 @@ def test_a_fleet_is_one_incident_and_one_page(
         until(lambda: {statuses(BAD)[name] for name in FIRST} == {"NO_DATA"}, "what was routed away is silent", 120)
         assert [(one["on"], one["state"]) for one in incidents(lasting=True)] == [("fail", "contained")]
         look(browser, evaluator.api, one["id"], pictures)
+        failing = lambda: sum(status == "FAIL" for status in statuses(BAD).values())  # noqa: E731
+        until(lambda: overview.tile("Broken") == failing(), "Grafana counts alike")
+        assert overview.tile("Routed away") == len(SLICES) + 1, "the route of all traffic takes everybody along"
+        assert len(overview.rows("Verdicts over time")) == 46, "what was ever broken comes first"
+        (mark,) = overview.rows("Incidents")
+        assert (mark["metric"]["kc_incident"], mark["value"][1]) == (one["id"], "1")
 
         fleet.roll_out(GOOD)
         until(lambda: pagerduty.taken[-1]["event_action"] == "resolve", "the pager is told of the end", 240)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import interval, listed, moment, number, place
 
 __all__ = ["BrokenCell", "Incident", "IncidentAction", "IncidentState", "PersonsWord"]
@@ -155,8 +156,12 @@ class Incident:
 
     @property
     def slices(self) -> tuple[str, ...]:
-        """Names of the slices where it is broken still, worst first; `all` last, for it is made of the others."""
-        return tuple(sorted(dict.fromkeys(one.slice for one in self.current), key=lambda name: name == "all"))
+        """Names of the slices where it is broken still, as they broke; `all` last, for it is made of the others.
+
+        Not by how bad they are: that changes with every evaluation, and what is read must not move.
+        """
+        onsets = sorted(self.current, key=lambda one: (one.slice == ALL, one.since, one.slice))
+        return tuple(dict.fromkeys(one.slice for one in onsets))
 
     @property
     def since(self) -> float:
@@ -165,14 +170,13 @@ class Incident:
 
     @property
     def growth(self) -> tuple[tuple[float, int], ...]:
-        """(Unix time, slices that had been broken until then, `all` among them), for every minute that added some."""
+        """(Unix time, slices that had broken by then, `all` among them), at the end of each minute that added some."""
         onsets: dict[str, float] = {}
         for one in self.cells:
             onsets[one.slice] = min(one.since, onsets.get(one.slice, one.since))
         by_minute: dict[int, tuple[float, int]] = {}
         for count, at in enumerate(sorted(onsets.values()), start=1):
-            first, _ = by_minute.get(int(at // 60), (at, 0))
-            by_minute[int(at // 60)] = (first, count)
+            by_minute[int(at // 60)] = (at, count)
         return tuple(by_minute.values())
 
     @property

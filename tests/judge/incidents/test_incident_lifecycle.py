@@ -175,7 +175,7 @@ def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(30.0, fail("code"), fail("prose"), fail("all"))
     (one,) = evaluator.tick(300.0, fail("all"), *(fail(f"s{index}") for index in range(43)))
-    assert one.growth == ((0.0, 3), (300.0, 46))
+    assert one.growth == ((30.0, 3), (300.0, 46))
     assert one.growth_text == "3 slices at 00:00, 46 at 00:05 UTC"
     assert evaluator.tick(301.0, fail("all"))[0].growth == one.growth
 
