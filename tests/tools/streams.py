@@ -183,7 +183,8 @@ def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interva
     if math.isfinite(quantity.high):
         return affine(bernstein_interval(sample, low=quantity.low, high=quantity.high, **given), scale, offset)
     cap = clause.cap or quantity.cap
-    sure = capped_mean_interval(sample, low=quantity.low, high=quantity.high, cap=cap, **given)
+    cut = clause.cap is not None
+    sure = capped_mean_interval(sample, low=quantity.low, high=quantity.high, cap=cap, cut=cut, **given)
     low, high = max(quantity.low, -cap), min(quantity.high, cap)
     inside = sample.lower[0] >= low and sample.upper[-1] <= high
     return affine(bernstein_interval(sample, low=low, high=high, **given) if inside else sure, scale, offset)
