@@ -351,6 +351,9 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(
     assert not [url for url in browser.requests() if "/charts/" in url]
     assert browser.complaints() == []
     assert wrong(browser) == []
+    browser.open(evaluator.api, dark=True)
+    browser.wait("document.querySelectorAll('.rows > .grid-row').length === 40")
+    assert wrong(browser) == []
 
 
 def test_a_report_opens_from_a_file_and_asks_for_nothing(
