@@ -55,14 +55,15 @@ def gates(tiny_model, tmp_path_factory):
             for name, options in SERVERS.items()
         }
         address = {name: each.result().address for name, each in begun.items()}
-        return {name: gate(folder, name, address) for name in ("float32", "bfloat16")}
+        found = {name: gate(folder, name, address, name, "--all") for name in ("float32", "bfloat16")}
+        return {**found, "until decided": gate(folder, "bfloat16", address, "decided")}
 
 
-def gate(folder, name, address):
+def gate(folder, name, address, evidence, *options):
     """The command as a job runs it."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "KC_OTEL_"))}
     command = [
-        *(sys.executable, "-m", "kc_otel", "gate", "live", "contract.yaml", "--evidence", name),
+        *(sys.executable, "-m", "kc_otel", "gate", "live", "contract.yaml", "--evidence", evidence, *options),
         *("--inference-url", address[name], "--train-url", f"{address['train']}/v1"),
         *("--prompts", "prompts.jsonl", "--max-tokens", str(TOKENS), "--kernel", f"inference.dtype={name}"),
     ]
@@ -78,7 +79,7 @@ def gate(folder, name, address):
     )
     assert done.returncode in {0, 1}, done.stderr
     assert KEY not in done.stdout + done.stderr
-    return done.returncode, done.stdout, load_recording(folder / name / "recording.npz")
+    return done.returncode, done.stdout, load_recording(folder / evidence / "recording.npz")
 
 
 def test_the_same_format_on_both_endpoints_passes(gates):
@@ -90,9 +91,12 @@ def test_the_same_format_on_both_endpoints_passes(gates):
 
 
 def test_a_narrower_format_is_refused(gates):
-    """Weights rounded to three bits, under bfloat16, break the limit, on code and on prose."""
+    """Weights rounded to three bits, under bfloat16, break the limit, on code and on prose; some of both say so."""
     code, out, recording = gates["bfloat16"]
     assert (code, out.startswith("rollback: vllm ")) == (1, True), out
     assert "FAIL token-tv on slice code" in out
     assert "FAIL token-tv on slice prose" in out
     assert abs(recording.train - recording.inference).mean() > 0.005
+    code, out, decided = gates["until decided"]
+    assert (code, out.startswith("rollback: vllm ")) == (1, True), out
+    assert decided.lengths.size < recording.lengths.size

@@ -335,6 +335,40 @@ def test_failures_are_kept_with_their_lines_beside_what_succeeded():
     assert (len(many.failures), many.asked, many.missing) == (20, 90, 50)
 
 
+def test_a_slow_answer_does_not_have_all_the_others_asked_meanwhile():
+    """Who may stop early runs ahead of the first answer that is missing by twice what is under way, and no more."""
+    asked, meanwhile = [], []
+
+    def slow_at_first(path, _body, right):
+        if path == "/v1/completions":
+            asked.append(path)
+            if len(asked) == 1:
+                time.sleep(1.0)
+                meanwhile.append(len(asked))
+        return right, 200, {}
+
+    prompts = [Prompt(line, text="ab") for line in range(1, 61)]
+    with completions(table(), fault=slow_at_first) as inference, completions(table()) as train:
+        found = gathered(inference, train, prompts, max_tokens=3, concurrency=3, enough=lambda _: True, looks=(10, 20))
+    assert meanwhile == [6]
+    assert (found.recording.lengths.size, found.missing) == (10, 0)
+    assert len(asked) <= 10 + 6
+
+
+def test_a_failure_leaves_nobody_waiting_for_what_will_not_come():
+    """Nothing is looked at any more, and everything else is asked for."""
+
+    def first_is_too_long(_path, body, right):
+        if len(body.get("prompt", "")) > 5 and isinstance(body["prompt"], str):
+            return {"error": {"message": "too long"}}, 400, {}
+        return right, 200, {}
+
+    prompts = [Prompt(line, text="a" * (9 if line == 7 else 2)) for line in range(1, 41)]
+    with completions(table(), fault=first_is_too_long) as inference, completions(table()) as train:
+        found = gathered(inference, train, prompts, max_tokens=3, concurrency=2, enough=lambda _: False, looks=(39,))
+    assert (len(found.failures), found.recording.lengths.size, found.asked) == (1, 39, 40)
+
+
 def test_an_answer_that_would_be_the_same_for_all_ends_it_at_once():
     """An endpoint without log-probabilities is not asked once more for each prompt."""
 

@@ -4,7 +4,9 @@ A prompt that is not answered is no sample at random: it was the longest, or the
 failure is kept beside what succeeded, and whoever judges has to look at both.
 
 Who stops as soon as there is enough looks at completions in the order in which they were asked for, never in that in
-which they came: short answers come first. A failure ends the looking.
+which they came: short answers come first. So that a slow answer does not make it ask for all the others meanwhile, it
+runs ahead of the first that is missing by twice the number of requests at a time and no more. A failure ends the
+looking.
 """
 
 from __future__ import annotations
@@ -75,10 +77,28 @@ class _EnoughError(Exception):
 class _Prefix:
     """The completions that are there without a gap, looked at as they grow, and how many of them were enough."""
 
-    def __init__(self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int) -> None:
+    def __init__(
+        self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int, ahead: int
+    ) -> None:
         self.decided: int | None = None
         self._enough, self._due, self._whole = enough, iter(looks), whole
         self._there, self._next = 0, next(iter(self._due), whole)
+        self._ahead = whole if enough is None else ahead
+        self._grown = asyncio.Event()
+
+    async def reach(self, place: int) -> None:
+        """Wait until a completion is no more than `ahead` beyond the first that is missing."""
+        while place >= self._there + self._ahead:
+            await self._grown.wait()
+
+    def end(self) -> None:
+        """Look no more, and wait for nothing: there is a gap that stays."""
+        self._ahead = self._whole
+        self._grow()
+
+    def _grow(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
 
     def look(self, done: Mapping[int, _Scored]) -> None:
         """Look once more if there are as many as that takes.
@@ -86,12 +106,15 @@ class _Prefix:
         Raises:
             _EnoughError: If they are enough.
         """
+        before = self._there
         while self.decided is None and self._enough is not None and self._there in done:
             self._there += 1
             if self._there == self._next < self._whole:
                 if self._enough(_recording([done[place] for place in range(self._there)])):
                     self.decided = self._there
                 self._next = next(self._due, self._whole)
+        if self._there > before:
+            self._grow()
         if self.decided is not None:
             raise _EnoughError
 
@@ -132,7 +155,7 @@ async def collect(
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))  # shared by the workers
     done: dict[int, _Scored] = {}
     failures: list[Failure] = []
-    prefix = _Prefix(enough, looks, whole)
+    prefix = _Prefix(enough, looks, whole, 2 * concurrency)
     tokens = 0
 
     async def worker() -> None:
@@ -140,12 +163,14 @@ async def collect(
         for place, prompt in work:
             if len(failures) >= _MOST_FAILURES:
                 return
+            await prefix.reach(place)
             try:
                 done[place] = await _one(prompt, inference, train, max_tokens)
                 tokens += len(done[place].train)
                 prefix.look(done)
             except RequestFailedError as error:
                 failures.append(Failure(prompt.line, str(error)))
+                prefix.end()
             progress(len(done), len(failures), tokens)
 
     workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, whole))]
