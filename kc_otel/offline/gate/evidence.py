@@ -154,10 +154,10 @@ def verify_evidence(record: Mapping[str, Any]) -> None:
     """Accept a record, or say what is wrong with it.
 
     Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
-    limit; that the decision does not contradict the verdicts. Of the offline stage, too: that the contract's text has
-    the contract's hash and sets the limits; that the kernels' fields make the fingerprints; that the decision is the
-    one that its terms and the verdicts lead to. Of a step: that it follows from the decision, or names a person and
-    their reason.
+    limit, a FAIL that was followed over time excepted; that the decision does not contradict the verdicts. Of the
+    offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
+    make the fingerprints; that the decision is the one that its terms and the verdicts lead to. Of a step: that it
+    follows from the decision, or names a person and their reason.
 
     Raises:
         EvidenceError: If anything does not hold.
@@ -188,7 +188,9 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
         where = f"{verdict['clause']} on {verdict['slice']}"
         if status is Status.PASS and not (verdict["upper"] is not None and verdict["upper"] <= limit):
             problems.append(f"{where} is PASS, but its upper bound is not at or below the limit")
-        if status is Status.FAIL and not (verdict["lower"] is not None and verdict["lower"] > limit):
+        # What the evaluator follows over time fails by what it holds against the limit, not by one window's bound.
+        followed = verdict["evidence"] is not None
+        if status is Status.FAIL and not (followed or (verdict["lower"] is not None and verdict["lower"] > limit)):
             problems.append(f"{where} is FAIL, but its lower bound is not above the limit")
     if _OFFLINE in record:
         return problems + section_problems(record)
@@ -255,6 +257,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "estimate": finite_or_none(verdict.estimate),
         "lower": finite_or_none(verdict.lower),
         "upper": finite_or_none(verdict.upper),
+        "evidence": finite_or_none(verdict.evidence),
         "samples": verdict.samples,
         "window": verdict.window,
         "method": verdict.method,

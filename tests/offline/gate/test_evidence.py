@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -76,6 +78,16 @@ def test_verdict_that_contradicts_its_numbers_is_found(record):
         verify_evidence(sealed(record, verdicts=verdicts))
     assert "token-tv on all is PASS, but its upper bound" in str(error.value)
     assert "token-tv on code is FAIL, but its lower bound" in str(error.value)
+
+
+def test_a_fail_that_was_followed_over_time_needs_no_bound_of_one_window(contract, make_verdict):
+    """An alarm stands while it is not taken back, whatever the bound of the newest window is."""
+    decision = Decision(GateOutcome.ROLLBACK, Stage.SHADOW, 0)
+    alarmed = dataclasses.replace(make_verdict("FAIL"), lower=0.0, evidence=0.9)
+    verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [alarmed], 0.0))
+    judged_once = dataclasses.replace(alarmed, evidence=math.nan)
+    with pytest.raises(EvidenceError, match="is FAIL, but its lower bound"):
+        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [judged_once], 0.0))
 
 
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])
