@@ -90,6 +90,16 @@ def test_a_fail_that_was_followed_over_time_needs_no_bound_of_one_window(contrac
         verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [judged_once], 0.0))
 
 
+def test_a_pass_of_what_none_may_be_needs_none_and_no_bound(contract, make_verdict):
+    """0 of N differ, and at most x do: that keeps a limit of 0; one that differs does not."""
+    decision = Decision(GateOutcome.ADVANCE, Stage.SHADOW, 0)
+    none = dataclasses.replace(make_verdict("PASS"), limit=0.0, estimate=0.0, lower=0.0, upper=0.001)
+    verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [none], 0.0))
+    one = dataclasses.replace(none, estimate=0.0001)
+    with pytest.raises(EvidenceError, match="is PASS, but its upper bound"):
+        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [one], 0.0))
+
+
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])
 def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
     """Nothing advances on doubt, and nothing rolls back without a failure."""
