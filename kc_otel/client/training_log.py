@@ -126,6 +126,13 @@ class _InProcess(_Watcher):
         return MetricExportResult.SUCCESS
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The token goes to whom it was meant for, and not on to where that one points."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Let a redirect be the error that it is."""
+
+
 class _Asking(_Watcher):
     """Asks an evaluator over and over, on a thread of its own, until the recorder is shut down."""
 
@@ -158,8 +165,8 @@ class _Asking(_Watcher):
 
     def _asked(self) -> list[Verdict]:
         request = urllib.request.Request(self._url, headers=authorization(self._token_file))  # noqa: S310 - http or https
-        context = client_context() if self._url.startswith("https:") else None
-        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as answer:  # noqa: S310 - as above
+        handlers = [urllib.request.HTTPSHandler(context=client_context())] if self._url.startswith("https:") else []
+        with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT) as answer:
             raw = answer.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -140,6 +142,33 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
     finally:
         if evaluator.process.poll() is None:
             evaluator.kill()
+
+
+def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
+    """Whoever an evaluator's address points on to is not asked, and learns no token."""
+    monkeypatch.setenv("KC_OTEL_TOKEN", "kco_secret")
+    shown = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self):
+            shown.append((self.path.partition("?")[0], self.headers["authorization"]))
+            self.send_response(302 if len(shown) == 1 else 200)
+            self.send_header("location", f"http://localhost:{self.server.server_port}/elsewhere")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        log = TrainingLog(f"http://127.0.0.1:{server.server_port}", refresh=60.0)
+        with Recorder(policy, log=log):
+            end = time.monotonic() + SOON
+            while "302" not in caplog.text and time.monotonic() < end and len(shown) < 2:
+                time.sleep(0.02)
+        server.shutdown()
+    assert shown == [("/api/v1/verdicts", "Bearer kco_secret")]
 
 
 def test_an_address_that_is_none_is_refused():
