@@ -218,6 +218,15 @@ class Clause(Strict):
             return f"p{100 * parsed.argument:.10g}"
         return f"fraction > {parsed.argument:g}" if parsed.kind == "fraction" else parsed.kind
 
+    @property
+    def tail_text(self) -> str:
+        """What a clause on the share above the cap begins with: its metric, statistic and unit."""
+        metric = DERIVED[self.metric].base if self.metric in DERIVED else self.metric
+        of = f", operator: {self.operator}" if self.operator is not None else ""
+        per = ", unit: sequence" if self.by_sequence else ", unit: token" if self.unit == "token" else ""
+        above = repr(self.cap).removesuffix(".0")
+        return f"metric: {metric}{of}, statistic: fraction > {above}{per}"
+
     def allows_none(self, slice: str) -> bool:
         """Whether a share is limited to 0 on a slice: one observation breaks the promise, and while none does it holds.
 

@@ -103,7 +103,8 @@ def _clauses(contract: Contract) -> Iterator[LintFinding]:
             ids.setdefault(clause.id, f"{section}[{index}]")
             yield from _section(clause, section, here)
             yield from _references(contract, clause, here)
-            yield from _limits(contract, clause, here)
+            impossible = list(_limits(contract, clause, here))
+            yield from impossible or _tail(contract, clause, here)
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
             limits = (clause.limit, *sorted(clause.slices.items()))
@@ -231,6 +232,21 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFind
             f"observations, but {name} is {minimum}; raise it, or write a lower rank",
             "warning",
         )
+
+
+def _tail(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """A mean of min(value, cap) forgives whatever is above the cap: a second clause says how often it may be."""
+    quantity, cap = clause.quantity, clause.cap
+    if cap is None or quantity is None or clause.parsed_statistic.kind != "mean" or quantity.two_valued:
+        return
+    if cap >= quantity.high or clause.metric == "support_deficit" or contract.tail_of(clause) is not None:
+        return
+    yield LintFinding(
+        (*here, "cap"),
+        f"what is above {cap:g} counts as {cap:g}, however far it is, and no clause limits how often it is above; add "
+        f"`{{id: {clause.id}-tail, {clause.tail_text}, limit: 1%}}` with the share that you can bear",
+        "warning",
+    )
 
 
 def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:

@@ -232,6 +232,18 @@ class Contract(Strict):
         found = [what for step in self.escalation for what in step.acts_on(clause.id)]
         return tuple(dict.fromkeys([*found, *(["promotion"] if "promotion" in self.model_fields_set else [])]))
 
+    def tail_of(self, clause: Clause) -> Clause | None:
+        """The clause that limits how often what a clause with a cap observes is above the cap, if there is one."""
+        if clause.cap is None or clause.quantity is None:
+            return None
+        for other in self.clauses:
+            statistic, same = other.parsed_statistic, other.quantity is not None and other.quantity.key
+            if same != clause.quantity.key or other.operator != clause.operator:
+                continue
+            if statistic.kind == "fraction" and statistic.argument <= clause.cap:
+                return other
+        return None
+
     @property
     def operators(self) -> tuple[str, ...]:
         """Operators that some clause is about, in the contract's order, each once."""

@@ -11,7 +11,7 @@ from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.clause_facts import Assumption, Facts, facts_of, sequence_bounds
 from kc_otel.explain.promise import promise_of
-from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose, tail_of
+from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose
 from kc_otel.stats.bound import Bound
 from kc_otel.stats.gradients import clip_budget_share, ess_share, gradient_bias_from_tv
 from kc_otel.stats.inverses import largest_limit
@@ -184,7 +184,7 @@ def guarantee(
             reach_tv=reach_tv,
             silent=bool(chosen_by),
             acting=contract.acts_on(clause),
-            tail=tail_of(contract, clause),
+            tail=contract.tail_of(clause),
         )
         for clause in contract.clauses
     )

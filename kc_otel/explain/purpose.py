@@ -13,7 +13,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.explain.promise import Promise
 from kc_otel.stats.divergences import tv_from_kl
 
-__all__ = ["evidence", "note", "outcome_attributes", "purpose", "tail_of"]
+__all__ = ["evidence", "note", "outcome_attributes", "purpose"]
 
 _PURPOSE: Final = {
     "log_ratio": "only tokens that the training kernel likes more are limited, not the mass it lost elsewhere",
@@ -82,17 +82,6 @@ def _greedy(limit: float, horizon: int | None) -> str:
     return f"{along}, one token in {math.floor(1.0 / limit)} may change, so all of them may"
 
 
-def tail_of(contract: Contract, clause: Clause) -> Clause | None:
-    """The clause that limits how often what a clause with a cap observes is above the cap, if the contract has one."""
-    if clause.cap is None or clause.quantity is None:
-        return None
-    for other in contract.clauses:
-        statistic, same = other.parsed_statistic, other.quantity is not None and other.quantity.key
-        if same == clause.quantity.key and statistic.kind == "fraction" and statistic.argument <= clause.cap:
-            return other
-    return None
-
-
 def evidence(clause: Clause, promise: Promise, slice: str = ALL, tail: Clause | None = None) -> str:
     """What the statistic of a clause can show from samples, and what it leaves open.
 
@@ -142,10 +131,7 @@ def _beyond_cap(clause: Clause, slice: str, tail: Clause | None) -> str:
         return ""
     said = f"; what is above {clause.cap:g} counts as {clause.cap:g}"
     if tail is None:
-        per = ", unit: sequence" if clause.by_sequence else ""
-        metric = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
-        write = f"metric: {metric}, statistic: fraction > {clause.cap:g}{per}"
-        return f"{said}, and how often it is above, no clause limits ({write})"
+        return f"{said}, and how often it is above, no clause limits ({clause.tail_text})"
     share = tail.limit_for(slice)
     said = f"{said}, and how often it is above, {tail.id} limits to {100.0 * share:.3g} %"
     if clause.metric in DERIVED or not math.isfinite(clause.quantity.high):

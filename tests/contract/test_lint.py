@@ -238,6 +238,14 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
     ("lines", "problem"),
     [
         (
+            [
+                "numerical:",
+                "- {id: ulp, metric: operator_ulp, operator: attention, statistic: mean, limit: 1, cap: 5}",
+                "- {id: other, metric: operator_ulp, operator: mlp, statistic: fraction > 5, limit: 1%}",
+            ],
+            "add `{id: ulp-tail, metric: operator_ulp, operator: attention, statistic: fraction > 5, limit: 1%}` with",
+        ),
+        (
             [_clause("numerical", metric="js", statistic="p99.9", limit=0.1)],
             "a p99.9 cannot PASS at confidence 0.99 below 5296 ",
         ),
@@ -269,6 +277,31 @@ def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
     assert len(problems) == 1, problems
     assert ": warning: " in problems[0]
     assert problem in problems[0]
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [
+        "{id: tv, metric: tv_token, limit: 0.004, cap: 0.0123456789}",
+        "{id: tv, metric: tv_token, unit: token, limit: 0.004, cap: 0.02}",
+        "{id: share, metric: clip_budget_share, limit: 0.1, cap: 0.25}",
+        "{id: drift, metric: reward_drift_bound, limit: 0.1, cap: 0.25}",
+        "{id: chi2, metric: chi2_token, unit: token, limit: 1, cap: 20}",
+    ],
+)
+def test_the_clause_that_a_cap_is_told_to_have_ends_the_warning(written, said, clause):
+    """With its limit as it is written, whatever the cap's digits, the metric's base and its unit."""
+    head = "assumptions: {reward_range: [0, 1], clip: 0.2}"
+    (problem,) = said(written(head, f"statistical:\n- {clause}", clause=False))
+    added = problem[problem.index("`{") + 1 : problem.index("}`") + 1]
+    assert said(written(head, f"statistical:\n- {clause}\n- {added}", clause=False)) == []
+
+
+def test_a_cap_that_cuts_nothing_or_is_no_cut_needs_no_clause_on_what_is_above(written, said):
+    """One at the largest possible value, and the ratio that support_deficit takes none to exceed."""
+    tv = "{id: tv, metric: tv_token, limit: 0.004, cap: 1}"
+    deficit = "{id: deficit, metric: support_deficit, limit: 0.01, cap: 20}"
+    assert said(written(f"statistical:\n- {tv}\n- {deficit}", clause=False)) == []
 
 
 def test_a_route_between_kernels_that_are_alike_is_refused(written, said):
