@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from kc_otel.cli.terminal import PrintJson, columns_of, log_to_terminal, pairs, 
 from kc_otel.contract.plain_text import plain, plain_lines
 
 if TYPE_CHECKING:
+    from kc_otel.offline.step_scalars import StepScalars
     from kc_otel.record.engine import RecorderStats
     from kc_otel.recordings.importers import Importer
 
@@ -41,6 +43,13 @@ def import_files(
         bool, typer.Option(help="Unpickle whatever a file holds. It runs the code that the file names.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint.", min=0.0)] = 60.0,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="The trainer's log, which gets kc/... scalars of each step: tensorboard:DIR, wandb:PROJECT/RUN_ID, "
+            "mlflow:RUN_ID, trackio:PROJECT/RUN or FILE.jsonl."
+        ),
+    ] = None,
 ) -> None:
     """Measure what verl, prime-rl, NeMo-RL or a .npz, .jsonl, .parquet recorded, and emit the drift over OTLP.
 
@@ -48,6 +57,8 @@ def import_files(
     when its drift was exported. Exits with 1 when a file could not be imported.
     """
     from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
+    from kc_otel.offline.tracker import Tracker  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.recordings.importers import FORMATS, Importer, files_of  # noqa: PLC0415
     from kc_otel.recordings.importers.follow import Ledger, unseen  # noqa: PLC0415
@@ -58,7 +69,11 @@ def import_files(
     with unusable():
         ledger = Ledger.of(done)
         files_of(paths)
-        with stopped_by_signals() as stop, Recorder(load(contract), sampling=1.0) as recorder:
+        loaded = load(contract)
+        with ExitStack() as closing:
+            steps = None if log is None else StepScalars(loaded, closing.enter_context(Tracker(log)).write)
+            stop = closing.enter_context(stopped_by_signals())
+            recorder = closing.enter_context(Recorder(loaded, sampling=1.0))
             importer = Importer(
                 recorder,
                 format=next((each for each in FORMATS if each == format), None),
@@ -67,12 +82,16 @@ def import_files(
                 trust=trust,
                 patience=patience,
                 stopped=stop.is_set,
+                steps=steps,
             )
             for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
                 _one(importer, path)
                 if path not in importer.totals.failed:
                     ledger.add(path)
             _summarise(importer, recorder.stats())
+            if steps is not None:
+                steps.close()
+                _summarise_steps(steps, log)
     if importer.totals.failed:
         raise typer.Exit(1)
 
@@ -117,6 +136,17 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
             f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
             f"bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
         )
+
+
+def _summarise_steps(steps: StepScalars, log: str | None) -> None:
+    if steps.written:
+        typer.echo(plain(f"  {log}: {len(steps.written):,} steps, {min(steps.written)} to {max(steps.written)}"))
+    elif not steps.unjudged:
+        typer.echo(plain(f"  {log}: nothing: no sequence says its step; give --attribute step=NUMBER with each file"))
+    if steps.unjudged:
+        typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps hold too little for any verdict"))
+    if steps.late:
+        typer.echo(f"  {log}: {steps.late:,} batches came after their step was written, and are not in it")
 
 
 def _scalar(text: str) -> str | int | float | bool:

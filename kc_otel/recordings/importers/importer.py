@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals
 
-__all__ = ["ImportTotals", "Importer"]
+__all__ = ["ImportTotals", "Importer", "StepRecorders"]
 
 _UNFLUSHED: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
@@ -52,6 +52,19 @@ class ImportTotals:
     failed: dict[Path, str] = field(default_factory=dict)
 
 
+class StepRecorders(Protocol):
+    """A recorder for each step of the trainer, beside the one of them all."""
+
+    def recorder(self, step: int) -> Recorder | None:
+        """Where sequences of a step go; None for nowhere."""
+
+    def flush(self) -> None:
+        """Measure what was handed over."""
+
+    def end_of_file(self) -> None:
+        """A file has been read."""
+
+
 class Importer:
     """Imports files one after the other.
 
@@ -64,6 +77,7 @@ class Importer:
         chunk_tokens: Most tokens of one call of the recorder.
         patience: Seconds to wait for an endpoint that does not take the export.
         stopped: Whether to give up early.
+        steps: Where sequences go too whose step is known: from an attribute `step`, or the training kernel's weights.
 
     Raises:
         ValueError: If `chunk_tokens` is not positive.
@@ -80,6 +94,7 @@ class Importer:
         chunk_tokens: int = 262_144,
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
+        steps: StepRecorders | None = None,
     ) -> None:
         if chunk_tokens < 1:
             msg = f"chunk_tokens: {chunk_tokens!r} leaves no room for a sequence; leave it out for the default"
@@ -93,6 +108,7 @@ class Importer:
         self._chunk_tokens = chunk_tokens
         self._patience = patience
         self._stopped = stopped
+        self._steps = steps
 
     def file(self, path: Path) -> bool:
         """Import one file; whether all of it was measured and exported. What went wrong is in `totals.failed`."""
@@ -105,9 +121,13 @@ class Importer:
                 sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
                 if unflushed >= _UNFLUSHED:
                     self._recorder.force_flush(self._patience)
+                    if self._steps is not None:
+                        self._steps.flush()
                     unflushed = 0
         except (ImportFileError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
+        if self._steps is not None:
+            self._steps.end_of_file()
         if not self._exported():
             self.totals.failed[path] = f"{path}: no endpoint took the export; import the file again when one does"
         elif (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
@@ -134,7 +154,7 @@ class Importer:
         waiting: dict[Hashable, list[Imported]] = {}
         tokens = 0
         for each in sequences:
-            waiting.setdefault(_alike(each), []).append(each)
+            waiting.setdefault((_alike(each), self._step(each)), []).append(each)
             tokens += each.train.size
             if tokens >= self._chunk_tokens:
                 yield from waiting.values()
@@ -144,16 +164,29 @@ class Importer:
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(each.train, each.inference)) for each in chunk)
-        self._recorder.compare(
-            [each.train for each in chunk],
-            [each.inference for each in chunk],
-            token_ids=None if first.token_ids is None else [each.token_ids for each in chunk],
-            advantages=None if first.advantages is None else [each.advantages for each in chunk],
-            attributes=[{**each.attributes, **self._attributes} for each in chunk],
-            processing=None if first.processing is None else (first.processing, first.processing),
-            weights=first.weights,
-            presampled=True,
-        )
+        step = self._step(first)
+        of_step = None if self._steps is None or step is None else self._steps.recorder(step)
+        for recorder in (self._recorder, of_step):
+            if recorder is not None:
+                recorder.compare(
+                    [each.train for each in chunk],
+                    [each.inference for each in chunk],
+                    token_ids=None if first.token_ids is None else [each.token_ids for each in chunk],
+                    advantages=None if first.advantages is None else [each.advantages for each in chunk],
+                    attributes=[{**each.attributes, **self._attributes} for each in chunk],
+                    processing=None if first.processing is None else (first.processing, first.processing),
+                    weights=first.weights,
+                    presampled=True,
+                )
+
+    def _step(self, each: Imported) -> int | None:
+        """The trainer's step, where it matters and somebody says it."""
+        if self._steps is None:
+            return None
+        said = self._attributes.get("step", each.attributes.get("step", each.weights[0]))
+        if isinstance(said, float) and said.is_integer():
+            return int(said)
+        return said if isinstance(said, int) and not isinstance(said, bool) else None
 
     def _exported(self) -> bool:
         """Whether everything recorded was measured and every endpoint accepted it, in time."""
