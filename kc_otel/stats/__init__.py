@@ -5,9 +5,8 @@
 | one token: half range, ratios, KL, chi-square to total variation  | `tokens`, `divergences`, `averages`       |
 | a sequence, a reward, a policy gradient                           | `sequences`, `rewards`, `gradients`       |
 | backwards from a budget                                           | `rewards`, `inverses`                     |
-| intervals for means, quantiles, fractions, at one sample size     | `means`, `bernstein`, `quantiles`, `fractions` |
-| the same for a mean, at every sample size at once                 | `confidence_sequence`                     |
-| when a mean has risen above a limit; that it is below one         | `e_detector`, `sequential_pass`           |
+| intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
+| when a mean has risen above a limit                               | `e_detector`                              |
 | many cells; dependent tokens: sequences as the unit               | `multiplicity`, `clusters`                |
 | top-k log-probabilities; support                                  | `topk`, `support`                         |
 
@@ -23,23 +22,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kc_otel.stats.bernstein import bernstein_interval
     from kc_otel.stats.binned import Binned
     from kc_otel.stats.bound import Bound
-    from kc_otel.stats.clusters import DesignEffect, design_effect, sequence_mean_interval, sequence_means
-    from kc_otel.stats.confidence_sequence import anytime_mean_interval
+    from kc_otel.stats.clusters import sequence_means
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradients import clip_budget_share, gradient_bias
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
     from kc_otel.stats.inverses import tv_for_gradient_budget
-    from kc_otel.stats.means import betting_interval, capped_mean_interval, mean_interval
+    from kc_otel.stats.means import capped_mean_interval, mean_interval
     from kc_otel.stats.multiplicity import Holm, holm
     from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift, tv_for_reward_budget
     from kc_otel.stats.sequences import sequence_tv
-    from kc_otel.stats.sequential_pass import SequentialPass
     from kc_otel.stats.support import support_deficit
     from kc_otel.stats.tokens import half_range, token_tv
     from kc_otel.stats.topk import TopKBounds, topk_bounds
@@ -48,20 +44,14 @@ __all__ = [
     "Binned",
     "Bound",
     "Buckets",
-    "DesignEffect",
     "EDetector",
     "ExponentialHistogram",
     "Holm",
     "Interval",
-    "SequentialPass",
     "TopKBounds",
     "affine",
-    "anytime_mean_interval",
-    "bernstein_interval",
-    "betting_interval",
     "capped_mean_interval",
     "clip_budget_share",
-    "design_effect",
     "fraction_interval",
     "gradient_bias",
     "half_range",
@@ -71,7 +61,6 @@ __all__ = [
     "mean_interval",
     "quantile_interval",
     "reward_drift",
-    "sequence_mean_interval",
     "sequence_means",
     "sequence_tv",
     "support_deficit",
@@ -83,23 +72,20 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "bernstein": ("bernstein_interval",),
     "binned": ("Binned",),
     "bound": ("Bound",),
-    "clusters": ("DesignEffect", "design_effect", "sequence_mean_interval", "sequence_means"),
-    "confidence_sequence": ("anytime_mean_interval",),
+    "clusters": ("sequence_means",),
     "e_detector": ("EDetector",),
     "fractions": ("fraction_interval", "two_valued_mean_interval"),
     "gradients": ("clip_budget_share", "gradient_bias"),
     "histogram": ("Buckets", "ExponentialHistogram"),
     "interval": ("Interval", "affine", "maximum_interval"),
     "inverses": ("tv_for_gradient_budget",),
-    "means": ("betting_interval", "capped_mean_interval", "mean_interval"),
+    "means": ("capped_mean_interval", "mean_interval"),
     "multiplicity": ("Holm", "holm"),
     "quantiles": ("quantile_interval",),
     "rewards": ("half_range_for_sequence_tv", "reward_drift", "tv_for_reward_budget"),
     "sequences": ("sequence_tv",),
-    "sequential_pass": ("SequentialPass",),
     "support": ("support_deficit",),
     "tokens": ("half_range", "token_tv"),
     "topk": ("TopKBounds", "topk_bounds"),

@@ -1,26 +1,16 @@
-"""Means of token values where the tokens of a sequence depend on each other: the sequence is the independent unit.
-
-An interval that takes n tokens for n independent observations is too narrow by about the root of the design effect.
-Here sequences are independent, and what happens inside one is left open. The mean is that over sequences of the
-per-sequence mean, E[sum_t x_t / T]: every sequence counts alike, however long it is.
-"""
+"""Means of token values by sequence, the independent unit where the tokens of a sequence depend on each other."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import real
-from kc_otel.stats.binned import Binned
-from kc_otel.stats.interval import Interval
-from kc_otel.stats.means import mean_interval
-from kc_otel.stats.placement import finite_range
 
-__all__ = ["DesignEffect", "design_effect", "sequence_mean_interval", "sequence_means"]
+__all__ = ["sequence_means"]
 
 
 def sequence_means(
@@ -48,79 +38,6 @@ def sequence_means(
         raise ValueError(msg)
     sums = np.add.reduceat(x, _starts(sizes))
     return np.asarray(sums / sizes if per == "mean" else sums)
-
-
-def sequence_mean_interval(
-    values: ArrayLike, lengths: ArrayLike, *, low: float, high: float, alpha_lower: float, alpha_upper: float
-) -> Interval:
-    """Interval for the mean over sequences of the per-sequence mean, E[sum_t x_t / T], each sequence counting alike.
-
-    `mean_interval` of `sequence_means`: valid for independent sequences, whatever the dependence inside them. Its
-    `samples` is the number of sequences.
-
-    Args:
-        values: Token values [N], those of the first sequence first.
-        lengths: Tokens per sequence [S], each at least 1, adding up to N.
-        low: Smallest value that a token can have.
-        high: Largest value that a token can have.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If a value is NaN or outside [low, high], lengths and values do not fit, an alpha is not in (0, 1),
-            or [low, high] is not a finite range.
-    """
-    finite_range(low, high)
-    real("values", np.asarray(values, dtype=np.float64), low=low, high=high)
-    # A mean of equal values may be off by its rounding.
-    means = np.clip(sequence_means(values, lengths), low, high)
-    return mean_interval(Binned.of_samples(means), low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-
-
-@dataclass(frozen=True, slots=True)
-class DesignEffect:
-    """How much less tokens say because they come in sequences.
-
-    Attributes:
-        effect: Variance of the mean over sequences, over what it would be with independent tokens; 1 when sequences do
-            not matter, about the mean length when all tokens of a sequence are alike. nan where all values are equal.
-        effective_samples: Independent tokens that would give the mean as precisely; inf where sequences have equal
-            means. sequences: Number of sequences. tokens: Number of tokens.
-    """
-
-    effect: float
-    effective_samples: float
-    sequences: int
-    tokens: int
-
-
-def design_effect(values: ArrayLike, lengths: ArrayLike) -> DesignEffect:
-    """Estimate of the design effect of the mean over sequences of the per-sequence mean.
-
-    With B the sample variance of the sequence means and V the variance of a token (of a sequence drawn at random),
-    `effect = B / (V mean(1/T))` and `effective_samples = S V / B`. An estimate, without an error probability.
-
-    Source: Kish 1965, Survey Sampling, section 5.4 and 8.2.
-
-    Args:
-        values: Token values [N], those of the first sequence first.
-        lengths: Tokens per sequence [S], at least two of them, each at least 1, adding up to N.
-
-    Raises:
-        ValueError: If a value is NaN or infinite, lengths and values do not fit, or there are fewer than two sequences.
-    """
-    x, sizes = _tokens(values, lengths)
-    if sizes.size < 2:
-        msg = "lengths: has 1 sequence; a design effect needs at least 2"
-        raise ValueError(msg)
-    starts = _starts(sizes)
-    means = np.add.reduceat(x, starts) / sizes
-    between = float(means.var(ddof=1))
-    token = float((np.add.reduceat((x - means.mean()) ** 2, starts) / sizes).mean())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        effect = float(np.float64(between) / (token * np.mean(1.0 / sizes)))
-        effective = float(sizes.size * np.float64(token) / between)
-    return DesignEffect(effect, effective, int(sizes.size), int(x.size))
 
 
 def _tokens(values: ArrayLike, lengths: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -30,7 +30,7 @@ From a histogram a value counts with the lower edge of its bucket, which makes e
 false alarms stays, and evidence grows more slowly, at scale 4 by 4 to 8 % where the mean is twice the limit and by half
 where it is a tenth above. The increment of a pane, `sum_b n_b log(1 + lam (edge_b - m))`, is a product of counts
 [cells, buckets] with a matrix [buckets, bets]. A share above a threshold, and with it a quantile, is the mean of an
-indicator: two buckets with the edges 0 and 1 (`beyond`), and nothing is lost.
+indicator: two buckets with the edges 0 and 1, and nothing is lost.
 
 Source: Shin, Ramdas and Rinaldo 2024, E-detectors: A Nonparametric Framework for Sequential Change Detection, New
 England Journal of Statistics in Data Science 2(2), the CUSUM e-detector, with the increments of Waudby-Smith and Ramdas
@@ -40,7 +40,6 @@ England Journal of Statistics in Data Science 2(2), the CUSUM e-detector, with t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +48,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import real
 
-__all__ = ["BETS", "EDetector", "alarm_level", "beyond"]
+__all__ = ["BETS", "EDetector", "alarm_level"]
 
 Floats = NDArray[np.float64]
 
@@ -72,10 +71,11 @@ class EDetector:
     >>> rng = np.random.default_rng(1)
     >>> edges = np.exp2(np.arange(-160, 1) / 16)                       # a histogram at scale 4
     >>> detector, panes = EDetector.fresh(cells=1), 0
-    >>> while not detector.alarmed(panes=10_000).any():
+    >>> while detector.log_evidence[0] < alarm_level(panes=10_000, cells=1):
     ...     drift = rng.gamma(1.0, 0.004 if panes < 300 else 0.008, 20)    # 20 sequences a pane; twice the limit
     ...     counts = np.histogram(drift, [0.0, *edges[1:], np.inf])[0]
-    ...     detector, panes = detector.updated(counts[None], np.r_[0.0, edges[1:]], limit=0.004), panes + 1
+    ...     gains = counts @ np.log1p(BETS * (np.r_[0.0, edges[1:]][:, None] / 0.004 - 1.0))
+    ...     detector, panes = detector.opened().gained(gains[None]), panes + 1
     >>> panes
     302
     """
@@ -111,39 +111,10 @@ class EDetector:
         over = np.maximum(self.log_evidence - level, 0.0)
         return EDetector(self.log_sums - over[:, None])
 
-    def updated(self, counts: ArrayLike, lower: ArrayLike, *, limit: ArrayLike, low: float = 0.0) -> EDetector:
-        """The detector after one more pane; a cell without observations in it stays as it was.
-
-        Args:
-            counts: Observations in each bucket [cells, buckets].
-            lower: The buckets' lower edges [buckets], none below `low`.
-            limit: Largest mean of each cell [cells], or one for all; above `low`.
-            low: Smallest value that the quantity can take.
-
-        Raises:
-            ValueError: If a limit is not above `low`, an edge is below it, a number is NaN, a count is negative, or the
-                shapes do not fit.
-        """
-        held, edges, mean = columns(len(self.log_sums), counts, "lower", lower, limit, low, least=0.0)
-        gained = gains(held, mean, lambda each: np.log1p(BETS * (edges[:, None] / each - 1.0)))
-        return self.opened(held.sum(axis=1) > 0.0).gained(gained)
-
     @property
     def log_evidence(self) -> Floats:
         """Logarithm of the average of M over the bets [cells]; 0 before the first observation."""
-        return log_mean(self.log_sums)
-
-    def alarmed(self, *, panes: float) -> NDArray[np.bool_]:
-        """Which cells are above their limit [cells]; on average `panes` panes or more pass between false alarms of all.
-
-        Raises:
-            ValueError: If `panes` is less than 1.
-        """
-        return np.asarray(self.log_evidence >= alarm_level(panes, len(self.log_sums)))
-
-    def restarted(self, cells: ArrayLike) -> EDetector:
-        """The detector with some cells as if nothing had been seen of them; a mask [cells]."""
-        return EDetector(np.where(np.asarray(cells, dtype=np.bool_)[:, None], 0.0, self.log_sums))
+        return np.asarray(np.logaddexp.reduce(self.log_sums, axis=-1) - math.log(BETS.size))
 
 
 def alarm_level(panes: float, cells: int) -> float:
@@ -153,66 +124,3 @@ def alarm_level(panes: float, cells: int) -> float:
         ValueError: If either is less than 1.
     """
     return math.log(real("panes", float(panes), low=1.0) * real("cells", float(cells), low=1.0))
-
-
-def beyond(counts: ArrayLike, lower: ArrayLike, above: float) -> NDArray[np.int64]:
-    """Observations that may lie at or below a threshold, and those that lie above it for certain, [cells, 2].
-
-    With the edges 0 and 1 and a limit on the share, that is the histogram of the indicator. For a quantile of rank r
-    with the limit q, it is the share above q with the limit 1 - r. A bucket that begins at the threshold is open there.
-
-    >>> beyond([[5, 2, 1]], [0.0, 0.5, 1.0], above=0.5)
-    array([[5, 3]])
-
-    Args:
-        counts: Observations in each bucket [cells, buckets].
-        lower: The buckets' lower edges [buckets]; positive buckets are open below, and 0 begins the one with the zeros.
-        above: The threshold.
-    """
-    held, edges = np.asarray(counts, dtype=np.int64), np.asarray(lower, dtype=np.float64)
-    surely = held[:, (edges > above) | ((edges == above) & (above > 0.0))].sum(axis=1)
-    return np.stack([held.sum(axis=1) - surely, surely], axis=1)
-
-
-def columns(
-    cells: int, counts: ArrayLike, name: str, edges: ArrayLike, limit: ArrayLike, low: float, *, least: float
-) -> tuple[Floats, Floats, Floats]:
-    """Counts [cells, buckets], and edges [buckets] and limits [cells] as far as they are above the smallest value.
-
-    Raises:
-        ValueError: If a limit is not above `low`, an edge is less than `least` above it, a number is NaN, a count is
-            negative, or the shapes do not fit.
-    """
-    held, ends = np.asarray(counts, dtype=np.float64), np.asarray(edges, dtype=np.float64)
-    if held.shape != (cells, ends.size) or ends.ndim != 1:
-        msg = f"counts, {name}: have shapes {held.shape} and {ends.shape}; pass [{cells}, buckets] and [buckets]"
-        raise ValueError(msg)
-    if not (held >= 0.0).all():
-        msg = f"counts: {float(held[~(held >= 0.0)][0])!r} is not a number of observations"
-        raise ValueError(msg)
-    if not (ends - low >= least).all():
-        msg = f"{name}: {float(ends[~(ends - low >= least)][0])!r} is not an edge of values from {low!r} on"
-        raise ValueError(msg)
-    mean = np.broadcast_to(np.asarray(limit, dtype=np.float64) - low, (cells,))
-    wrong = ~((mean > 0.0) & np.isfinite(mean))
-    if wrong.any():
-        msg = f"limit: {float(mean[wrong][0] + low)!r} is not a finite number above {low!r}"
-        raise ValueError(msg)
-    return held, ends - low, mean
-
-
-def gains(held: Floats, mean: Floats, logs: Callable[[float], Floats]) -> Floats:
-    """What each cell's bets gain [cells, bets]: its counts times the logarithms [buckets, bets] for its own limit."""
-    distinct, which = np.unique(mean, return_inverse=True)
-    if distinct.size == 1:
-        return np.asarray(held @ logs(float(distinct[0])))
-    matrices = [logs(float(each)) for each in distinct]
-    gained = np.empty((held.shape[0], matrices[0].shape[-1]))
-    for index, matrix in enumerate(matrices):
-        gained[which == index] = held[which == index] @ matrix
-    return gained
-
-
-def log_mean(logs: Floats) -> Floats:
-    """Logarithm of the mean over the last axis of what these are logarithms of."""
-    return np.asarray(np.logaddexp.reduce(logs, axis=-1) - math.log(logs.shape[-1]))

@@ -20,15 +20,14 @@ from kc_otel.stats import (
     Buckets,
     ExponentialHistogram,
     Interval,
-    anytime_mean_interval,
-    bernstein_interval,
-    betting_interval,
+    mean_interval,
 )
+from tests.tools.bernstein import bernstein_interval
 
 PROGRAMS: dict[str, Callable[..., Interval]] = {
     "Bernstein": bernstein_interval,
-    "betting": betting_interval,
-    "anytime": anytime_mean_interval,
+    "betting": mean_interval,
+    "anytime": partial(mean_interval, anytime=True),
 }
 ROUNDS = 50
 SCALE = 4

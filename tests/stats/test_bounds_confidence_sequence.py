@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from kc_otel.stats import (
     Binned,
-    anytime_mean_interval,
-    betting_interval,
     capped_mean_interval,
     fraction_interval,
+    mean_interval,
     quantile_interval,
 )
 
@@ -35,7 +34,7 @@ def wealth(x, mean):
 @given(streams)
 def test_anytime_betting_ends_where_the_mixture_has_won_one_over_alpha(x):
     """Either side, scaled to the range, is where the wealth of the fixed mixture is 1/alpha."""
-    got = anytime_mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, **LEVELS)
+    got = mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, **LEVELS, anytime=True)
     for y, bound, alpha in ((x, (got.lower + 1) / 3, 0.02), (1 - x, (2 - got.upper) / 3, 0.05)):
         if bound < 1e-12:
             assert wealth(y, 0.0) * alpha <= 1 + 1e-6
@@ -46,7 +45,7 @@ def test_anytime_betting_ends_where_the_mixture_has_won_one_over_alpha(x):
 def test_looking_at_every_size_costs_a_fifth_of_the_width():
     """For a small drift the anytime interval contains that of a fixed size, and is less than 1.2 times as wide."""
     x = np.minimum(np.exp(np.random.default_rng(2).normal(-6, 1, 20_000)), 1.0)
-    fixed, anytime = (f(Binned.of_samples(x), **UNIT, **LEVELS) for f in (betting_interval, anytime_mean_interval))
+    fixed, anytime = (mean_interval(Binned.of_samples(x), **UNIT, **LEVELS, anytime=each) for each in (False, True))
     assert anytime.lower < fixed.lower < x.mean() < fixed.upper < anytime.upper
     assert anytime.upper - anytime.lower < 1.2 * (fixed.upper - fixed.lower)
 
@@ -102,19 +101,3 @@ def test_what_lies_beyond_a_cap_counts_as_the_cap_where_that_is_the_claim():
     assert (got.lower, got.estimate, got.upper) == pytest.approx((cut.lower, cut.estimate, cut.upper))
     assert got.note == "for the mean of min(value, 2)"
     assert capped_mean_interval(Binned.of_samples(x), **claim).upper == math.inf
-
-
-ONE = Binned.of_samples(np.array([0.5]))
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: anytime_mean_interval(ONE, **UNIT, alpha_lower=2.0, alpha_upper=0.1), r"alpha_lower: 2\.0"),
-        (lambda: anytime_mean_interval(ONE, low=0, high=math.nan, **LEVELS), "nan"),
-    ],
-)
-def test_bad_confidence_sequence_input_is_refused_by_name(call, says):
-    """A ValueError names the argument and shows its value."""
-    with pytest.raises(ValueError, match=says):
-        call()

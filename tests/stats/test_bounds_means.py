@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -10,15 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kc_otel.stats import (
-    Binned,
-    anytime_mean_interval,
-    bernstein_interval,
-    betting_interval,
-    capped_mean_interval,
-    mean_interval,
-)
+from kc_otel.stats import Binned, capped_mean_interval, mean_interval
 from kc_otel.stats.placement import Placement
+from tests.tools.bernstein import bernstein_interval
+
+anytime_mean_interval = functools.partial(mean_interval, anytime=True)
 
 unit_samples = st.lists(
     st.one_of(st.floats(0, 1), st.floats(0, 1e-4), st.sampled_from([0.0, 1.0])), min_size=2, max_size=60
@@ -28,7 +25,7 @@ alphas = st.sampled_from([1e-9, 0.001, 0.01, 0.3, 0.9])
 LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
 UNIT = {"low": 0.0, "high": 1.0}
 INTERVALS = [
-    betting_interval,
+    mean_interval,
     bernstein_interval,
     anytime_mean_interval,
 ]
@@ -87,9 +84,7 @@ def test_betting_ends_where_the_wealth_of_theorem_3_is_one_over_alpha(x, alpha_l
     x, n = np.array(x), len(x)
     powers = range(math.floor(2 * math.log2(4 / math.sqrt(n))), math.ceil(2 * math.log2(max(n, 16))) + 1)
     bets = [2.0 ** (power / 2) for power in powers]
-    got = betting_interval(
-        Binned.of_samples(3 * x - 1), low=-1, high=2, alpha_lower=alpha_lower, alpha_upper=alpha_upper
-    )
+    got = mean_interval(Binned.of_samples(3 * x - 1), low=-1, high=2, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
     sides = ((x, (got.lower + 1) / 3, alpha_lower), (1 - x, (2 - got.upper) / 3, alpha_upper))
     for y, bound, alpha in sides:
         if bound < 1e-12:
@@ -113,7 +108,7 @@ def test_bins_only_widen_and_keep_the_mean(histogram_of, x, scale, interval):
     assert binned.upper >= exact.upper - 1e-7
 
 
-@pytest.mark.parametrize("interval", [betting_interval, anytime_mean_interval])
+@pytest.mark.parametrize("interval", [mean_interval, anytime_mean_interval])
 def test_bins_widen_a_bet_by_little(histogram_of, interval):
     """At scale 4 the distance of either side from the mean grows by less than a twentieth."""
     x = np.minimum(np.exp(np.random.default_rng(1).normal(-6, 2, 5000)), 1.0)

@@ -15,13 +15,11 @@ from scipy import special, stats
 
 from kc_otel.stats import (
     Binned,
-    anytime_mean_interval,
-    bernstein_interval,
-    betting_interval,
     capped_mean_interval,
     mean_interval,
-    sequence_mean_interval,
+    sequence_means,
 )
+from tests.tools.bernstein import bernstein_interval
 
 UNIT = {"low": 0.0, "high": 1.0}
 
@@ -54,7 +52,7 @@ def coins(rng, shape):
 
 
 LAWS = [rare_ones, thousandths, two_points, drifts, coins]
-INTERVALS = [betting_interval, bernstein_interval]
+INTERVALS = [mean_interval, bernstein_interval]
 
 
 def chernoff(x, alpha):
@@ -110,7 +108,7 @@ def test_it_is_not_needlessly_wide(law):
     samples, mean = law(np.random.default_rng(3), (50, 2000))
     for row in samples:
         sample = Binned.of_samples(row)
-        got = betting_interval(sample, **UNIT, alpha_lower=0.01, alpha_upper=0.01)
+        got = mean_interval(sample, **UNIT, alpha_lower=0.01, alpha_upper=0.01)
         lower, upper = chernoff(row, 0.01 / 50)
         assert lower <= got.lower <= mean * 1.5 + 0.03
         assert got.upper <= upper
@@ -152,7 +150,9 @@ def test_dependent_tokens_break_token_intervals_and_not_those_of_sequences():
     naive, sequence = [], []
     for values, lengths in conversations(rng, runs, 150, tokens):
         naive.append(mean_interval(Binned.of_samples(values), **UNIT, **levels))
-        sequence.append(sequence_mean_interval(values, lengths, **UNIT, **levels))
+        sequence.append(
+            mean_interval(Binned.of_samples(np.minimum(sequence_means(values, lengths), 1.0)), **UNIT, **levels)
+        )
     assert all(count > 0.15 * runs for count in missed(naive, by_token))
     assert all(plausible(count, runs, alpha) for count in missed(sequence, by_sequence))
 
@@ -170,7 +170,7 @@ def test_anytime_intervals_never_miss_over_all_looks(law):
     low = high = 0
     for row in samples:
         got = [
-            anytime_mean_interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha)
+            mean_interval(Binned.of_samples(row[:t]), **UNIT, alpha_lower=alpha, alpha_upper=alpha, anytime=True)
             for t in looks(n)
         ]
         below, above = missed(got, mean)
@@ -201,7 +201,7 @@ def test_bounds_are_for_the_average_of_changing_means():
     rng, runs, n, alpha = np.random.default_rng(12), 1000, 400, 0.1
     means = np.where(np.arange(n) < n // 2, 0.01, 0.4)
     samples = (rng.random((runs, n)) < means).astype(float)
-    got = [betting_interval(Binned.of_samples(x), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for x in samples]
+    got = [mean_interval(Binned.of_samples(x), **UNIT, alpha_lower=alpha, alpha_upper=alpha) for x in samples]
     assert all(plausible(count, runs, alpha) for count in missed(got, means.mean()))
 
 
