@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak generate \
+.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak kills generate \
   pictures handbook clean
 
 help: ## what there is to run
@@ -90,6 +90,9 @@ bench: $(VENV)/.test ## benchmarks: they print ratios against a named alternativ
 
 soak: $(VENV)/.test ## the evaluator over 10,000 simulated panes: false alarms, time to FAIL, time to its end (ARGS=ticks)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/soak.py $(ARGS)
+
+kills: $(VENV)/.test ## kill -9 of the evaluator under load, 500 times: what it acknowledged is counted (KILLS=50: fewer)
+	KC_OTEL_KILLS=$(or $(KILLS),500) $(BIN)/python -m pytest -q tests/integration/test_acknowledged.py -k kill_9 $(ARGS)
 
 generate: $(VENV)/.test ## the dashboards, alerts and rules of the contract that compose serves, and the schema, as checked in
 	$(BIN)/kc-otel schema > contracts/kernel-contract.schema.json

@@ -26,6 +26,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.client.webhooks import WebhookError, verify
 from tests.tools.axe import AxeUnavailableError, violations
 from tests.tools.chromium import Chromium
+from tests.tools.forked import ForkedCommand
 
 SECRET = "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE="  # "super-secret-for-tests-only!!"
 
@@ -56,16 +57,9 @@ class Evaluator:
 
     def __init__(self, contract: Path, state: Path, environ: dict[str, str], *options: str) -> None:
         self.log = ""
-        self.process = subprocess.Popen(
-            [
-                *(*self.command, "serve", str(contract), "--state", str(state)),
-                *("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2"),
-                *("--group-wait", "0s", "--group-interval", "0s", *options),
-            ],
-            env=os.environ | environ,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        ports = ("--grpc-port", "0", "--http-port", "0", "--api-port", "0", "--tick", "0.2")
+        waits = ("--group-wait", "0s", "--group-interval", "0s")
+        self.process = self.begun(("serve", str(contract), "--state", str(state), *ports, *waits, *options), environ)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
@@ -79,6 +73,12 @@ class Evaluator:
             pytest.fail(f"kc-otel serve ended: {self.log}")
         self._reader = threading.Thread(target=self._drain)
         self._reader.start()
+
+    def begun(self, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:
+        """The process; what of it is used is what `subprocess.Popen` has."""
+        return subprocess.Popen(
+            [*self.command, *arguments], env=os.environ | environ, stderr=subprocess.PIPE, text=True
+        )
 
     def get(self, path: str, **parameters: Any) -> Any:
         response = httpx.get(self.api + path, params=parameters, timeout=30)
@@ -178,8 +178,24 @@ def patient(contract_file: Path) -> None:
     contract_file.write_text(text.replace("heartbeat: 3s", "heartbeat: 60s"))
 
 
+class ForkedEvaluator(Evaluator):
+    """The same of a process that need not import anything first: for tests that start hundreds."""
+
+    def begun(self, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:
+        """The process."""
+        return ForkedCommand(arguments, environ)
+
+
 @pytest.fixture
-def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callable[..., Evaluator]]:
+def evaluator_class() -> type[Evaluator]:
+    """What `serve` starts."""
+    return Evaluator
+
+
+@pytest.fixture
+def serve(
+    contract_file: Path, tmp_path: Path, pager: Pager, evaluator_class: type[Evaluator]
+) -> Iterator[Callable[..., Evaluator]]:
     """Starts an evaluator on the test's state file; every one that still runs is stopped at the end."""
     started: list[Evaluator] = []
     environ = {
@@ -189,7 +205,7 @@ def serve(contract_file: Path, tmp_path: Path, pager: Pager) -> Iterator[Callabl
     }
 
     def start(*options: str, **more: str) -> Evaluator:
-        evaluator = Evaluator(contract_file, tmp_path / "state.sqlite", environ | more, *options)
+        evaluator = evaluator_class(contract_file, tmp_path / "state.sqlite", environ | more, *options)
         started.append(evaluator)
         return evaluator
 
