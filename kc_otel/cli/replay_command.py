@@ -28,7 +28,7 @@ def replay(
         list[Path],
         typer.Argument(
             metavar="RECORDING...",
-            help="What `kc-otel serve --record` or the OpenTelemetry Collector's file exporter wrote, in any order.",
+            help="Logs of `kc-otel serve` (STATE-log), or files of the OpenTelemetry Collector's file exporter.",
         ),
     ],
     contract: Annotated[Path, typer.Option(help="The contract to try.", metavar="FILE")],

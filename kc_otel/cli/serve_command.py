@@ -87,10 +87,10 @@ def serve(
         int, typer.Option(help="MiB of the largest OTLP request, also after decompression.", min=1)
     ] = _DEFAULT.max_request_bytes // _MIB,
     record: Annotated[
-        Path | None, typer.Option(help="File that keeps what arrives, for `kc-otel replay`.", metavar="FILE")
-    ] = None,
+        bool, typer.Option("--record", help="Keep what arrives in the log beside the state file, for `kc-otel replay`.")
+    ] = _DEFAULT.record,
     record_limit: Annotated[
-        int, typer.Option(help="MiB of FILE and FILE.1 together; the oldest goes first.", min=1)
+        int, typer.Option(help="MiB of it that are kept; the oldest goes first.", min=1)
     ] = _DEFAULT.record_limit // _MIB,
 ) -> None:
     """Receive OTLP, judge it against the contracts, and carry out their escalation policy.

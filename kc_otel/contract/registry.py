@@ -484,15 +484,11 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.log.size", "By", Instrument.GAUGE, (),
-        "Bytes on disk of the log of what was received.",
+        "Bytes on disk of the log of what was received, with what `serve --record` keeps of it.",
     ),
     Metric(
         "kc.evaluator.log.lag", "By", Instrument.GAUGE, (),
         "Bytes received that wait for the disk, or are in the log and not yet in the state file.",
-    ),
-    Metric(
-        "kc.recording.requests", "{request}", Instrument.COUNTER, ("kc.outcome",),
-        "Requests for the file of `serve --record`, by what became of them: written, dropped, failed.",
     ),
     Metric(
         "kc.evaluator.last_evaluation", "s", Instrument.GAUGE, (),

@@ -43,8 +43,8 @@ class ServeConfig:
         dry_run: Judge every contract without any consequence: what would be done is only recorded.
         dry_run_contracts: Names of contracts to judge so, where not all are.
         standby: Where another evaluator holds the state file, wait until it ends, and take over then.
-        record: File that keeps what arrives, for `kc-otel replay`; None for none.
-        record_limit: Bytes that it and the file that it takes the place of may have together.
+        record: Keep in the log also what the state has, and when it was judged, for `kc-otel replay`.
+        record_limit: Bytes of the log that are kept so.
         allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
             answer to; addresses need none.
         access: File of tenants and tokens; None asks nobody who they are.
@@ -71,7 +71,7 @@ class ServeConfig:
     dry_run: bool = False
     dry_run_contracts: tuple[str, ...] = ()
     standby: bool = False
-    record: Path | None = None
+    record: bool = False
     record_limit: int = 1024 * 1024 * 1024
     allowed_hosts: tuple[str, ...] = ()
     access: Path | None = None

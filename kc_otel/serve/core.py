@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import place
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
@@ -43,7 +42,6 @@ from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import reading_state
-from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from kc_otel.serve.webhooks.outbox import Outbox
@@ -94,7 +92,6 @@ class Core:
         self.started_at = now
         self.external_url = external_url
         self.announce = announce
-        self.recording: RecordingFile | None = None
         self.log: WriteAheadLog | None = None
         self.forget: Callable[[int], None] = lambda _position: None
         """Told up to which position of the write-ahead log all is in the state."""
@@ -156,10 +153,7 @@ class Core:
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
         now = time.time() if at is None else at
-        outcome = self.evaluator.ingest_metrics(request, now)
-        if self.recording is not None:
-            self.recording.received(request.wire.body if isinstance(request, ColumnMessage) else request, now)
-        return outcome
+        return self.evaluator.ingest_metrics(request, now)
 
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""
@@ -310,8 +304,6 @@ class Core:
 
     def _adopt(self, state: EscalationState, now: float) -> None:
         self.escalation, self.evaluated_at = state, now
-        if self.recording is not None:
-            self.recording.evaluated(now)
 
     def _write(
         self, contract: Contract, before: EscalationState, escalation: Escalation, now: float

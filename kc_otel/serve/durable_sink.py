@@ -9,6 +9,7 @@ they are examples, of which the worst are kept.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import time
@@ -24,15 +25,17 @@ from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
-from kc_otel.offline.replay.traffic_entries import entry_of, ours
+from kc_otel.offline.replay.traffic_entries import EVALUATED, entry_of, ours
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
 
-__all__ = ["DurableSink", "NotKeptError", "recover"]
+__all__ = ["DurableSink", "NotKeptError", "recover", "tick_on_record"]
 
 _log: Final = logging.getLogger(__name__)
 _MANY_BYTES: Final = 16 * 1024 * 1024
 """Less than a second of what columns are for: who receives little never loads a compiler."""
+_PATIENCE: Final = 1.0
+"""Seconds that an evaluation waits for its place in the log."""
 
 
 class NotKeptError(ThrottledError):
@@ -109,6 +112,32 @@ class DurableSink(ColumnSink):
         return self._core.metrics(request, at)
 
 
+async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
+    """Evaluate at a place in the log that says so: whoever replays the log judges the same at the same time.
+
+    A disk that takes nothing, or not in time, holds no evaluation up: it is done without a place in the log.
+
+    Raises:
+        StateError: If the state cannot be written.
+    """
+    now, due = time.time(), True
+
+    def tick(position: int) -> None:
+        nonlocal due
+        core.position = position
+        if due:
+            due = False
+            core.tick(now)
+
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await log.append(b"", now, tick, EVALUATED)
+    except (LogError, TimeoutError):
+        if due:
+            due = False
+            core.tick(time.time())
+
+
 def recover(core: Core, log: WriteAheadLog) -> int:
     """Apply what is in the log and not yet in the state, and say how many requests that were."""
     core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
@@ -117,7 +146,7 @@ def recover(core: Core, log: WriteAheadLog) -> int:
         core.position = record.end
         try:
             entry = entry_of(ExportMetricsServiceRequest.FromString(record.message))
-            if entry is not None:
+            if entry is not None and entry.request is not None:
                 core.metrics(entry.request, entry.at)
                 count += 1
         except Exception:  # noqa: BLE001 - one request must not keep the evaluator from starting

@@ -88,14 +88,11 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
     evaluated = core.evaluated_at
     readings["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
-    log, recording = core.log, core.recording
+    log = core.log
     readings["kc.evaluator.log.size"] = [] if log is None else [({}, log.end - log.first)]
     readings["kc.evaluator.log.lag"] = (
         [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
     )
-    readings["kc.recording.requests"] = [
-        ({"kc.outcome": outcome}, count) for outcome, count in sorted(recording.counts.items() if recording else ())
-    ]
     failures = core.evaluator.faults.counts
     readings["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -35,9 +34,9 @@ from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
-from kc_otel.serve.config import LogFormat, ServeConfig, Sync
+from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, recover, tick_on_record
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
@@ -48,7 +47,6 @@ from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.standby import active
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, StatePlace, set_aside
-from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
@@ -76,6 +74,8 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _closed(config)
+    if config.record and config.state is None:
+        raise ServiceError("--record keeps the log beside the state file; name one with --state FILE")
     try:
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
@@ -172,10 +172,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
-        sink = stack.enter_context(_sink(core, config.state, config.sync))
-        if config.record is not None:
-            core.recording = RecordingFile(config.record, config.record_limit)
-            stack.callback(core.recording.close)
+        sink = stack.enter_context(_sink(core, config))
         grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most)
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
@@ -185,7 +182,7 @@ async def _serve(
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(_http(own, api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config.tick, decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -293,12 +290,13 @@ async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> No
 
 
 @contextlib.contextmanager
-def _sink(core: Core, state: Path | None, sync: Sync) -> Iterator[TelemetrySink]:
+def _sink(core: Core, config: ServeConfig) -> Iterator[TelemetrySink]:
     """The core by way of the log beside the state file; what the log has and the state has not is applied."""
+    state, keep = config.state, config.record_limit if config.record else 0
     if state is None:
         yield core
         return
-    log = WriteAheadLog(state.with_name(f"{state.name}-log"), sync=sync, begin=core.position)
+    log = WriteAheadLog(state.with_name(f"{state.name}-log"), sync=config.sync, begin=core.position, keep=keep)
     try:
         if count := recover(core, log):
             _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)
@@ -318,8 +316,9 @@ class _Server(uvicorn.Server):
 
 
 async def _tick_forever(
-    core: Core, seconds: float, decided: Changes, ticked: Callable[[], None], file: StatePlace
+    core: Core, config: ServeConfig, decided: Changes, ticked: Callable[[], None], file: StatePlace
 ) -> None:
+    record = core.log if config.record else None
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
@@ -327,7 +326,10 @@ async def _tick_forever(
         before, began = core.decisions.version, loop.time()
         faults = core.evaluator.faults
         try:
-            core.tick(time.time())
+            if record is None:
+                core.tick(time.time())
+            else:
+                await tick_on_record(core, record)
             faults.report("", "the evaluation", {})
         except StateError as error:  # a full disk: what was received stays in memory, and is tried again
             _log.error("%s", error)
@@ -341,7 +343,7 @@ async def _tick_forever(
         if core.decisions.version != before:
             await decided.notify()
         # However long a tick takes, as much time is left to those who send and ask.
-        following = max(following + seconds, 2 * loop.time() - began)
+        following = max(following + config.tick, 2 * loop.time() - began)
         await asyncio.sleep(following - loop.time())
 
 

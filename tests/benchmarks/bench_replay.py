@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.traffic_entries import received_frame
+from kc_otel.offline.replay.traffic_entries import sealed_frame
 from kc_otel.offline.replay.traffic_reading import read_recordings
 
 METRICS = {
@@ -88,7 +88,7 @@ def run(hours: float, every: float, folder: Path) -> None:
     path = folder / f"every-{every:g}.otlp"
     with path.open("wb") as file:
         for at, request in requests(hours, every):
-            file.write(received_frame(request, at))
+            file.write(sealed_frame(request.SerializeToString(), at))
     begin = time.process_time()
     damage: list[str] = []
     course = replay(contract(), read_recordings([path], damage), TICK, GroupTiming())

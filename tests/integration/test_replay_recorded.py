@@ -1,4 +1,4 @@
-"""What `kc-otel serve --record` wrote, judged again: the same decisions, and others under another contract."""
+"""What `kc-otel serve --record` kept, judged again: the same decisions, and others under another contract."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
     serve: Callable[..., Evaluator], pager: Pager, contract_file: Path, tmp_path: Path
 ) -> None:
     """Every alert at the same instant; a tighter one earlier, a patient one later."""
-    recording = tmp_path / "recording"
-    evaluator = serve("--record", str(recording))
+    recording = tmp_path / "state.sqlite-log"
+    evaluator = serve("--record")
     rng = np.random.default_rng(0)
 
     def recording_to(address: str) -> kc_otel.Recorder:
@@ -80,7 +80,6 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
         broken = time.monotonic() + 3.0  # in which a more patient contract fires, too
         send(0.2, lambda: time.monotonic() > broken)
         send(0.005, lambda: any(body["status"] == "resolved" for body in pager.bodies))
-    assert evaluator.get("/api/v1/health")["recording"]["written"] > 20
     events = evaluator.get("/api/v1/events", limit=1000)["events"]
     evaluator.stop()
 

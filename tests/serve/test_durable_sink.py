@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,14 +21,15 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
+from kc_otel.offline.replay.traffic_reading import evaluations_recorded, read_recordings
+from kc_otel.serve import durable_sink
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, recover, tick_on_record
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import write_ahead_log
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.traffic_file import RecordingFile
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from tests.tools.full_disk import refuse_commits, relieve
 
@@ -124,17 +127,66 @@ def test_the_logs_lag_is_what_the_state_has_not(
     core.log.close()
 
 
-def test_what_a_recording_keeps_is_a_metric(make_core: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
-    """`serve --record` is seen where everything else is."""
-    core = make_core()
-    assert read(core, RequestCounts(), Counter())["kc.recording.requests"] == []
-    core.recording = RecordingFile(tmp_path / "record", 1 << 20)
-    core.metrics(drift(0.3))
-    core.recording.close()
-    counts = {
-        one["kc.outcome"]: value for one, value in read(core, RequestCounts(), Counter())["kc.recording.requests"]
+def test_a_record_is_judged_again_as_it_was(
+    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrived and when it was judged are in one order, as it happened, however much waits for the disk."""
+    core, happened = make_core(), list[float | None]()
+    taking, judging = core.metrics, core.tick
+    monkeypatch.setattr(core, "metrics", lambda *of: (happened.append(None), taking(*of))[1])
+    monkeypatch.setattr(core, "tick", lambda now: (happened.append(now), judging(now))[1])
+
+    async def serve() -> None:
+        log = WriteAheadLog(tmp_path / "log", keep=1 << 30)
+        sink = DurableSink(core, log)
+        for _ in range(3):
+            await asyncio.gather(*(sink.metrics(drift(0.3)) for _ in range(3)), tick_on_record(core, log))
+        assert core.saved_position > 0
+        await sink.metrics(drift(0.3))
+        log.close()
+
+    asyncio.run(serve())
+    damage: list[str] = []
+    entries = list(read_recordings([tmp_path / "log"], damage))
+    assert [entry.at if entry.request is None else None for entry in entries] == happened
+    assert len([one for one in happened if one is not None]) == 3
+    assert evaluations_recorded([tmp_path / "log"])
+    assert damage == []
+    again = make_core()
+    assert recover(again, WriteAheadLog(tmp_path / "log")) == 10
+    assert {one: total for one, (total, _) in content(again).items()} == {
+        one: total for one, (total, _) in content(core).items()
     }
-    assert counts == {"written": 1}
+
+
+@pytest.mark.parametrize("disk", ["full", "stuck"])
+def test_a_disk_that_takes_nothing_holds_no_evaluation_up(
+    make_core: Callable[..., Core], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    """With --record an evaluation waits for its place in the log, but not for long, and it is done once."""
+    core, released, ticks = make_core(), threading.Event(), list[float]()
+    monkeypatch.setattr(core, "tick", ticks.append)
+    monkeypatch.setattr(durable_sink, "_PATIENCE", 0.1)
+
+    def write(*_: Any) -> None:
+        if disk == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        released.wait(10)
+
+    monkeypatch.setattr(write_ahead_log, "_write_all", write)
+
+    async def serve() -> None:
+        log = WriteAheadLog(tmp_path / "log", keep=1 << 30)
+        began = time.monotonic()
+        await tick_on_record(core, log)
+        assert time.monotonic() - began < 5
+        assert len(ticks) == 1
+        released.set()
+        await asyncio.sleep(0.2)
+        log.close()
+
+    asyncio.run(serve())
+    assert len(ticks) == 1
 
 
 def test_nobody_was_silent_while_nobody_listened(

@@ -59,7 +59,7 @@ class ForkedCommand:
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stderr: Connection) -> None:
-    from kc_otel.cli import main  # noqa: PLC0415 - imported by the fork server
+    from kc_otel.cli import main
 
     os.environ.update(environ)
     os.dup2(stderr.fileno(), 2)

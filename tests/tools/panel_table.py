@@ -149,9 +149,8 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "22 Streams": (grouped((), known(lambda moment: moment.series)), _allowed),
     "23 Duration of an evaluation": (grouped((), known(lambda moment: moment.tick_seconds), max),),
     "35 Failures to judge": (rates(_CONTRACT, failures),),
-    # The evaluators that are played have neither a log nor a recording.
+    # The evaluators that are played have no log.
     "37 Log of what was received": (lambda _: {}, lambda _: {}),
-    "38 Requests kept by serve --record": (lambda _: {},),
     "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),
     "25 Webhook deliveries": (rates(("kc_endpoint", "kc_outcome"), attempts),),
     "26 Tokens measured": (rates(_CONTRACT, tokens),),

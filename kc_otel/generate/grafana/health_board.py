@@ -127,9 +127,7 @@ def _evaluator() -> Iterator[Any]:
     size, lag = "kc.evaluator.log.size", "kc.evaluator.log.lag"
     about = f"Size: {METRICS[size].meaning} Lag: {METRICS[lag].meaning} Empty without a state file. {_EVALUATOR}"
     log = (Query(queries.health(size), "size"), Query(queries.health(lag), "lag"))
-    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(12)
-    recorded = "kc.recording.requests"
-    yield _rates(38, "Requests kept by serve --record", recorded, ("kc.outcome",), "reqps", _EVALUATOR).span(12)
+    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(24)
 
 
 def _webhooks() -> Iterator[Any]:

@@ -16,7 +16,12 @@ from kc_otel.offline.replay.coverage import unmeasured
 from kc_otel.offline.replay.differences import TimelineDifferences, differences
 from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.timeline import ReplayTimeline
-from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
+from kc_otel.offline.replay.traffic_reading import (
+    TrafficFileError,
+    evaluations_recorded,
+    read_recordings,
+    recorded_files,
+)
 
 __all__ = ["EVERY", "Replayed", "as_data", "replay_recordings"]
 
@@ -107,7 +112,7 @@ def _shift(later: float, ends_later: float) -> dict[str, float | None]:
 def _both(
     paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
 ) -> tuple[_Found, _Found]:
-    if sum(path.stat().st_size for path in paths if path.exists()) < _LARGE:
+    if sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists()) < _LARGE:
         return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
         waiting = pool.submit(_timeline, paths, old, every, waits)

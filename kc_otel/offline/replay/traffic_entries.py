@@ -1,9 +1,10 @@
 """What a recording holds: requests with the time at which they arrived, and the times of evaluations.
 
-A recording that `kc-otel serve --record` writes is the OpenTelemetry Collector's own file format `proto`: each message
-is an ExportMetricsServiceRequest behind its length in 4 bytes, big-endian, so that whatever reads the Collector's files
-reads these. When a request arrived, and when the evaluator judged, is said by a resource without any metrics at the end
-of the message. Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File Format".
+The log that `kc-otel serve` writes, and keeps with `--record`, is the OpenTelemetry Collector's own file format
+`proto`: each message is an ExportMetricsServiceRequest behind its length in 4 bytes, big-endian, so that whatever reads
+the Collector's files reads these. When a request arrived, or that the evaluator judged then, is said by a resource
+without any metrics at the end of the message, with a checksum.
+Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File Format".
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ __all__ = [
     "SEAL_BYTES",
     "TrafficEntry",
     "entry_of",
-    "evaluated_frame",
     "is_sealed",
     "ours",
-    "received_frame",
     "sealed_frame",
 ]
 
@@ -35,8 +34,8 @@ RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""
 CHECKSUM: Final = "kc.recording.crc32"
 """Attribute beside it: CRC-32 of the request and of that time (IEEE 754, little-endian), in hex."""
-EVALUATED: Final = "kc.recording.evaluated"
-"""Attribute of the resource that says when the evaluator judged, Unix time in seconds."""
+EVALUATED: Final = "kc.recording.verdicts"
+"""In its place where nothing arrived, but the evaluator judged; as long, so that every mark has one length."""
 MOST_BYTES: Final = 64 * 1024 * 1024
 """Longest message that is written or believed; a longer one is a length that is none."""
 
@@ -62,7 +61,7 @@ def entry_of(request: Any) -> TrafficEntry | None:
     Where the message does not say when it arrived, the newest of its points does.
     """
     last = request.resource_metrics[-1] if request.resource_metrics else None
-    if last is not None and not last.scope_metrics and 1 <= len(last.resource.attributes) <= 2:
+    if last is not None and not last.scope_metrics and len(last.resource.attributes) == 2:
         mark = last.resource.attributes[0]
         if mark.key == EVALUATED:
             return TrafficEntry(mark.value.double_value)
@@ -94,21 +93,17 @@ def ours(request: Any) -> Any:
     return kept
 
 
-def received_frame(request: Any, at: float) -> bytes:
-    """A request as a recording has it; empty when nothing in it could concern a contract.
+def sealed_frame(message: bytes, at: float, what: str = RECEIVED) -> bytes:
+    """A message of the log behind its length, with a mark at its end that `is_sealed` accepts.
 
     Args:
-        request: An ExportMetricsServiceRequest, or the bytes of one that is all ours.
-        at: When it arrived, Unix seconds.
+        message: A serialized ExportMetricsServiceRequest; empty for an evaluation.
+        at: When it arrived, or was judged, Unix seconds.
+        what: RECEIVED or EVALUATED.
     """
-    kept = request if isinstance(request, bytes) else ours(request).SerializeToString()
     # Concatenated messages are one message: a protobuf parser appends to what it has.
-    return _frame(kept + _mark(RECEIVED, at)) if kept else b""
-
-
-def sealed_frame(message: bytes, at: float) -> bytes:
-    """A serialized request with a checksum: what `is_sealed` accepts."""
-    return _frame(message + _mark(RECEIVED, at, _checksum(message, at)))
+    sealed = message + _mark(what, at, _checksum(message, at))
+    return struct.pack(">I", len(sealed)) + sealed
 
 
 def is_sealed(message: bytes) -> bool:
@@ -117,31 +112,22 @@ def is_sealed(message: bytes) -> bool:
     mark = ExportMetricsServiceRequest()
     try:
         mark.ParseFromString(seal)
-        at = mark.resource_metrics[0].resource.attributes[0].value.double_value
+        said = mark.resource_metrics[0].resource.attributes[0]
     except (DecodeError, IndexError):
         return False
-    return seal == _mark(RECEIVED, at, _checksum(message[:-SEAL_BYTES], at))
-
-
-def evaluated_frame(at: float) -> bytes:
-    """An evaluation as a recording has it."""
-    return _frame(_mark(EVALUATED, at))
-
-
-def _frame(message: bytes) -> bytes:
-    return struct.pack(">I", len(message)) + message
+    at = said.value.double_value
+    return said.key in {RECEIVED, EVALUATED} and seal == _mark(said.key, at, _checksum(message[:-SEAL_BYTES], at))
 
 
 def _checksum(message: bytes, at: float) -> str:
     return f"{zlib.crc32(struct.pack('<d', at), zlib.crc32(message)):08x}"
 
 
-def _mark(name: str, at: float, checksum: str = "") -> bytes:
+def _mark(name: str, at: float, checksum: str) -> bytes:
     request = ExportMetricsServiceRequest()
     attributes = request.resource_metrics.add().resource.attributes
     attributes.add(key=name).value.double_value = at
-    if checksum:
-        attributes.add(key=CHECKSUM).value.string_value = checksum
+    attributes.add(key=CHECKSUM).value.string_value = checksum
     serialized: bytes = request.SerializeToString()
     return serialized
 

@@ -1,4 +1,4 @@
-"""Recordings from files: the Collector's file exporter in both its formats, and `kc-otel serve --record`.
+"""Recordings from files: the Collector's file exporter in both its formats, and the log that `kc-otel serve` keeps.
 
 | content                                   | how it is told from the others        |
 | ----------------------------------------- | ------------------------------------- |
@@ -9,6 +9,7 @@
 
 What is damaged is skipped and named; the rest is used. A line is damaged by itself. Where a length is wrong nothing
 says where the next message begins, so the rest of that file is lost. A file in which nothing can be read is refused.
+A folder is a log: one recording, in as many files as there are segments.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.offline.replay.traffic_entries import MOST_BYTES, TrafficEntry, entry_of
 
-__all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings"]
+__all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings", "recorded_files"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -56,11 +57,11 @@ def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[Traffi
     """The entries of all files in the order of their times; of one file in the file's own order.
 
     Args:
-        paths: Recordings, in any order; a rotated one is a file of its own.
+        paths: Recordings, in any order: folders of the evaluator's log, and files.
         damage: Takes a sentence for everything that had to be left out, with file and line or message.
 
     Raises:
-        RecordingError: If a file cannot be read or is no recording.
+        TrafficFileError: If a file cannot be read or is no recording.
     """
     return heapq.merge(*(_entries(path, damage) for path in paths), key=lambda entry: entry.at)
 
@@ -69,12 +70,34 @@ def evaluations_recorded(paths: Iterable[Path]) -> bool:
     """Whether every recording says when the evaluator judged.
 
     Raises:
-        RecordingError: If a file cannot be read or is no recording.
+        TrafficFileError: If a file cannot be read or is no recording.
     """
     return all(any(entry.request is None for entry in islice(_entries(path, []), _LOOKED_AT)) for path in paths)
 
 
+def recorded_files(path: Path) -> list[Path]:
+    """The file, or the segments of a log's folder, oldest first.
+
+    Raises:
+        TrafficFileError: If a folder cannot be read, or has none.
+    """
+    if not path.is_dir():
+        return [path]
+    try:
+        segments = sorted(file for file in path.iterdir() if file.suffix == ".otlp")
+    except OSError as error:
+        raise TrafficFileError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if not segments:
+        raise TrafficFileError(f"{path}: has no segments of a log (*.otlp); give the folder STATE-log of an evaluator")
+    return segments
+
+
 def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
+    for file in recorded_files(path):
+        yield from _entries_of(file, damage)
+
+
+def _entries_of(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
     try:
         with path.open("rb") as raw, _plain(path, raw) as file:
             first = file.read(1)
@@ -102,7 +125,7 @@ def _refuse_noise(path: Path, entries: Iterator[TrafficEntry], damage: list[str]
     if first is None and len(damage) > before:
         del damage[before:]
         raise TrafficFileError(
-            f"{path}: is no recording; give what `kc-otel serve --record` or the Collector's file exporter wrote"
+            f"{path}: is no recording; give what `kc-otel serve` or the Collector's file exporter wrote"
         )
     if first is not None:
         yield first

@@ -40,7 +40,7 @@ class TenantView(Core):
         self.dry_run = core.dry_run & self._own
         self.started_at = core.started_at
         self.external_url = core.external_url
-        self.recording = self.log = None
+        self.log = None
         self.evaluator: Any = _Judge(core, self._own)
         self.history: Any = _History(core, self._own)
         self.events: Any = _Events(core, self._own)

@@ -98,7 +98,6 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
                 for name, contract in core.contracts.items()
             },
             outbox=list(core.outbox.status()),
-            recording=dict(core.recording.counts) if core.recording is not None else {},
         )
 
     return router

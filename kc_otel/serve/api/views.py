@@ -310,8 +310,6 @@ class HealthView(_View):
     invalid: dict[str, dict[str, int]]
     """Sequences that failed an input check within the short window, by contract and reason."""
     outbox: list[EndpointStatus]
-    recording: dict[str, int]
-    """What `--record` keeps, by what became of it: written, dropped, failed."""
 
 
 class ResumeRequest(_View):

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kc_otel.offline.replay.traffic_entries import MOST_BYTES, SEAL_BYTES, sealed_frame
+from kc_otel.offline.replay.traffic_entries import MOST_BYTES, RECEIVED, SEAL_BYTES, sealed_frame
 from kc_otel.record.worker import BoundedWorker
 from kc_otel.serve.config import Sync
 from kc_otel.serve.store.log_segments import LogRecord, Segment
@@ -65,16 +65,24 @@ class WriteAheadLog:
         sync: When what was written is forced to the disk.
         begin: Position at which a log begins that is not there, or that ends before it because it was taken away.
         segment: Bytes after which a new segment begins.
+        keep: Bytes, as whole segments, that stay for whoever wants to replay them although the state has them.
 
     Raises:
         LogError: If the folder cannot be written.
     """
 
     def __init__(
-        self, folder: Path, *, sync: Sync = Sync.ALWAYS, begin: int = 0, segment: int = _SEGMENT_BYTES
+        self,
+        folder: Path,
+        *,
+        sync: Sync = Sync.ALWAYS,
+        begin: int = 0,
+        segment: int = _SEGMENT_BYTES,
+        keep: int = 0,
     ) -> None:
         self.folder = folder
-        self._sync, self._segment = sync, segment
+        self._sync, self._keep = sync, keep
+        self._segment = min(segment, keep // 4 or segment)
         self._file: int | None = None
         self._trouble = ""
         self._kept: deque[tuple[_Waiting, int]] = deque()
@@ -103,12 +111,13 @@ class WriteAheadLog:
         """Bytes that wait for the disk."""
         return self._worker.depth()[1]
 
-    async def append(self, message: bytes, at: float, apply: Callable[[int], T]) -> T:
+    async def append(self, message: bytes, at: float, apply: Callable[[int], T], what: str = RECEIVED) -> T:
         """Keep a request, and apply it once it is kept.
 
         Args:
-            message: A serialized ExportMetricsServiceRequest.
-            at: When it arrived, Unix seconds.
+            message: A serialized ExportMetricsServiceRequest; empty for an evaluation.
+            at: When it arrived, or is evaluated, Unix seconds.
+            what: RECEIVED or EVALUATED.
             apply: Called on the event loop with the position after the message, in the order of the log, also when
                 whoever appended does not wait any more.
 
@@ -121,7 +130,7 @@ class WriteAheadLog:
         if len(message) + SEAL_BYTES > MOST_BYTES:
             raise LogError(errno.EFBIG, f"a message of {len(message)} bytes is more than a log's message may have")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(sealed_frame(message, at), apply, done)
+        waiting = _Waiting(sealed_frame(message, at, what), apply, done)
         if not self._worker.put(lambda: waiting, len(waiting.frame)):
             raise LogError(errno.EAGAIN, f"{self.folder}: more arrives than the disk takes")
         return await done
@@ -146,8 +155,8 @@ class WriteAheadLog:
                 _log.error("%s: damaged from byte %d to its end%s", self._path(start), at - start, more)
 
     def forget(self, before: int) -> None:
-        """Everything before a position is in the state: segments that only hold such are removed."""
-        while len(self._starts) > 1 and self._starts[1] <= before:
+        """Everything before a position is in the state: segments that only hold such are removed, if not to be kept."""
+        while len(self._starts) > 1 and self._starts[1] <= before and self._end - self._starts[0] > self._keep:
             with suppress(OSError):  # one that stays is tried again after the next start
                 self._path(self._starts[0]).unlink()
             del self._starts[0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.offline.replay.traffic_entries import entry_of, evaluated_frame, received_frame
+from kc_otel.offline.replay.traffic_entries import EVALUATED, entry_of, ours, sealed_frame
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 from tests.tools.verdicts import verdicts_of
 
@@ -73,8 +73,11 @@ def test_every_format_of_the_collector_is_read(form: str, traffic: Callable, lin
 def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic: Callable, tmp_path: Path) -> None:
     """To the last bit: a replay sees the clock that the evaluator saw."""
     moments = [START + 0.1234567, START + 10 + 1 / 3, START + 20 + 2**-22]
-    frames = [evaluated_frame(START)]
-    frames += [received_frame(request, at) for (_, request), at in zip(traffic(minutes=1), moments, strict=False)]
+    frames = [sealed_frame(b"", START, EVALUATED)]
+    frames += [
+        sealed_frame(request.SerializeToString(), at)
+        for (_, request), at in zip(traffic(minutes=1), moments, strict=False)
+    ]
     path = tmp_path / "recording"
     path.write_bytes(b"".join(frames))
     assert times(path) == [START, *moments]
@@ -90,7 +93,7 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(
     with path.open("wb") as file:
         for at, request in traffic(minutes=2):
             plain.ingest_metrics(request, at)
-            file.write(received_frame(request, at))
+            file.write(sealed_frame(request.SerializeToString(), at))
     for entry in read_recordings([path], []):
         replayed.ingest_metrics(entry.request, entry.at)
     assert replayed.counters == plain.counters
@@ -100,17 +103,17 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(
 def test_metrics_of_others_are_not_recorded(traffic: Callable) -> None:
     """A Collector may send all that it has; a request of nothing but that leaves no trace."""
     _, request = next(iter(traffic(minutes=1)))
-    ours = request.SerializeToString()
+    own = request.SerializeToString()
     scope = request.resource_metrics[0].scope_metrics[0]
     scope.metrics.add(name="system.cpu.time").gauge.data_points.add(time_unix_nano=1)
     other = request.resource_metrics.add()
     other.scope_metrics.add().metrics.add(name="http.server.duration")
-    kept = entry_of(type(request).FromString(received_frame(request, START)[4:]))
+    kept = entry_of(type(request).FromString(sealed_frame(ours(request).SerializeToString(), START)[4:]))
     assert kept is not None
     del kept.request.resource_metrics[-1]
-    assert kept.request.SerializeToString() == ours
+    assert kept.request.SerializeToString() == own
     del request.resource_metrics[0]
-    assert received_frame(request, START) == b""
+    assert ours(request).SerializeToString() == b""
 
 
 def test_a_line_that_is_no_request_is_named_and_the_rest_is_used(collector_file: Path) -> None:
@@ -131,7 +134,7 @@ def test_a_line_that_is_no_request_is_named_and_the_rest_is_used(collector_file:
 def test_a_message_cut_short_at_the_end_is_named(traffic: Callable, tmp_path: Path) -> None:
     """As a process that is killed while it writes leaves it."""
     path = tmp_path / "recording"
-    whole = [received_frame(request, at) for at, request in traffic(minutes=1)]
+    whole = [sealed_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
     for cut in (1, 30, len(whole[-1]) - 2):
         path.write_bytes(b"".join(whole)[:-cut])
         damage: list[str] = []
@@ -144,7 +147,7 @@ def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file
 ) -> None:
     """The lengths of the others still say where they begin; after a wrong length nothing does."""
     path = tmp_path / "recording"
-    whole = [received_frame(request, at) for at, request in traffic(minutes=1)]
+    whole = [sealed_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
     path.write_bytes(b"".join([whole[0], framed(b"\xff" * 9), *whole[2:4], b"\xff\xff\xff\xff", *whole[4:]]))
     damage: list[str] = []
     assert len(times(path, damage)) == 3
@@ -176,7 +179,7 @@ def test_several_files_are_one_recording(traffic: Callable, tmp_path: Path) -> N
     """In the order of time, whatever the order in which they are given."""
     sent = list(traffic(minutes=3))
     for name, part in (("a", sent[9:]), ("b", sent[:9])):
-        (tmp_path / name).write_bytes(b"".join(received_frame(request, at) for at, request in part))
+        (tmp_path / name).write_bytes(b"".join(sealed_frame(request.SerializeToString(), at) for at, request in part))
     found = [entry.at for entry in read_recordings([tmp_path / "a", tmp_path / "b"], [])]
     assert found == [at for at, _ in sent]
     assert not evaluations_recorded([tmp_path / "a"])

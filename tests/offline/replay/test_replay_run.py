@@ -13,11 +13,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.offline.replay.replay_files import replay_recordings
 from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.traffic_entries import TrafficEntry
+from kc_otel.offline.replay.traffic_entries import EVALUATED, TrafficEntry, sealed_frame
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from kc_otel.serve.store.traffic_file import RecordingFile
 
 pytestmark = pytest.mark.slow
 
@@ -31,19 +30,24 @@ def live(
     traffic: Callable,
     silence: tuple[float, float] = (0.0, 0.0),
 ) -> Core:
-    """The evaluator's core as `kc-otel serve --record` runs it, at a clock that is told to it."""
+    """The evaluator's core at a clock that is told to it, and what `kc-otel serve --record` keeps of it."""
     core = Core([contract], open_state(None), external_url="http://evaluator", now=START)
-    core.recording = RecordingFile(path, 64 * 1024 * 1024)
-    tick = START + 0.3
+    frames, tick = [], START + 0.3
+
+    def judge() -> None:
+        core.tick(tick)
+        frames.append(sealed_frame(b"", tick, EVALUATED))
+
     for at, request in traffic():
         while tick < at:
-            core.tick(tick)
+            judge()
             tick += 3.7
         if not silence[0] <= at - START < silence[1]:
             monkeypatch.setattr(time, "time", lambda at=at: at + 0.0123)
             core.metrics(request)
-    core.tick(tick)
-    core.recording.close()
+            frames.append(sealed_frame(request.SerializeToString(), at + 0.0123))
+    judge()
+    path.write_bytes(b"".join(frames))
     return core
 
 

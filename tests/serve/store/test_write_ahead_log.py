@@ -251,6 +251,19 @@ def test_segments_go_once_the_state_holds_them(tmp_path: Path) -> None:
     assert ends[30] - 1_500 < log.first <= ends[30]
 
 
+def test_a_record_stays_as_long_as_its_limit_has_room(tmp_path: Path) -> None:
+    """Of what the state has the newest is kept, and nothing goes that the state has not."""
+    ends = written(tmp_path, 60, segment=1_000)
+    log = WriteAheadLog(tmp_path, segment=1_000, keep=2_500)
+    log.forget(ends[-1])
+    assert ends[-1] - 2_500 <= log.first < ends[-1] - 1_000
+    assert numbers_of(log) == list(range(min(numbers_of(log)), 60))
+    log.close()
+    other = WriteAheadLog(tmp_path, segment=1_000, keep=1)
+    other.forget(0)
+    assert other.first == log.first
+
+
 def test_a_log_that_was_taken_away_goes_on_where_the_state_is(tmp_path: Path) -> None:
     """What is appended after that is after the state's position, so that it is applied after a crash."""
     ends = written(tmp_path / "log", 10)
