@@ -7,7 +7,7 @@
 | backwards from a budget                                           | `rewards`, `inverses`                     |
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
-| many cells; dependent tokens: sequences as the unit               | `multiplicity`, `clusters`                |
+| many cells                                                        | `multiplicity`                            |
 | top-k log-probabilities; support                                  | `topk`, `support`                         |
 
 The calls that return the smallest of several bounds with its name are `token_tv`, `sequence_tv` and `gradient_bias`.
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kc_otel.stats.binned import Binned
     from kc_otel.stats.bound import Bound
-    from kc_otel.stats.clusters import sequence_means
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradients import clip_budget_share, gradient_bias
@@ -61,7 +60,6 @@ __all__ = [
     "mean_interval",
     "quantile_interval",
     "reward_drift",
-    "sequence_means",
     "sequence_tv",
     "support_deficit",
     "token_tv",
@@ -74,7 +72,6 @@ __all__ = [
 _HOMES: Final = {
     "binned": ("Binned",),
     "bound": ("Bound",),
-    "clusters": ("sequence_means",),
     "e_detector": ("EDetector",),
     "fractions": ("fraction_interval", "two_valued_mean_interval"),
     "gradients": ("clip_budget_share", "gradient_bias"),

@@ -26,6 +26,7 @@ from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
+from tests.tools.deliveries import drain
 from tests.tools.panel_traffic import ENGINE, STEP, Recorded
 
 TICK = 10
@@ -144,5 +145,5 @@ def _promote(core: _Told, contract: str, recorded: Recorded) -> None:
 
 
 async def _deliver(dispatcher: Dispatcher) -> None:
-    await dispatcher.drain()
+    await drain(dispatcher)
     await dispatcher.aclose()

@@ -94,11 +94,6 @@ class Dispatcher:
         finally:
             await self.aclose()
 
-    async def drain(self) -> None:
-        """Try everything that is due now, and what becomes due by it, once; then return."""
-        while self._start_due() or self._lanes:
-            await asyncio.gather(*self._lanes.values())
-
     async def aclose(self) -> None:
         """Drop attempts in flight and close connections."""
         lanes = tuple(self._lanes.values())

@@ -309,15 +309,6 @@ class Outbox:
         """Send to an endpoint again after it answered 410."""
         self._connection.execute("DELETE FROM outbox_endpoints WHERE endpoint = ?", (endpoint,))
 
-    def resend(self, message_id: str, now: float) -> bool:
-        """Let a parked message wait again, in its old place; returns whether there was one."""
-        cursor = self._connection.execute(
-            "UPDATE outbox SET state = 'waiting', created = ?, tried = ?, pause = 0, answered = 0, refused = 0"
-            " WHERE id = ? AND state = 'parked'",
-            (now, now, message_id),
-        )
-        return cursor.rowcount > 0
-
     def messages(self, state: DeliveryState | None = None, limit: int = 100) -> tuple[WebhookMessage, ...]:
         """The latest messages, newest first; in one state, or in all when None."""
         rows = self._connection.execute(

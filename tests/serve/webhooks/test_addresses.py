@@ -12,6 +12,7 @@ from kc_otel.serve.webhooks.addresses import AddressError, pinned
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
+from tests.tools.deliveries import drain
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_private_endpoint_waits_with_the_reason(connection, receiver):
     async def deliver(allow_private):
         endpoint = WebhookEndpoint("pager", f"{receiver.url}/pager", secrets, allow_private=allow_private)
         dispatcher = Dispatcher(outbox, {"pager": endpoint}, clock=lambda: 1000.0 * allow_private)
-        await dispatcher.drain()
+        await drain(dispatcher)
         await dispatcher.aclose()
 
     asyncio.run(deliver(allow_private=False))

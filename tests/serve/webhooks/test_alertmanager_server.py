@@ -21,6 +21,7 @@ from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
+from tests.tools.deliveries import drain
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
 
         async def main():
             dispatcher = Dispatcher(outbox, {"am": endpoint})
-            await dispatcher.drain()
+            await drain(dispatcher)
             await dispatcher.aclose()
 
         asyncio.run(main())

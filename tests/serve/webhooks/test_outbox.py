@@ -116,8 +116,8 @@ def test_gone_disables_the_endpoint_until_a_person_enables_it(outbox):
     assert due_ids(outbox, 10_000) == [message_id, throttled]
 
 
-def test_undelivered_message_expires_visibly_and_can_be_sent_again(outbox):
-    """What could not be delivered for a day is parked with its last error, and a person can bring it back."""
+def test_undelivered_message_expires_visibly(outbox):
+    """What could not be delivered for a day is parked with its last error."""
     old = outbox.enqueue("pager", "a", b"1", 0)
     young = outbox.enqueue("pager", "a", b"2", 50_000)
     outbox.failed(old, 10, "HTTP 500", status=500)
@@ -126,9 +126,6 @@ def test_undelivered_message_expires_visibly_and_can_be_sent_again(outbox):
     assert due_ids(outbox, 86_400) == [young]
     (parked,) = outbox.messages(DeliveryState.PARKED)
     assert parked.error == "expired undelivered; last: HTTP 500"
-    assert outbox.resend(old, 90_000)
-    assert not outbox.resend(young, 90_000)
-    assert due_ids(outbox, 90_000) == [old]
 
 
 def test_status_shows_what_is_stuck(outbox):
