@@ -35,6 +35,7 @@ _HOME: Final = {
     Origin.OPERATORS: "numerical",
     Origin.LOGPROBS: "statistical",
     Origin.ADVANTAGES: "statistical",
+    Origin.TRUNCATION: "statistical",
     Origin.RUNTIME: "runtime",
 }
 _EXAMPLE: Final = {

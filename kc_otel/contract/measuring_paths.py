@@ -57,6 +57,7 @@ _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
         (MeasuringPath.VLLM, Origin.LOGITS): "vLLM gives log-probabilities of sampled tokens and no full logits; "
         "judge it at a gate, or with Recorder.compare_logits where both kernels' logits are at hand",
         (MeasuringPath.VLLM, Origin.ADVANTAGES): "served requests have no advantages; a trainer measures it",
+        (MeasuringPath.TRL, Origin.TRUNCATION): "TRL does not say which tokens truncation kept; sample with top_p=1",
         (MeasuringPath.VLLM, Origin.RUNTIME): "a plain vLLM does not say which step its weights are of; a trainer "
         "measures it",
         (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens and no full logits; judge "

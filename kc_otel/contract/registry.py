@@ -37,6 +37,7 @@ class Origin(StrEnum):
     LOGPROBS = "logprobs"
     LOGITS = "logits"
     ADVANTAGES = "advantages"
+    TRUNCATION = "the mass that truncation kept"
     OPERATORS = "operator outputs"
     RUNTIME = "runtime"
 
@@ -191,6 +192,12 @@ _QUANTITIES: Final = (
         "advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Origin.ADVANTAGES,
         -math.inf, math.inf, 10.0, "mean",
         "(w-1)A of a token whose advantage A is negative: what the mismatch adds to its push.", _XU_WU,
+    ),
+    Quantity(
+        "outside_mass", "kc.drift.outside_mass", "1", Unit.TOKEN, Origin.TRUNCATION, 0.0, 1.0, 1.0, "mean",
+        "1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift is then "
+        "of both kernels over K, and says nothing of it.",
+        "TV(P, P/P(K)) = 1 - P(K)",
     ),
     Quantity(
         "logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0, "p99.9",

@@ -25,6 +25,8 @@ _PURPOSE: Final = {
     "entropy_difference": "two distributions far apart can have one entropy; it finds sharpening or flattening",
     "advantage_drift_positive": "what the mismatch adds to the push of good tokens; no distance follows from it",
     "advantage_drift_negative": "what the mismatch adds to the push of bad tokens; no distance follows from it",
+    "outside_mass": "what truncation hides from every other clause: TV(P, Q truncated) is at most this and tv_token "
+    "together",
     "weights_lag": "with stale weights every drift below is the policy's own change "
     "and not the kernels', so it has to be excluded first",
 }

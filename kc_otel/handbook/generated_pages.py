@@ -47,6 +47,8 @@ _ORIGINS: Final = {
     "[rescoring](../measure/vllm.md#score-them).",
     Origin.LOGITS: "Both kernels' full logits of the same positions: in tests and in offline gates.",
     Origin.ADVANTAGES: "Log-probabilities, and the advantages of the tokens.",
+    Origin.TRUNCATION: "The training kernel's mass on the tokens that "
+    "[top-p or top-k kept](../measure/own-loop.md#top-p-and-top-k).",
     Origin.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
     Origin.RUNTIME: "What the programs say of themselves while they run.",
 }

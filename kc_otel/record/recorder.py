@@ -123,6 +123,7 @@ class Recorder:
         advantages: Any = None,
         token_ids: Any = None,
         inference_token_ids: Any = None,
+        kept: tuple[Any, Any] | None = None,
         processing: tuple[Processing, Processing] | None = None,
         weights: tuple[Weights, Weights] | None = None,
         links: Sequence[trace.SpanContext] = (),
@@ -143,6 +144,10 @@ class Recorder:
             advantages: Per token, or per sequence.
             token_ids: Sampled tokens, so that the worst one can be named.
             inference_token_ids: Tokens that the inference side scored; where they differ the sequence is invalid.
+            kept: log of the mass that each kernel has on the tokens that top-p, top-k or min-p kept, nats, per token,
+                (training, inference), where log-probabilities are from before it: what is compared is both kernels
+                over those tokens. The set is one for both, the one that was sampled from. None for a side that is
+                renormalised already, such as vLLM's processed log-probabilities.
             processing: Temperature, top-p and the like of the training and the inference side, where known; batches
                 where they differ are invalid, because that would measure the sampler and not the kernel.
             weights: Weight versions of the training and the inference kernel; of two integers the lag is measured.
@@ -150,6 +155,10 @@ class Recorder:
             key: Decides by its hash whether the batch is in the sample; without one, chance does.
             presampled: The caller has sampled already: measure it in any case.
         """
+        train_kept, inference_kept = kept if isinstance(kept, tuple | list) and len(kept) == 2 else (None, None)
+        if kept is not None and train_kept is None and inference_kept is None:
+            self.drop("kept-mass", "kept: is not a pair (training, inference) of log masses, one of which is given")
+            return
         engine = self._admitted(key, presampled)
         if engine is None:
             return
@@ -161,6 +170,8 @@ class Recorder:
             advantages=advantages,
             token_ids=token_ids,
             inference_token_ids=inference_token_ids,
+            train_kept=train_kept,
+            inference_kept=inference_kept,
             processing=processing,
             weights=weights or (None, None),
         )
@@ -182,9 +193,10 @@ class Recorder:
     ) -> None:
         """Compare the kernels' whole next-token distributions, [tokens, vocabulary] or [sequences, tokens, vocabulary].
 
-        Logits are copied like everything else: at 32k entries in float32 two of them take 256 KiB a token, so sample,
-        or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what `compare` measures is
-        measured too. Other arguments are those of `compare`.
+        Tokens outside of a truncation (top-p, top-k) have a logit of -inf on both sides: what is compared is then both
+        kernels over those that were kept. Logits are copied like everything else: at 32k entries in float32 two of them
+        take 256 KiB a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position,
+        what `compare` measures is measured too. Other arguments are those of `compare`.
         """
         engine = self._admitted(key, presampled)
         if engine is None:

@@ -121,7 +121,9 @@ class SampledComparison(QueuedBatch):
         weights: Weight versions of the training and the inference kernel.
     """
 
-    ARRAYS = ("train", "inference", "mask", "advantages", "token_ids", "inference_token_ids")
+    ARRAYS = (
+        "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept"
+    )  # fmt: skip
 
     train: capture.Tree
     inference: capture.Tree
@@ -129,6 +131,8 @@ class SampledComparison(QueuedBatch):
     advantages: capture.Tree = None
     token_ids: capture.Tree = None
     inference_token_ids: capture.Tree = None
+    train_kept: capture.Tree = None
+    inference_kept: capture.Tree = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
 

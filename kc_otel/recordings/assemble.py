@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.reasons import remedy
+from kc_otel.record.measure.truncation import renormalised
 from kc_otel.recordings.columns import FLOATS, LOGITS
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
@@ -65,6 +67,7 @@ def assembled(table: RaggedTable) -> Recording:
         advantages=given.get("advantages"),
         train_at_rollout=given.get("train_at_rollout"),
         policy=given.get("policy"),
+        train_kept=given.get("train_kept"),
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
@@ -159,6 +162,9 @@ def _check(
             note(role, given[role] > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?")
     if problems.all():
         return
+    _renormalise(given, note)
+    if problems.all():
+        return
     block = Block(
         np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
     )
@@ -169,6 +175,15 @@ def _check(
         problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(InvalidReason(codes[row]))}")
     if wrong.size > problems.cap:
         problems.add(f"{sides}: other rows", times=wrong.size - problems.cap)
+
+
+def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np.bool_], str], None]) -> None:
+    """Put both sides' log-probabilities over the tokens that truncation kept in the place of those from before it."""
+    for side in ("train", "inference"):
+        if (kept := given.get(f"{side}_kept")) is not None:
+            given[side] = renormalised(given[side], kept)
+            note(side, np.isnan(given[side]), "the kernel has no mass on the tokens that were kept")
+            note(side, given[side] > _TOLERANCE, f"over the mass in {side}_kept_logprobs: was the token kept?")
 
 
 def _words(reason: InvalidReason) -> str:

@@ -38,6 +38,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "advantages": ("advantages", "advantage"),
         "train_at_rollout": ("train_at_rollout_logprobs", "train_at_rollout"),
         "policy": ("policy_logprobs", "per_token_logps", "curr_logprobs"),
+        "train_kept": ("train_kept_logprobs",),
+        "inference_kept": ("inference_kept_logprobs",),
         "train_logits": ("train_logits",),
         "inference_logits": ("inference_logits",),
     }
@@ -46,7 +48,9 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 LOGITS: Final = ("train_logits", "inference_logits")
 """Roles that have a row of numbers per token."""
-FLOATS: Final = ("train", "inference", "advantages", "train_at_rollout", "policy")
+FLOATS: Final = (
+    "train", "inference", "advantages", "train_at_rollout", "policy", "train_kept", "inference_kept"
+)  # fmt: skip
 """Roles that have a real number per token."""
 ATTRIBUTES: Final = "attributes"
 """Column with a sequence's attributes: a mapping, or its JSON."""

@@ -39,6 +39,8 @@ class Recording:
         train_at_rollout: log P(y) under the training kernel at the weights that the tokens were sampled with, float64
             [N]; None where the file has none. It tells the kernels' mismatch from the weights' staleness.
         policy: log-probability under the policy being optimised (after updates), float64 [N]; None where there is none.
+        train_kept: log of P's mass on the tokens that truncation (top-p, top-k) kept, nats, float64 [N]: `train` and
+            `inference` are renormalised over them. None where the file has none.
         source: Where it came from, for messages.
         train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
         inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
@@ -53,6 +55,7 @@ class Recording:
     advantages: NDArray[np.float64] | None = None
     train_at_rollout: NDArray[np.float64] | None = None
     policy: NDArray[np.float64] | None = None
+    train_kept: NDArray[np.float64] | None = None
     source: str = field(default="recording")
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
@@ -73,7 +76,9 @@ class Recording:
         if kept.all() and masked.all():
             return self
         tokens = np.repeat(kept, self.lengths)
-        per_token = ("token_ids", "advantages", "train_at_rollout", "policy", "train_logits", "inference_logits")
+        per_token = (
+            "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "train_logits", "inference_logits"
+        )  # fmt: skip
         given = {name: values for name in per_token if (values := getattr(self, name)) is not None}
         return replace(
             self,

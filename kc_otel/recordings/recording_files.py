@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -29,7 +30,7 @@ _READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTa
     "parquet": read_parquet,
 }
 
-_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
+_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy", "train_kept")
 _PICKLED: Final = (".pkl", ".pickle", ".pt", ".pth")
 _ENDINGS: Final[Mapping[str, Format]] = {
     ".npz": "npz",
@@ -53,13 +54,16 @@ def load_recording(
     number per sequence or one per token. What slices are made of is in a column `attributes` (a mapping, or its JSON)
     and in every other column with one plain value per sequence.
 
+    Where tokens were sampled with top-p or top-k, `train_kept_logprobs` and `inference_kept_logprobs` are the log of
+    each kernel's mass on the tokens that were kept, for a side that is from before it: both are renormalised over them.
+
     Rows that a mask leaves no token of are dropped, and counted in `Recording.masked`.
 
     Args:
         path: The file.
         columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
-            Roles are train, inference, mask, lengths, token_ids, advantages, train_at_rollout, policy, train_logits
-            and inference_logits.
+            Roles are train, inference, mask, lengths, token_ids, advantages, train_at_rollout, policy, train_kept,
+            inference_kept, train_logits and inference_logits.
         format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:
@@ -85,6 +89,8 @@ def save_recording(recording: Recording, path: str | Path, *, format: Format | N
     """
     where = Path(path)
     chosen = format or format_of(where)
+    if recording.train_kept is not None:  # a file has log-probabilities from before truncation
+        recording = replace(recording, train=recording.train + recording.train_kept)
     arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
     logits = {role: values for role in LOGITS if (values := getattr(recording, role)) is not None}
     if chosen == "npz":

@@ -51,8 +51,13 @@ def batches(count: int = 8) -> list[Any]:
     for seed in range(count):
         train, inference = logprobs(0.05, sequences=4, tokens=32, seed=seed)
         lengths = [len(train[0])] * len(train)
+        logits = np.random.default_rng(seed).normal(size=(*train.shape, 9))
+        kept = logits >= np.sort(logits, -1)[..., [-6]]
+        chosen, of_kept = logits.max(-1), np.logaddexp.reduce(np.where(kept, logits, -np.inf), -1)
         found.append(
             SimpleNamespace(
+                train_logits=logits, sampling_mask=kept, processed_logprobs=chosen - of_kept,
+                unprocessed_train_logprobs=chosen - np.logaddexp.reduce(logits, -1),
                 train_logprobs=train, rollout_logprobs=inference, mask=np.ones(train.shape, bool),
                 task=["code", "prose"] * 2, prompt_tokens=lengths, advantages=np.full(train.shape, math.pi),
             )

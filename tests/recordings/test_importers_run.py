@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.recordings.importers import Importer
+
+SIDES = ("train_logprobs", "inference_logprobs")
 
 
 def sequence(tokens=20, seed=0, **columns):
@@ -56,6 +59,22 @@ def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, mem
     assert made.stats().batches == 3
     (lag,) = memory.points("kc.weights.lag", kc_slice="all")
     assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
+
+
+def test_the_mass_that_truncation_kept_is_measured_with_the_drift(recorders, memory, write):
+    """Over the tokens that were kept; a file that says nothing of truncation has no such mass."""
+    line = sequence(seed=0)
+    line["train_kept_logprobs"] = line["inference_kept_logprobs"] = [math.log(0.97)] * 20
+    line |= {side: (np.array(line[side]) + math.log(0.97)).tolist() for side in SIDES}
+    made = recorders()
+    importer = Importer(made)
+    assert importer.file(write("log.jsonl", [line]))
+    assert importer.file(write("plain.jsonl", [sequence(seed=0)]))
+    (outside,) = memory.points("kc.drift.outside_mass", kc_slice="all")
+    assert (outside.count, outside.sum) == (20, pytest.approx(0.6))
+    (drift,) = memory.points("kc.drift.abs_log_ratio", kc_slice="all")
+    assert drift.count == 40
+    assert drift.sum == pytest.approx(2 * np.abs(np.subtract(*(sequence()[side] for side in SIDES))).sum(), rel=1e-3)
 
 
 def test_advantages_are_measured_with_the_drift(recorders, memory, write):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -172,6 +173,40 @@ def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
         else:
             pq.write_table(pa.Table.from_pylist(rows), path)
     assert load_recording(path).advantages.tolist() == [0.5, 0.5, -2.0]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending):
+    """Log-probabilities from before it become those of the kept tokens, and are written as they were."""
+    log_p, log_q, p_kept, q_kept = np.log([[0.2, 0.3, 0.1], [0.4, 0.25, 0.1], [0.8, 0.75, 0.9], [0.9, 0.8, 0.9]])
+    path = tmp_path / "raw.npz"
+    np.savez(
+        path, train_logprobs=log_p, inference_logprobs=log_q, train_kept_logprobs=p_kept, inference_kept_logprobs=q_kept
+    )
+    read = load_recording(path)
+    assert np.exp(read.train) == pytest.approx([0.25, 0.4, 1 / 9])
+    assert np.exp(read.inference) == pytest.approx([4 / 9, 0.3125, 1 / 9])
+    assert read.train_kept == pytest.approx(p_kept)
+    again = tmp_path / f"again.{ending}"
+    save_recording(read, again)
+    for name in ("train", "inference", "train_kept"):
+        assert getattr(load_recording(again), name) == pytest.approx(getattr(read, name))
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ([0.0, 0.1, 0.0], "train_kept_logprobs: token 1 is 0.1; a log-probability is at most 0"),
+        ([0.0, -3.0, 0.0], "token 1 is 2; over the mass in train_kept_logprobs: was the token kept?"),
+        ([0.0, np.nan, 0.0], "train_kept_logprobs: token 1 is nan"),
+    ],
+)
+def test_a_mass_that_cannot_be_is_named_with_its_token(tmp_path, kept, said):
+    """One above 1, and one that the token itself exceeds."""
+    log_p = np.full(3, -1.0)
+    np.savez(tmp_path / "a.npz", train_logprobs=log_p, inference_logprobs=log_p, train_kept_logprobs=kept)
+    with pytest.raises(RecordingError, match=re.escape(said)):
+        load_recording(tmp_path / "a.npz")
 
 
 def test_any_other_names_are_said_with_columns(tmp_path):

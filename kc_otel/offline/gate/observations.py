@@ -102,6 +102,8 @@ class RecordingObservations:
         if quantity in ADVANTAGE and of.advantages is not None:
             side = of.advantages > 0.0 if quantity == ADVANTAGE[0] else of.advantages < 0.0
             return advantage_drift(log_ratio(of.train, of.inference), of.advantages), side
+        if quantity == "outside_mass" and of.train_kept is not None:
+            return -np.expm1(np.minimum(of.train_kept, 0.0)) + 0.0, np.ones(of.train_kept.size, dtype=np.bool_)
         if quantity in LOGITS and of.train_logits is not None and of.inference_logits is not None:
             if not self._logits:
                 drift = logit_drift(of.train_logits, of.inference_logits)

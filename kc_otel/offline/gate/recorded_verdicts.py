@@ -133,5 +133,7 @@ def _why(clause: Clause) -> str:
             return f"{said}; it takes a .npz with train_logits and inference_logits"
         case Origin.ADVANTAGES:
             return f"{said}; it takes one with advantages"
+        case Origin.TRUNCATION:
+            return f"{said}; it takes one with train_kept_logprobs"
         case _:
             return said

@@ -87,7 +87,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         ),
         "positive_logprob": Explained(
             "A log-probability is above 0.",
-            "Pass log-probabilities in nats: logits need a log-softmax, probabilities a logarithm.",
+            "Pass log-probabilities in nats: logits need a log-softmax, probabilities a logarithm. With `kept=`, the "
+            "mass is above 1, or smaller than the token's own: the token is not among those that were kept.",
         ),
         "impossible_token": Explained(
             "The inference kernel gives probability 0 to a token that it sampled.",
@@ -113,7 +114,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         "truncated_sampling": Explained(
             "One side is renormalised over fewer tokens: every token is shifted the same way, by less than top-p, "
             "top-k or min-p can.",
-            "Sample with top_p=1 and top_k off, or apply the same truncation on the training side and declare it. "
+            "Give the mass that each kernel has on the kept tokens (`kept=` of compare), sample with top_p=1 and top_k "
+            "off, or apply the same truncation on the training side and declare it. "
             "Weights trained on this very sequence since look alike: take the log-probs from before the update.",
         ),
         "nan_advantage": Explained(

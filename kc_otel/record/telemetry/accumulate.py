@@ -20,6 +20,7 @@ from kc_otel.record.measure.checks import InvalidReason, check_declared, counted
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, saturated
+from kc_otel.record.measure.truncation import outside_mass, renormalised
 from kc_otel.record.telemetry.compare_span import Batch, WorstToken
 from kc_otel.record.telemetry.groups import Groups, in_groups
 from kc_otel.record.telemetry.log_ratio_cells import cells
@@ -76,6 +77,8 @@ class Accumulator:
         advantages: Any = None,
         token_ids: Any = None,
         inference_token_ids: Any = None,
+        train_kept: Any = None,
+        inference_kept: Any = None,
         processing: Processing | None = None,
         _tensors: bool | None = None,
     ) -> Batch:
@@ -89,6 +92,9 @@ class Accumulator:
             advantages: [sequences] or [sequences, tokens]; with them the advantage-signed drift is recorded too.
             token_ids: Ids of the tokens, same shape: the worst token is reported with its own.
             inference_token_ids: Ids that the inference side scored, where they could differ; a difference is invalid.
+            train_kept: Log of the training kernel's mass on the tokens that truncation kept, same shape: `train` is
+                renormalised over them, and the mass outside of them is recorded too.
+            inference_kept: The same of the inference kernel.
             processing: Temperature and other sampling processing of (train, inference), as far as the caller knows it.
 
         Returns:
@@ -99,7 +105,7 @@ class Accumulator:
             ValueError: If `membership` or `advantages` do not fit, or the numbers are not real.
         """
         train, inference = (each if is_tensor(each) else np.asarray(each) for each in (train, inference))
-        if not same_shape(train, inference, mask, token_ids, inference_token_ids):
+        if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
             msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens]"
@@ -108,6 +114,7 @@ class Accumulator:
         if advantages is not None and tuple(np.shape(advantages)) not in {(sequences,), tuple(train.shape)}:
             msg = f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
             raise ValueError(msg)
+        train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         groups = in_groups(self._membership(membership, sequences))
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
         if on_gpu(train) if _tensors is None else _tensors:
@@ -121,6 +128,8 @@ class Accumulator:
             batch = SampledBatch.of(train, inference, mask)
             reduced = reduce_host(batch, codes, groups, self._cells, weights, count_sides=self._by_side)
         self._record(reduced, groups, whole=True)
+        if train_kept is not None and reduced.rows.size:
+            self._record_outside(*outside_mass(train_kept, reduced.rows, mask), groups.members[groups.of[reduced.rows]])
         return self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
 
     def add_logits(
@@ -238,6 +247,13 @@ class Accumulator:
                 if reduced.drift.tokens is not None:
                     tokens = reduced.drift.tokens[:, column]
                     self._add_means(quantity, reduced.drift.totals[:, column], tokens, membership)
+
+    def _record_outside(
+        self, mass: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]
+    ) -> None:
+        """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [sequences]."""
+        self._stream("outside_mass").add(mass, np.repeat(membership, tokens, axis=0))
+        self._add_means("outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, membership)
 
     def _add_means(
         self, quantity: str, totals: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]

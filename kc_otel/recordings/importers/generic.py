@@ -36,6 +36,7 @@ def read(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Impor
             None if log.advantages is None else log.advantages[here],
             attributes,
             (train, inference),
+            train_kept=None if log.train_kept is None else log.train_kept[here],
         )
 
 

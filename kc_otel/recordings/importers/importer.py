@@ -165,14 +165,18 @@ class Importer:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(each.train, each.inference)) for each in chunk)
         step = self._step(first)
+        masses = [each.train_kept for each in chunk if each.train_kept is not None]
+        # A recorder takes what is from before truncation, and renormalises it again.
+        train = [each.train if each.train_kept is None else each.train + each.train_kept for each in chunk]
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
         for recorder in (self._recorder, of_step):
             if recorder is not None:
                 recorder.compare(
-                    [each.train for each in chunk],
+                    train,
                     [each.inference for each in chunk],
                     token_ids=None if first.token_ids is None else [each.token_ids for each in chunk],
                     advantages=None if first.advantages is None else [each.advantages for each in chunk],
+                    kept=(masses, None) if masses else None,
                     attributes=[{**each.attributes, **self._attributes} for each in chunk],
                     processing=None if first.processing is None else (first.processing, first.processing),
                     weights=first.weights,
@@ -204,4 +208,4 @@ class Importer:
 def _alike(each: Imported) -> Hashable:
     """What sequences of one batch have in common."""
     processing = None if each.processing is None else tuple(sorted(each.processing.items()))
-    return each.weights, processing, each.token_ids is None, each.advantages is None
+    return each.weights, processing, each.token_ids is None, each.advantages is None, each.train_kept is None

@@ -180,6 +180,23 @@ def test_advantages_by_sequence_are_means_over_the_tokens_of_their_side():
     assert sample.sum == pytest.approx(0.25 - 1.0)
 
 
+def test_the_mass_outside_of_a_truncation_is_judged_where_a_recording_has_it():
+    """By sequence as token by token, and asked for by its column's name where there is none."""
+    clause = "  - {id: outside, metric: outside_mass, limit: 0.2}\nruntime:"
+    contract = load_text(TEXT.replace("runtime:", clause, 1))
+    plain = recording()
+    kept = replace(plain, train_kept=np.full(plain.train.size, math.log(0.95)))
+    observations = RecordingObservations(kept).of("outside_mass_by_sequence")
+    assert observations.count.sum() == 200
+    assert observations.upper.max() == pytest.approx(0.05)
+    left_out = {each.clause: each.why for each in judge(contract, by_contract(plain, contract), 0.0).left_out}
+    assert "train_kept_logprobs" in left_out["outside"]
+    judged = judge(contract, by_contract(kept, contract), 0.0).verdicts
+    assert {each.cell.slice: each.status for each in judged if each.cell.clause == "outside"} == {
+        "all": "PASS", "code": "PASS",
+    }  # fmt: skip
+
+
 def test_logits_are_judged_where_a_recording_has_them_and_asked_for_where_not():
     """A clause on full logits says which file it takes."""
     contract = load_text(

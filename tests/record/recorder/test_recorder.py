@@ -500,3 +500,25 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     assert "float16's grid" in said
     assert recorder.stats().batches == 5
     assert recorder.stats().invalid == {"no_tokens": 5}
+
+
+def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
+    """Of whole batches and of sequences of different lengths; what is no pair of masses is dropped."""
+    train, _ = logprobs(2, 40)
+    mass = np.full((2, 40), np.log(0.9))
+    recorder = recorders()
+    recorder.compare(train, train - np.log(0.9), kept=(mass, None))
+    ragged = [train[0], train[1][:7]]
+    recorder.compare(ragged, [each - np.log(0.9) for each in ragged], kept=[[mass[0], mass[1][:7]], None])
+    for wrong in (mass, (mass, None, None), 0.9, (None, None)):
+        recorder.compare(train, train, kept=wrong)
+    recorder.compare(train, train, kept=(mass[:, :5], None))
+    recorder.compare(train, train, kept=("abc", None))
+    assert recorder.force_flush()
+    (outside,) = memory.points("kc.drift.outside_mass", kc_slice="all")
+    (drift,) = memory.points("kc.drift.abs_log_ratio", kc_slice="all")
+    assert outside.count == drift.count == 127
+    assert outside.sum == pytest.approx(12.7)
+    assert drift.sum == pytest.approx(0.0, abs=1e-4)
+    assert recorder.stats().dropped["kept-mass"] == 4
+    assert recorder.stats().invalid == {"shape_mismatch": 4}
