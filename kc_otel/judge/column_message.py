@@ -23,19 +23,19 @@ class WireColumns:
 
     Attributes:
         body: The request.
+        content: The same, uint8.
         items: Resources, scopes, metrics and exponential points in it.
-        points: One record per exponential point, in their order: where it and its attributes are in the body, what it
-            says, and where its buckets are in `buckets`. `plain` is 0 where it says something that has no column.
+        points: One record per exponential point, in their order: where it, its attributes and the counts of its buckets
+            are in the body, and what it says. `plain` is 0 where it says something that has no column.
         metrics: One record per metric of any kind: where it, its resource and its scope are in the body, where its
             name, unit and description end, its temporality, and the range of its points.
-        buckets: Bucket counts of all points, int64.
     """
 
     body: bytes
+    content: NDArray[np.uint8]
     items: int
     points: NDArray[Any]
     metrics: NDArray[Any]
-    buckets: NDArray[np.int64]
 
     def origin(self, metric: int) -> tuple[bytes, bytes, bytes, int]:
         """What all points of a metric have in common: resource, scope, names and unit, temporality."""
@@ -52,6 +52,17 @@ class WireColumns:
         begin = int(self.metrics[metric]["begin"])
         head = self.body[begin : begin + 2]
         return self.body[begin + 2 : begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
+
+    def without(self, taken: NDArray[np.bool_]) -> Iterator[tuple[int, list[int]]]:
+        """Metrics that have points which are not `taken`, and those; and all metrics of other kinds."""
+        if taken.all():
+            yield from ((metric, []) for metric in np.flatnonzero(self.metrics["exponential"] == 0).tolist())
+            return
+        for metric, of in enumerate(self.metrics):
+            first = int(of["first"])
+            numbers = (np.flatnonzero(~taken[first : int(of["last"])]) + first).tolist()
+            if numbers or not of["exponential"]:
+                yield metric, numbers
 
     def request_of(self, metric: int, points: Sequence[int]) -> Any:
         """A request that has one metric; an exponential one with these of its points.
@@ -101,11 +112,8 @@ class ColumnMessage:
         if self.request is not None:
             yield self.request, range(self.rows.size)
             return
-        for metric, of in enumerate(self.wire.metrics):
-            first = int(of["first"])
-            numbers = (np.flatnonzero(self.taken[first : int(of["last"])] == 0) + first).tolist()
-            if numbers or not of["exponential"]:
-                yield self.wire.request_of(metric, numbers), numbers
+        for metric, numbers in self.wire.without(self.taken != 0):
+            yield self.wire.request_of(metric, numbers), numbers
 
 
 def _part(field: int, content: bytes) -> bytes:

@@ -25,7 +25,7 @@ from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 
 if TYPE_CHECKING:
-    from kc_otel.judge.stream_columns import StreamColumns
+    from kc_otel.judge.columns.stream_columns import StreamColumns
 
 __all__ = ["Evaluator", "SeriesId"]
 
@@ -139,7 +139,7 @@ class Evaluator:
         Raises:
             MissingExtraError: If Numba is not installed.
         """
-        from kc_otel.judge.stream_columns import StreamColumns  # noqa: PLC0415 - what it needs is heavy, and an extra
+        from kc_otel.judge.columns.stream_columns import StreamColumns  # noqa: PLC0415 - what it needs is heavy, and an extra
 
         self._columns = StreamColumns(self.states)
 
@@ -154,6 +154,11 @@ class Evaluator:
             None where columns are not used, and for what protobuf has to read.
         """
         return self._columns.message(body, most) if self._columns is not None else None
+
+    def settle(self) -> None:
+        """Bring `states` up to date with what was taken as columns; evaluations bring up to date what they read."""
+        if self._columns is not None:
+            self._columns.settle()
 
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
@@ -225,7 +230,7 @@ class Evaluator:
             KeyError: If there is no such contract or clause.
         """
         if self._columns is not None:
-            self._columns.settle()
+            self._columns.settle_series()
         state = self.states[of.contract]
         metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
         series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
@@ -258,7 +263,7 @@ class Evaluator:
         contract = state.contract
         try:
             if self._columns is not None:
-                self._columns.settle()
+                self._columns.settle_series()
             if state.evict(now) and self._columns is not None:
                 self._columns.forget_gone(contract.name)
             state.weigh(now)

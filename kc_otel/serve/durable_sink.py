@@ -96,7 +96,7 @@ class DurableSink(ColumnSink):
     def _start_columns(self, loop: AbstractEventLoop) -> None:
         """Compile what reads columns, which takes seconds, or a fraction of one where it was kept; then use it."""
         try:
-            from kc_otel.judge.stream_columns import prepare  # noqa: PLC0415 - an extra
+            from kc_otel.judge.columns.stream_columns import prepare  # noqa: PLC0415 - an extra
 
             prepare()
             loop.call_soon_threadsafe(self._core.evaluator.use_columns)

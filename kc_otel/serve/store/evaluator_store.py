@@ -92,6 +92,7 @@ class EvaluatorStore:
         """
         unit.on_commit(lambda: self._committed(evaluator))
         unit.on_rollback(self._rolled_back)
+        evaluator.settle()
         for name, state in evaluator.states.items():
             self._save_streams(name, state)
             self._save_panes(name, state)

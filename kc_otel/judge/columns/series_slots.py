@@ -1,0 +1,102 @@
+"""Slots: what series have counted since it was last put into their panes, one for each short and long pane.
+
+A slot has room for SPAN buckets of each sign, of one scale and one zero bucket. What does not fit into the slot of a
+series begins another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_ends
+from kc_otel.judge.contract_state import ContractState, SeriesKey
+from kc_otel.stats import Buckets, ExponentialHistogram
+
+__all__ = ["SeriesSlots"]
+
+_SLOTS: Final = 4096
+_SAID: Final = (
+    *("series", "scale", "count", "sum", "carry", "zero_count", "positive_base", "negative_base", "min", "max"),
+    *("zero_threshold", "observed", "newest", "now"),
+)
+
+
+class SeriesSlots:
+    """The slots, and whose they are.
+
+    Args:
+        states: Where the series are, by the number of their contract.
+
+    Attributes:
+        slots: What was counted, but for the buckets: SLOT [n].
+        buckets: Counts of buckets of both signs [n, 2, SPAN].
+        used: How many slots are in use.
+        of: The slot that each series counts into [series], or NONE, or CLOSED.
+    """
+
+    def __init__(self, states: Sequence[ContractState]) -> None:
+        self._states = states
+        self.slots = np.zeros(_SLOTS, SLOT)
+        self.buckets = np.zeros((_SLOTS, 2, SPAN), np.int64)
+        self.used = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Know no series; what was counted has to be settled before."""
+        self._numbers: dict[tuple[int, SeriesKey], int] = {}
+        self._keys: list[tuple[int, SeriesKey]] = []
+        self.of = np.full(64, NONE)
+
+    def number_of(self, contract: int, key: SeriesKey) -> int:
+        """The number of a series, which is open from now on."""
+        number = self._numbers.get((contract, key))
+        if number is None:
+            number = self._numbers[contract, key] = len(self._keys)
+            self._keys.append((contract, key))
+            if number == self.of.size:
+                self.of = np.concatenate([self.of, np.full(number, NONE)])
+        elif self.of[number] == CLOSED:
+            self.of[number] = NONE
+        return number
+
+    def close(self, metric: str) -> None:
+        """Count nothing for a metric's series until they are opened."""
+        for number, (_, key) in enumerate(self._keys):
+            if key.metric == metric:
+                self.of[number] = CLOSED
+
+    def make_room(self, most: int) -> None:
+        """See to it that as many more slots may be taken."""
+        if self.used + most > self.slots.size:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what was counted into panes."""
+        used, self.used = self.used, 0
+        if not used:
+            return
+        said = [self.slots[name][:used].tolist() for name in _SAID]
+        sides = self.buckets[:used].reshape(2 * used, SPAN)
+        ends = used_ends(sides, np.arange(2 * used), np.zeros(2 * used, np.int64), np.full(2 * used, SPAN)).tolist()
+        self.of[self.slots["series"][:used]] = NONE
+        for at, of in enumerate(zip(*said, strict=True)):
+            series, scale, count, sum, carry, zeros, up, down, low, high, threshold, observed, newest, now = of
+            (first, end), (first_below, end_below) = ends[2 * at : 2 * at + 2]
+            above, below = sides[2 * at, first:end].copy(), sides[2 * at + 1, first_below:end_below].copy()
+            contract, key = self._keys[series]
+            counted = ExponentialHistogram(
+                scale=scale,
+                count=count,
+                sum=sum + carry,
+                zero_count=zeros,
+                positive=Buckets(up + first if end else 0, above),
+                negative=Buckets(down + first_below if end_below else 0, below),
+                minimum=low,
+                maximum=high,
+                zero_threshold=threshold,
+                maximum_observed=bool(observed),
+            )
+            self._states[contract].count(key, counted, newest, now)

@@ -1,0 +1,269 @@
+"""What is known of streams, in arrays: a message's columns are folded into them by one compiled loop.
+
+This is the usual case of `point_streams`, and of what follows there on a point that counts: a cumulative exponential
+histogram that continues the value before it, in the same buckets, in the order of time. A point of which anything else
+is true, or which is so close to a rule's border that rounding might decide otherwise, is left to the code that takes
+points one by one. That code decides everything that is not plain, and remains the only one that knows the rules.
+
+    message --> columns --> rows (newest value of each stream) --> slots (what was counted, by series and panes)
+                   |                                                       |
+                   '--> what is not plain: point by point                  '--> panes, before anything reads them
+
+A row mirrors one writer of a `PointStream`: the one that was heard last. Whoever takes a point of the stream by itself
+has to `release` it first; `settle` brings streams and series up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.column_message import ColumnMessage, WireColumns
+from kc_otel.judge.columns.fold import LIMITS, POWERS, fold
+from kc_otel.judge.columns.message_layouts import MessageLayouts
+from kc_otel.judge.columns.series_slots import SeriesSlots
+from kc_otel.judge.columns.stream_rows import StreamRows
+from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
+from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.wire_columns import read_columns
+from kc_otel.judge.point_streams import Horizon
+from kc_otel.judge.points import DRIFT_NAMES, INVALID, Point, walk
+
+__all__ = ["StreamColumns", "prepare"]
+
+_MOST_ROWS: Final = 32_768
+_MOST_KEYS: Final = 2 * _MOST_ROWS
+"""Spellings of streams that are known: their attributes may be listed in any order."""
+_CHUNK: Final = 1024
+"""Points that are folded at once; they may need a slot each."""
+
+
+class StreamColumns:
+    """Rows of streams, and slots of what they counted, of any number of contracts.
+
+    Args:
+        states: What is remembered, by the contract's name: where streams and series are.
+
+    Attributes:
+        taken: Points that were taken from columns so far.
+    """
+
+    def __init__(self, states: Mapping[str, ContractState]) -> None:
+        self._states = list(states.values())
+        self._contract = {name: number for number, name in enumerate(states)}
+        self._limits = np.zeros(len(states), LIMITS)
+        for number, state in enumerate(self._states):
+            self._limits[number]["short"] = state.template[SHORT].width
+            self._limits[number]["long"] = state.template[LONG].width
+        self._slots = SeriesSlots(self._states)
+        self._message = self._generation = self.taken = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of any stream; what was counted has to be settled before."""
+        self._generation += 1
+        self._keys: dict[tuple[bytes, bytes, bytes, int], dict[bytes, int]] = {}
+        self._key_count = 0
+        self._pairs: dict[tuple[int, str, str], int] = {}
+        self._rows = StreamRows(self._states)
+        self._layouts = MessageLayouts()
+        self._slots.forget()
+
+    def message(self, body: bytes, most: int) -> ColumnMessage | None:
+        """A request as columns, of which everything was read: by protobuf what is not known here.
+
+        Args:
+            body: The serialized ExportMetricsServiceRequest.
+            most: Resources, scopes, metrics and points that it may have.
+
+        Returns:
+            None where it is something else, has more in it, or has a metric that no contract can be about.
+        """
+        wire = read_columns(body)
+        if wire is None or wire.items > most:
+            return None
+        known = self._layouts.rows_of(wire)  # it is all ours, and of one layout of buckets
+        if known is None:
+            if not all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)):
+                return None
+            rows = self._rows_of(wire)
+        else:
+            rows = known
+        message = ColumnMessage(wire, rows, self._generation)
+        left = (rows < 0) | (wire.points["plain"] == 0)
+        try:
+            if known is None and (4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire)):
+                message.request = ExportMetricsServiceRequest.FromString(body)
+                return message if sum(METRICS.items(message.request)) <= most else None
+            for metric, numbers in wire.without(~left):
+                wire.request_of(metric, numbers)
+        except DecodeError:
+            return None
+        if known is None and not (rows < 0).any():
+            self._layouts.learn(wire, rows)
+        return message
+
+    def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> int:
+        """Take what is plain, and note in the message what that was.
+
+        Args:
+            message: What arrived.
+            horizons: What the clock says, by the contract's name.
+            now: When it arrived, Unix seconds.
+
+        Returns:
+            How many points were taken; all of them are accepted.
+        """
+        if message.request is not None:
+            return 0
+        wire = message.wire
+        self._message += 1
+        if message.known != self._generation:
+            message.rows, message.known = self._rows_of(wire), self._generation
+        if (message.rows < 0).any():
+            self._block_unknown(message)
+        for number, horizon in enumerate(horizons.values()):
+            of = self._limits[number]
+            of["future"], of["start"] = horizon.future, horizon.start
+            of["oldest"], of["gap"] = horizon.oldest, horizon.gap
+        heard = np.zeros(len(self._pairs), np.bool_)
+        gaps = np.zeros(len(self._states), np.int64)
+        for first in range(0, message.taken.size, _CHUNK):
+            part = slice(first, first + _CHUNK)
+            self._slots.make_room(_CHUNK)
+            self._slots.used = fold(
+                wire.content,
+                wire.points[part],
+                message.rows[part],
+                self._rows.rows,
+                self._rows.buckets,
+                self._slots.slots,
+                self._slots.buckets,
+                self._slots.used,
+                self._slots.of,
+                self._limits,
+                now,
+                self._message,
+                message.taken[part],
+                heard,
+                gaps,
+                POWERS,
+                2.0,
+            )
+        if heard.any():
+            for number, (contract, *pair) in enumerate(self._pairs):
+                if heard[number]:
+                    self._states[contract].heard.setdefault((pair[0], pair[1]), Heard(now)).hear(now)
+        for number in np.flatnonzero(gaps).tolist():
+            self._states[number].events["gap"] += int(gaps[number])
+        taken = int(np.count_nonzero(message.taken))
+        self.taken += taken
+        return taken
+
+    def _rows_of(self, wire: WireColumns) -> NDArray[np.int64]:
+        """The row of each of a message's points; -1 where it is not known."""
+        found: list[int] = []
+        body = wire.body
+        begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
+        for number, metric in enumerate(wire.metrics):
+            keys = self._keys.get(wire.origin(number), _NO_KEYS)
+            part = slice(int(metric["first"]), int(metric["last"]))
+            found += [keys.get(body[begin:end], -1) for begin, end in zip(begins[part], ends[part], strict=True)]
+        return np.array(found, np.int64)
+
+    def _block_unknown(self, message: ColumnMessage) -> None:
+        """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
+        for metric, numbers in message.wire.without(message.rows >= 0):
+            if numbers:
+                for point in walk(message.wire.request_of(metric, numbers), (), lambda *_: None):
+                    row = self._rows.find(point)
+                    if row is not None:
+                        self._rows.rows[row]["blocked"] = self._message
+
+    def release(self, point: Point) -> None:
+        """Bring a point's stream up to date, and leave it alone until it is `learn`t again.
+
+        One of other buckets may clear what its series holds; all that was counted before is there first.
+        """
+        if self._slots.used and isinstance(point.histogram, ExplicitHistogram) and point.metric != INVALID:
+            self._slots.settle()
+        row = self._rows.find(point)
+        if row is not None and self._rows.rows[row]["loaded"]:
+            self._rows.write_back(row)
+            self._rows.rows[row]["loaded"] = 0
+
+    def close(self, series: str) -> None:
+        """Take nothing from columns for a name's series until one is `learn`t: their layout changed."""
+        self._slots.close(series)
+
+    def learn(self, message: ColumnMessage, number: int, point: Point, contract: str, key: SeriesKey) -> None:
+        """Know a stream from now on, by the bytes of its point in a message, if its points may be plain.
+
+        Args:
+            message: The message.
+            number: Of the point in it.
+            point: The same point, which has been taken.
+            contract: Name of the contract that it is about.
+            key: The series that it counted for.
+        """
+        state = self._states[self._contract[contract]]
+        stream = state.streams.get(point.stream)
+        if stream is None or not stream.writers or key not in state.series:
+            return
+        if self._key_count >= _MOST_KEYS or len(self._rows.names) >= _MOST_ROWS:
+            self.settle()
+            self.forget()
+        row, plain = self._rows.load(point.stream, key, stream.writers[-1], stream.heard)
+        into = self._rows.rows[row]
+        into["contract"] = self._contract[contract]
+        if plain:
+            into["series"] = self._slots.number_of(self._contract[contract], key)
+            into["pair"] = self._pairs.setdefault((self._contract[contract], *key.pair), len(self._pairs))
+        where = message.wire.points[number]
+        keys = self._keys.setdefault(message.wire.origin(int(where["metric"])), {})
+        before = len(keys)
+        keys[message.wire.body[where["key_begin"] : where["key_end"]]] = row
+        self._key_count += len(keys) - before
+
+    def forget_gone(self, contract: str) -> None:
+        """Leave streams alone that are not remembered any more, or whose series is not."""
+        self._rows.unload(self._contract[contract])
+
+    def settle_series(self) -> None:
+        """Bring all series up to date, and say of all streams when they were heard of."""
+        self._slots.settle()
+        self._rows.tell_heard()
+
+    def settle(self) -> None:
+        """Bring all streams and series up to date."""
+        self._slots.settle()
+        self._rows.write_back()
+
+
+def prepare() -> None:
+    """Compile everything here, or read it from disk: seconds, or a fraction of one."""
+    request = ExportMetricsServiceRequest()
+    request.resource_metrics.add().scope_metrics.add().metrics.add().exponential_histogram.data_points.add()
+    wire = read_columns(request.SerializeToString())
+    assert wire is not None
+    layouts, rows = MessageLayouts(), np.full(1, -1)
+    layouts.learn(wire, rows)
+    layouts.rows_of(wire)
+    StreamColumns({}).fold(ColumnMessage(wire, rows, 1), {}, 0.0)
+
+
+def _has_other_layouts(wire: WireColumns) -> bool:
+    """Whether one of our quantities has explicit bounds: which layout a series has may depend on what comes first."""
+    return any(
+        not of["exponential"] and wire.name(metric).decode("utf-8", "replace") in DRIFT_NAMES
+        for metric, of in enumerate(wire.metrics)
+    )
+
+
+_NO_KEYS: Final[dict[bytes, int]] = {}

@@ -1,0 +1,138 @@
+"""Rows of streams: what each one's newest value said, as the fold needs it.
+
+A row mirrors one writer of a `PointStream`: the one that was heard last. While it is ahead of the stream it is `dirty`;
+`write_back` brings streams up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kc_otel.judge.columns.fold import ROW, SIDE, used_ends
+from kc_otel.judge.contract_state import ContractState, SeriesKey
+from kc_otel.judge.histograms import magnitude
+from kc_otel.judge.point_streams import LatestValue
+from kc_otel.judge.points import Point
+from kc_otel.stats import Buckets, ExponentialHistogram
+
+__all__ = ["StreamRows"]
+
+_SAID: Final = (
+    *("contract", "time", "heard", "scale", "count", "sum", "zero_count", "min", "max", "zero_threshold"),
+    *("positive_offset", "negative_offset"),
+)
+
+
+class StreamRows:
+    """The rows, and whose they are.
+
+    Args:
+        states: Where the streams are, by the number of their contract.
+
+    Attributes:
+        rows: What was said, but for the buckets: ROW [n].
+        buckets: Counts of the positive and of the negative buckets of each [n, 2, SIDE].
+        names: Digest and series of the stream of each row.
+    """
+
+    def __init__(self, states: Sequence[ContractState]) -> None:
+        self._states = states
+        self._row_of: dict[bytes, int] = {}
+        self.rows = np.zeros(64, ROW)
+        self.buckets = np.zeros((64, 2, SIDE), np.int64)
+        self.names: list[tuple[bytes, SeriesKey]] = []
+
+    def find(self, point: Point) -> int | None:
+        """The row of a point's stream; None where it has none."""
+        return self._row_of.get(point.stream)
+
+    def load(self, stream: bytes, key: SeriesKey, value: LatestValue, heard: float) -> tuple[int, bool]:
+        """A stream's row, with its newest value, and whether it may be folded into."""
+        row = self._row_of.get(stream)
+        if row is None:
+            row = self._row_of[stream] = len(self.names)
+            self.names.append((stream, key))
+            if row == self.rows.size:
+                self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+                self.buckets = np.concatenate([self.buckets, np.zeros_like(self.buckets)])
+        into, histogram = self.rows[row], value.histogram
+        into["loaded"] = into["dirty"] = 0
+        into["heard"] = heard
+        if not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed or value.doubted:
+            return row, False
+        positive, negative = histogram.positive, histogram.negative
+        if max(positive.counts.size, negative.counts.size) > SIDE:
+            return row, False
+        into["start"], into["time"], into["scale"] = value.start, value.time, histogram.scale
+        into["count"], into["zero_count"], into["sum"] = histogram.count, histogram.zero_count, histogram.sum
+        into["min"], into["max"] = histogram.minimum, histogram.maximum
+        into["zero_threshold"] = histogram.zero_threshold
+        into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
+        into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
+        self.buckets[row, 0, : positive.counts.size] = positive.counts
+        self.buckets[row, 1, : negative.counts.size] = negative.counts
+        into["least"], into["least_negative"] = _least(positive, histogram.scale), _least(negative, histogram.scale)
+        into["magnitude"] = magnitude(histogram)
+        into["loaded"] = 1
+        return row, True
+
+    def unload(self, contract: int) -> None:
+        """Fold no more into the rows of a contract whose streams or series are gone."""
+        state = self._states[contract]
+        for row in np.flatnonzero((self.rows["contract"] == contract) & (self.rows["loaded"] == 1)).tolist():
+            stream, key = self.names[row]
+            if stream not in state.streams:
+                self.rows[row]["loaded"] = self.rows[row]["dirty"] = 0
+            elif key not in state.series:
+                self.write_back(row)
+                self.rows[row]["loaded"] = 0
+
+    def tell_heard(self) -> None:
+        """Say in the streams when they were heard of last."""
+        dirty = np.flatnonzero(self.rows["dirty"])
+        for row, contract, heard in zip(
+            dirty.tolist(), self.rows["contract"][dirty].tolist(), self.rows["heard"][dirty].tolist(), strict=True
+        ):
+            self._states[contract].streams[self.names[row][0]].heard = heard
+
+    def write_back(self, only: int | None = None) -> None:
+        """Bring streams up to date: all, or that of one row."""
+        rows = np.flatnonzero(self.rows["dirty"]) if only is None else np.array([only])
+        rows = rows[self.rows["dirty"][rows] == 1]
+        self.rows["dirty"][rows] = 0
+        said = {name: self.rows[name][rows].tolist() for name in _SAID}
+        sides, zero = self.buckets.reshape(-1, SIDE), np.zeros_like(rows)
+        above = used_ends(sides, 2 * rows, zero, self.rows["positive_size"][rows]).tolist()
+        below = used_ends(sides, 2 * rows + 1, zero, self.rows["negative_size"][rows]).tolist()
+        for at, row in enumerate(rows.tolist()):
+            contract, time, heard, scale, count, sum, zeros, low, high, threshold, up, down = [
+                said[name][at] for name in _SAID
+            ]
+            (first, end), (first_below, end_below) = above[at], below[at]
+            positive, negative = self.buckets[row, 0, first:end], self.buckets[row, 1, first_below:end_below]
+            name, _ = self.names[row]
+            state = self._states[contract]
+            stream = state.streams[name]
+            latest = stream.writers[-1]
+            latest.time, stream.heard = time, heard
+            latest.histogram = ExponentialHistogram(
+                scale=scale,
+                count=count,
+                sum=sum,
+                zero_count=zeros,
+                positive=Buckets(up + first if end else 0, positive.copy()),
+                negative=Buckets(down + first_below if end_below else 0, negative.copy()),
+                minimum=low,
+                maximum=high,
+                zero_threshold=threshold,
+            )
+            state.changed_streams.add(name)
+
+
+def _least(side: Buckets, scale: int) -> float:
+    """The sum of |x| if every observation lay at the lower edge of the bucket below its own, as `sum_fits` has it."""
+    edges = np.exp2((np.arange(side.counts.size, dtype=np.float64) + (side.offset - 1)) * 2.0**-scale)
+    return float(edges @ side.counts)
