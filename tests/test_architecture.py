@@ -20,6 +20,7 @@ ORDER = (
     "charts",  # above serve and report, which show the same drawings
     "client",
     "offline",  # above serve: the evaluator checks the evidence of a gate, and the gate needs no evaluator
+    "diagnose",  # above serve and report, which say what it found
     "serve",
     "explain",
     "report",

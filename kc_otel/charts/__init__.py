@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from kc_otel.charts.chart import Chart, escaped, unit_word
+from kc_otel.charts.depth_chart import draw_depth
 from kc_otel.charts.distribution_chart import draw_distribution
 from kc_otel.charts.history_chart import draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
@@ -20,6 +21,7 @@ __all__ = [
     "Chart",
     "Marker",
     "chart_style",
+    "draw_depth",
     "draw_distribution",
     "draw_history",
     "draw_interval",

@@ -35,6 +35,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "rescore_command": ("rescore",),
         "operators_command": ("operators",),
     },
+    "Find the cause": {"locate_command": ("locate",)},
     "Run the evaluator": {
         "serve_command": ("serve",),
         "token_command": ("token",),

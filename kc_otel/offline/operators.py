@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +16,7 @@ from kc_otel.integrations.operators import CaseReport, OperatorPair
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.judge.verdicts import Evidence
 from kc_otel.offline.gate.recorded_verdicts import on_either_window, without_windows
+from kc_otel.offline.python_names import python_name
 from kc_otel.stats import Binned
 
 __all__ = ["COLUMNS", "as_json", "cells_of", "comparisons_in", "judge"]
@@ -43,19 +41,7 @@ def comparisons_in(target: str) -> list[OperatorPair]:
     Raises:
         ValueError: If there is no such file or name, or it is something else.
     """
-    path, colon, name = target.rpartition(":")
-    if not colon or not path or not name:
-        raise ValueError(f"{target}: write FILE.py:NAME, such as operators.py:comparisons")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ValueError(f"{path}: is no Python file; write FILE.py:NAME")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
-    sys.path.insert(0, str(Path(path).resolve().parent))  # its imports are those of a program beside it
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise ValueError(f"{path}: has no {name!r}; write the name of a list of OperatorPair, or of a function for one")
-    found = getattr(module, name)
+    found = python_name(target, "a list of OperatorPair, or of a function for one")
     found = list(found() if callable(found) else found)
     wrong = next((each for each in found if not isinstance(each, OperatorPair)), None)
     if wrong is not None or not found:

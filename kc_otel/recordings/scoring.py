@@ -22,7 +22,7 @@ from kc_otel.recordings.comparable import SUPPORTED, effective
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Scorer", "hf_scorer", "sampled_logprobs"]
+__all__ = ["Scorer", "hf_scorer", "processed", "sampled_logprobs"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -125,6 +125,15 @@ def sampled_logprobs(
         chosen = block.gather(-1, token_ids[start : start + step, None].to(block.device)).squeeze(-1)
         out[start : start + step] = chosen - block.logsumexp(-1)
     return out
+
+
+def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> torch.Tensor:
+    """Logits [positions, vocabulary] after processing, -inf where nothing is sampled; may return its argument.
+
+    Raises:
+        ValueError: If the processing cannot be applied.
+    """
+    return _processed(logits, _checked(processing))
 
 
 def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:

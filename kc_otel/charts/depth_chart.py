@@ -1,0 +1,71 @@
+"""Relative error along the depth of a model, with noise floors and the boundary that was named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from kc_otel.charts.axes import log_axis
+from kc_otel.charts.chart import TOP, Chart, drawing, label, path, swatch, upward
+from kc_otel.contract.words import number
+
+__all__ = ["draw_depth"]
+
+_HEIGHT: Final = 240
+_LEAST: Final = 1e-9
+_KINDS: Final = ("c-line", "c-over", "c-other", "c-below", "c-limit", "c-event")
+
+
+def draw_depth(
+    title: str, names: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], marked: int | None = None
+) -> Chart:
+    """The chart of some quantities over the boundaries of a model, in the order of execution.
+
+    Args:
+        title: What is drawn.
+        names: Of the boundaries.
+        series: (what it is, value per boundary) of at most six; nan is left out, and what is below 1e-9 lies at the
+            bottom.
+        marked: Index of the boundary that is marked; None for none.
+
+    Raises:
+        ValueError: If there is no boundary, or there are more than six series.
+    """
+    if not names or len(series) > len(_KINDS):
+        raise ValueError(
+            f"names, series: {len(names)} boundaries and {len(series)} series; draw 1 or more and at most 6"
+        )
+    seen = [value for _, values in series for value in values if math.isfinite(value) and value > _LEAST]
+    axis = log_axis(min(seen, default=1e-6) / 2, max(seen, default=1.0) * 2)
+    step = 1000 / len(names)
+    plot, key = [], []
+    for kind, (name, values) in zip(_KINDS, series, strict=False):
+        points = [
+            (step * (index + 0.5), _HEIGHT * (1 - axis.at(max(value, axis.low))))
+            for index, value in enumerate(values)
+            if not math.isnan(value)
+        ]
+        if points:
+            plot.append(path(kind, points))
+            key.append((swatch(kind), name))
+    above = []
+    if marked is not None:
+        at = step * (marked + 0.5)
+        plot.append(path("c-limit", [(at, 0.0), (at, float(_HEIGHT))]))
+        anchor = "end" if at > 800 else "start" if at < 200 else "middle"
+        above.append(label(names[marked], f"{at / 10:.2f}%", TOP - 4, anchor=anchor, kind="c-limit-text"))
+    every = max(1, math.ceil(len(names) / 6))
+    above += [
+        label(names[index], f"{step * (index + 0.5) / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle")
+        for index in range(0, len(names), every)
+    ]
+    said = f"{len(names)} boundaries in the order of execution."
+    if marked is not None:
+        said += f" Marked: {names[marked]}."
+    rows = tuple(
+        (step * (index + 0.5), (name, *(number(values[index]) for _, values in series)))
+        for index, name in enumerate(names)
+    )
+    svg = drawing(_HEIGHT, title, said, upward(axis, _HEIGHT, "relative error"), plot, above)
+    return Chart(svg=svg, text=said, key=tuple(key), columns=("boundary", *(name for name, _ in series)), rows=rows)

@@ -1,0 +1,187 @@
+"""Which boundaries differ by more than noise: exact tests over sequences, corrected for how many boundaries there are.
+
+A sequence is the independent unit; tokens of one are not. At each boundary a sequence either differs by more than
+`MARGIN` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
+sequences do (Clopper-Pearson), after Holm over the boundaries. The floor is the largest that any sequence showed, so
+that a kernel which is only as noisy as itself is never named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.stats import Binned, Interval, fraction_interval, holm, quantile_interval
+
+__all__ = [
+    "LEAST_FLOOR",
+    "MARGIN",
+    "SHARE",
+    "BoundaryDrift",
+    "Measured",
+    "boundary_drift",
+    "exceedances",
+    "least_sequences",
+]
+
+MARGIN: Final = 2.0
+"""How many times the floor a sequence has to differ by."""
+SHARE: Final = 0.1
+"""Share of sequences that may do so at a boundary where nothing is wrong."""
+LEAST_FLOOR: Final = 2e-6
+"""Relative error of fp32 sums in another order: nothing below it is ever named."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryDrift:
+    """What was measured at one boundary.
+
+    Attributes:
+        boundary: Where.
+        local: Relative error of the inference kernel's operator given the training kernel's inputs, median over
+            sequences with its interval; nan where it could not be given these.
+        drift: Relative difference of the two kernels as they ran, everything upstream included; likewise.
+        floor: Noise floor that was held against, relative.
+        train_noise: The training kernel against itself in other batches: the largest of any sequence.
+        inference_noise: The inference kernel likewise.
+        precision: Error of the training kernel's own operator in the inference kernel's number format, likewise; nan
+            where that was not measured.
+        prefill: Median drift over the prompts' tokens; nan without.
+        decode: Median drift over the completions' tokens; nan without.
+        above: Share of sequences beyond `MARGIN` times the floor, with its interval at the corrected level.
+        is_above: Whether the boundary is above noise.
+    """
+
+    boundary: Boundary
+    local: Interval
+    drift: Interval
+    floor: float
+    train_noise: float
+    inference_noise: float
+    precision: float
+    prefill: float
+    decode: float
+    above: Interval
+    is_above: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Relative errors at one boundary, float64 [sequences] each; nan where one was not measured.
+
+    Attributes:
+        local: Of the operator alone.
+        drift: Of all up to there.
+        train_noise: Of the training kernel against itself.
+        inference_noise: Of the inference kernel against itself.
+        precision: Of the training kernel in the inference kernel's number format.
+        prefill: `drift` over the prompt's tokens.
+        decode: `drift` over the completion's tokens.
+    """
+
+    local: NDArray[np.float64]
+    drift: NDArray[np.float64]
+    train_noise: NDArray[np.float64]
+    inference_noise: NDArray[np.float64]
+    precision: NDArray[np.float64]
+    prefill: NDArray[np.float64]
+    decode: NDArray[np.float64]
+
+
+def least_sequences(boundaries: int, alpha: float) -> int:
+    """Sequences without which no boundary could be named, were all of them beyond the floor.
+
+    >>> least_sequences(50, 0.01)
+    4
+    """
+    return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(SHARE))
+
+
+def boundary_drift(
+    measured: Mapping[Boundary, Measured], alpha: float, *, rounding: float = 0.0
+) -> tuple[BoundaryDrift, ...]:
+    """What each boundary showed, in the order given.
+
+    Args:
+        measured: Relative errors by boundary, in the order of execution; equally many sequences everywhere.
+        alpha: Chance that any boundary is named although none is above noise.
+        rounding: Relative error of writing a value in the inference kernel's number format: no floor is below it.
+
+    Raises:
+        ValueError: If there is no boundary, or alpha is not in (0, 1).
+    """
+    if not measured:
+        raise ValueError("no boundary was measured; the two kernels share no operator by name")
+    rows = []
+    for boundary, each in measured.items():
+        noise = [_largest(values) for values in (each.train_noise, each.inference_noise, each.precision)]
+        floor = max([LEAST_FLOOR, rounding, *(one for one in noise if math.isfinite(one))])
+        judged = each.drift if np.isnan(each.local).all() else each.local
+        rows.append((boundary, each, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * floor))
+    tests = holm([_p_value(beyond) for *_, beyond in rows], alpha)
+    return tuple(
+        BoundaryDrift(
+            boundary=boundary,
+            local=_median(each.local, alpha),
+            drift=_median(each.drift, alpha),
+            floor=floor,
+            train_noise=noise[0],
+            inference_noise=noise[1],
+            precision=noise[2],
+            prefill=_middle(each.prefill),
+            decode=_middle(each.decode),
+            above=_share(beyond, tests.level),
+            is_above=failed,
+        )
+        for (boundary, each, noise, floor, beyond), failed in zip(rows, tests.failed, strict=True)
+    )
+
+
+def exceedances(values: Mapping[Boundary, tuple[NDArray[np.float64], float]], alpha: float) -> dict[Boundary, Interval]:
+    """Boundaries whose values [sequences] are surely above their floor, and the share of sequences, as above.
+
+    Args:
+        values: By boundary, the values and the floor.
+        alpha: Chance that any is named although none is above.
+    """
+    beyond = {key: np.nan_to_num(each, nan=0.0) > MARGIN * floor for key, (each, floor) in values.items()}
+    tests = holm([_p_value(each) for each in beyond.values()], alpha)
+    return {
+        key: _share(each, tests.level)
+        for (key, each), failed in zip(beyond.items(), tests.failed, strict=True)
+        if failed
+    }
+
+
+def _share(beyond: NDArray[np.bool_], level: float) -> Interval:
+    sample = Binned.of_samples(beyond.astype(np.float64))
+    return fraction_interval(sample, 0.5, alpha_lower=level, alpha_upper=level)
+
+
+def _p_value(beyond: NDArray[np.bool_]) -> float:
+    """P(Bin(n, SHARE) >= k), k the sequences beyond."""
+    n, k = beyond.size, int(beyond.sum())
+    return float(min(1.0, sum(math.comb(n, i) * SHARE**i * (1 - SHARE) ** (n - i) for i in range(k, n + 1))))
+
+
+def _median(values: NDArray[np.float64], alpha: float) -> Interval:
+    known: Sequence[float] | NDArray[np.float64] = values[~np.isnan(values)]
+    # An order statistic is one also where some values are infinite: the largest finite number stands for them.
+    sample = Binned.of_samples(np.minimum(known, np.finfo(np.float64).max))
+    return quantile_interval(sample, 0.5, alpha_lower=alpha / 2, alpha_upper=alpha / 2)
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else math.nan
+
+
+def _middle(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else math.nan

@@ -1,0 +1,133 @@
+"""Boundaries: where an operator of a model hands its output on, by one name for every program that runs the model.
+
+A trainer's module tree, Hugging Face's and vLLM's call the same operator by other names. Here it is a layer and an
+operator, found from the end of a module's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["FUSED", "INPUT_OF", "Boundary", "boundaries_of", "by_operator"]
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.+))?$")
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "embedding": ("embed_tokens", "wte", "embed", "tok_embeddings", "word_embeddings"),
+    "position_embedding": ("wpe",),
+    "attention_norm": ("input_layernorm", "ln_1", "norm_attention", "norm1", "attention_norm"),
+    "mlp_norm": ("post_attention_layernorm", "ln_2", "norm_mlp", "norm2", "ffn_norm"),
+    "final_norm": ("norm", "ln_f", "final_norm"),
+    "q_norm": ("q_norm",),
+    "k_norm": ("k_norm",),
+    "q_proj": ("q_proj", "wq"),
+    "k_proj": ("k_proj", "wk"),
+    "v_proj": ("v_proj", "wv"),
+    "qkv_proj": ("qkv_proj", "qkv", "c_attn", "query_key_value"),
+    "rotary": ("rotary_emb", "rotary", "rope"),
+    "kv_cache": ("kv_cache", "cache"),
+    "attention": ("self_attn.attn", "attention_core"),
+    "o_proj": ("o_proj", "wo", "out_proj", "attn.c_proj", "out"),
+    "router": ("mlp.gate", "router", "block_sparse_moe.gate", "mlp.router"),
+    "experts": ("experts",),
+    "gate_proj": ("gate_proj", "w1"),
+    "up_proj": ("up_proj", "up", "c_fc", "fc1", "w3"),
+    "gate_up_proj": ("gate_up_proj",),
+    "down_proj": ("down_proj", "down", "mlp.c_proj", "fc2", "w2"),
+    "head": ("lm_head", "head", "output"),
+}
+_OPERATOR_OF: Final = {name: operator for operator, names in _NAMES.items() for name in names}
+
+INPUT_OF: Final[Mapping[str, str]] = {"o_proj": "attention", "down_proj": "activation"}
+"""What the input of an operator is the output of: attention and the activation are functions, not modules, in many."""
+
+FUSED: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Products that an inference kernel does at once, and what a training kernel has instead, in the order of features."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Boundary:
+    """An operator's output.
+
+    >>> str(Boundary(3, "down_proj")), str(Boundary(None, "head"))
+    ('layer 3, down_proj', 'head')
+
+    Attributes:
+        layer: Number of the layer, from 0; None for what is before or after the layers.
+        operator: The operator, by the names of this module; a module's own name where it has no other.
+        part: Which of its outputs, in the order in which they come: rotary embeddings return queries and keys.
+    """
+
+    layer: int | None
+    operator: str
+    part: int = 0
+
+    def __str__(self) -> str:
+        named = self.operator + (f" (output {self.part + 1})" if self.part else "")
+        return named if self.layer is None else f"layer {self.layer}, {named}"
+
+
+def by_operator(boundaries: Iterable[Boundary]) -> dict[str, list[Boundary]]:
+    """Boundaries of one operator together, by a name that says its layers.
+
+    >>> list(by_operator([Boundary(0, "o_proj"), Boundary(1, "o_proj"), Boundary(3, "o_proj"), Boundary(None, "head")]))
+    ['o_proj in layers 0-1, 3', 'head']
+    """
+    found: dict[str, list[Boundary]] = {}
+    for each in boundaries:
+        found.setdefault(each.operator, []).append(each)
+    return {_with_layers(operator, group): group for operator, group in found.items()}
+
+
+def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
+    layers = sorted({each.layer for each in group if each.layer is not None})
+    if not layers:
+        return operator
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    said = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{operator} in layer{'s' if len(layers) > 1 else ''} {said}"
+
+
+def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
+    """The boundary of each module that is one, by the module's name.
+
+    What has a name of the table is one, and so is every leaf with parameters. Where two modules would have the same
+    name, as experts do, each keeps its path within the layer.
+
+    >>> found = boundaries_of([("model.layers.0.self_attn.q_proj", True), ("model.layers.0.self_attn", False)])
+    >>> {name: str(each) for name, each in found.items()}
+    {'model.layers.0.self_attn.q_proj': 'layer 0, q_proj'}
+
+    Args:
+        modules: (dotted name, whether it is a leaf with parameters) of each module.
+    """
+    found: dict[str, tuple[int | None, str, str]] = {}
+    for name, is_leaf in modules:
+        matched = _LAYER.search(name)
+        layer, path = (int(matched[1]), matched[2] or "") if matched else (None, name)
+        if matched and not path:
+            found[name] = (layer, "block", path)
+            continue
+        tail = path.split(".")
+        operator = _OPERATOR_OF.get(".".join(tail[-2:])) or _OPERATOR_OF.get(tail[-1])
+        # A gate or norm named like a top-level one has another meaning inside of a layer, and the reverse.
+        if operator == "final_norm" and layer is not None:
+            operator = None
+        if operator is not None or (is_leaf and name):
+            found[name] = (layer, operator or path, path)
+    times = Counter((layer, operator) for layer, operator, _ in found.values())
+    return {
+        name: Boundary(layer, operator if times[layer, operator] == 1 else path or operator)
+        for name, (layer, operator, path) in found.items()
+    }

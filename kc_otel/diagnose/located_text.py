@@ -1,0 +1,141 @@
+"""What locating found as lines of text, and as a picture of drift along depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from kc_otel.charts import Chart, draw_depth
+from kc_otel.contract.words import number
+from kc_otel.diagnose.above_noise import BoundaryDrift
+from kc_otel.diagnose.boundaries import by_operator
+from kc_otel.diagnose.located import OPERATORS, Finding, Located
+from kc_otel.diagnose.shares import ComponentShare, Shares
+
+__all__ = ["HEADER", "depth_chart", "located_lines", "rows_of"]
+
+HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
+_SHOWN: Final = 12
+
+
+def located_lines(located: Located) -> Iterator[str]:
+    """The answer, its evidence and what a reader has to know, a line each."""
+    yield (
+        f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
+        f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
+    )
+    first = located.first
+    if first is None or located.culprit is None:
+        yield "no culprit: no boundary is above noise"
+    else:
+        yield f"culprit: {finding_name(located.culprit)}"
+        yield f"  {located.culprit.sentence}"
+        if located.shares:
+            largest = located.shares[0].components[0]
+            yield f"  {_share(largest)} of {located.metric} on {located.slice} comes from {largest.name}"
+        if first is not located.culprit:
+            yield f"first divergence: {finding_name(first)}"
+            yield f"  {first.sentence}"
+        others = [each for each in located.findings if each is not first and each is not located.culprit]
+        for each in others:
+            if each.kind not in {"drift", "batch"}:
+                yield f"also: {finding_name(each)}: {each.sentence}"
+        for kind, said in (("drift", "above noise"), ("batch", "depends on the batch")):
+            if named := by_operator(each.boundary for each in others if each.kind == kind):
+                yield f"also {said}: {'; '.join(named)}"
+    for index, shares in enumerate(located.shares):
+        yield from _share_lines(located, shares, layers=bool(index))
+    yield ""
+    yield from _table(located)
+    for note in located.notes:
+        yield f"note: {note}"
+
+
+def finding_name(finding: Finding) -> str:
+    """Boundary, in words where they are others, and module."""
+    words = OPERATORS.get(finding.boundary.operator, finding.boundary.operator)
+    said = str(finding.boundary) if words == finding.boundary.operator else f"{finding.boundary} ({words})"
+    kind = ", depends on the batch" if finding.kind == "batch" else ""
+    return f"{said}{kind}" + (f", module {finding.module}" if finding.module else "")
+
+
+def rows_of(located: Located) -> list[tuple[str, ...]]:
+    """A row for each boundary, as `HEADER` says, in the order of execution."""
+    return [
+        (
+            str(each.boundary),
+            _number(each.local.estimate),
+            _number(each.drift.estimate),
+            number(each.floor),
+            _number(each.prefill),
+            _number(each.decode),
+            f"{100 * each.above.estimate:.0f} %{' *' if each.is_above else ''}",
+        )
+        for each in located.boundaries
+    ]
+
+
+def depth_chart(located: Located) -> Chart:
+    """Drift along depth: own errors, drift, both noise floors and rounding; the culprit is marked."""
+    rows = located.boundaries
+    culprit = located.culprit
+    marked = next((i for i, each in enumerate(rows) if culprit and each.boundary == culprit.boundary), None)
+    series = [
+        ("own error, on the training kernel's inputs", [each.local.estimate for each in rows]),
+        ("drift, as they run: completions", [_either(each.decode, each.drift.estimate) for each in rows]),
+        ("drift, as they run: prompts", [each.prefill for each in rows]),
+        ("training kernel against itself", [each.train_noise for each in rows]),
+        ("inference kernel against itself", [each.inference_noise for each in rows]),
+        ("rounding to the inference kernel's number format", [each.precision for each in rows]),
+    ]
+    return draw_depth(
+        f"Drift along depth, slice {located.slice}", [str(each.boundary) for each in rows], series, marked
+    )
+
+
+def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
+    amount = f"{number(shares.whole)} of {number(located.observed)} observed"
+    yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
+    for each in shares.components:
+        yield (
+            f"  {_share(each):>15}  {each.name}  (alone {_percent(each.alone)} %, "
+            f"swapped out {_percent(each.without)} %)"
+        )
+    if len(shares.components) > 1:
+        yield f"  {_percent(shares.interaction)} % is interaction: beyond the sum of each alone"
+
+
+def _table(located: Located) -> Iterator[str]:
+    rows = located.boundaries
+    if not rows:
+        return
+    cells = rows_of(located)
+    ranked = sorted(range(len(rows)), key=lambda index: -_over(rows[index]))
+    shown = sorted(ranked[:_SHOWN])
+    widths = [max(len(row[column]) for row in [HEADER, *(cells[i] for i in shown)]) for column in range(len(HEADER))]
+    for row in [HEADER, *(cells[index] for index in shown)]:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if len(rows) > len(shown):
+        yield f"... and {len(rows) - len(shown)} that are nearer to their floor; all are in --json and --html"
+
+
+def _over(row: BoundaryDrift) -> float:
+    return _either(row.local.estimate, row.drift.estimate) / row.floor
+
+
+def _either(value: float, other: float) -> float:
+    return other if math.isnan(value) else value
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else number(value)
+
+
+def _share(component: ComponentShare) -> str:
+    share = component.share
+    return f"{_percent(share.estimate)} % [{_percent(share.lower)}, {_percent(share.upper)}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"

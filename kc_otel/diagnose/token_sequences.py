@@ -1,0 +1,135 @@
+"""Sequences that kernels are run on: tokens from a recording, a spool or JSON lines, of one slice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.recordings import load_recording
+from kc_otel.recordings.spool import SpoolReader
+
+__all__ = ["TokenSequence", "read_sequences"]
+
+_PROMPT: Final = ("prompt_ids", "prompt_token_ids")
+_TOKENS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
+_MOST_SPOOLED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """One sequence.
+
+    Attributes:
+        token_ids: Prompt and completion, at least two tokens.
+        prompt_tokens: How many of them are the prompt's.
+        attributes: What its slices are made of.
+        messages: The conversation that the prompt was made of, {role, content} each; empty where that is unknown.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_tokens: int = 0
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] = ()
+
+
+def read_sequences(
+    path: Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
+) -> tuple[TokenSequence, ...]:
+    """Sequences of a file, those of one slice.
+
+    JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; every other file is read as
+    a recording with token ids.
+
+    Args:
+        path: The file.
+        contract: Says what its slices are.
+        slice: Which of them; `all` for every sequence.
+        most: Sequences that are taken, the first of the file.
+
+    Raises:
+        ValueError: If the file cannot be used, the slice is unknown, or no sequence is in it.
+    """
+    if contract is not None and slice != ALL and slice not in contract.slices:
+        known = ", ".join((ALL, *contract.slices))
+        raise ValueError(f"--slice: {slice!r} is not a slice of the contract; there are {known}")
+    rows = _spooled(path) if _is_spool(path) else _json_rows(path) if path.suffix == ".jsonl" else _recorded(path)
+    wanted = (each for each in rows if contract is None or slice == ALL or _is_in(contract, slice, each))
+    found = [each for each, _ in zip(wanted, range(most), strict=False)]
+    if not found:
+        raise ValueError(f"{path}: has no sequence of {slice}; sequences need the attributes that decide the slice")
+    return tuple(found)
+
+
+def _is_in(contract: Contract, slice: str, sequence: TokenSequence) -> bool:
+    return slice in contract.slices_of(sequence.attributes)
+
+
+def _json_rows(path: Path) -> Iterator[TokenSequence]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: is no JSON ({error}); write one object per line") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: is no object; write {{'prompt_ids': [...], 'token_ids': [...]}}")  # noqa: TRY004 - a wrong file
+            prompt = _ids(row, _PROMPT, where, needed=False)
+            tokens = _ids(row, _TOKENS, where, needed=True)
+            yield _sequence(where, prompt, tokens, row)
+
+
+def _sequence(where: str, prompt: Sequence[int], tokens: Sequence[int], row: Mapping[str, Any]) -> TokenSequence:
+    ids = (*prompt, *tokens)
+    if len(ids) < 2:
+        raise ValueError(f"{where}: token_ids: {len(ids)} tokens; a sequence needs two")
+    attributes = row.get("attributes") or {}
+    messages = row.get("messages") or ()
+    if not isinstance(attributes, Mapping):
+        raise ValueError(f"{where}: attributes: {type(attributes).__name__} is no object")  # noqa: TRY004 - a wrong file
+    if not isinstance(messages, Sequence) or not all(isinstance(each, Mapping) for each in messages):
+        raise ValueError(f"{where}: messages: write a list of {{'role': ..., 'content': ...}}")
+    return TokenSequence(ids, len(prompt), attributes, tuple(messages))
+
+
+def _ids(row: Mapping[str, Any], names: Sequence[str], where: str, *, needed: bool) -> list[int]:
+    name = next((name for name in names if row.get(name) is not None), None)
+    if name is None:
+        if needed:
+            raise ValueError(f"{where}: has no {names[0]}; write the tokens' ids as a list")
+        return []
+    ids = row[name]
+    if not isinstance(ids, list) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids
+    ):
+        raise ValueError(f"{where}: {name}: is no list of whole numbers from 0")
+    return ids
+
+
+def _is_spool(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return opened.read(16) == b"SQLite format 3\0"
+
+
+def _spooled(path: Path) -> Iterator[TokenSequence]:
+    with SpoolReader(path) as spool:  # nothing is confirmed, so that everything stays for rescoring
+        for _, each in spool.take(_MOST_SPOOLED):
+            ids = (*each.prompt_ids.tolist(), *each.token_ids.tolist())
+            if len(ids) > 1:
+                yield TokenSequence(ids, len(each.prompt_ids), each.attributes)
+
+
+def _recorded(path: Path) -> Iterator[TokenSequence]:
+    recording = load_recording(path)
+    if recording.token_ids is None:
+        raise ValueError(f"{path}: has no token_ids; record them, or give JSON lines with prompt_ids and token_ids")
+    for start, length, attributes in zip(recording.starts, recording.lengths, recording.attributes, strict=True):
+        if length > 1:
+            yield TokenSequence(tuple(recording.token_ids[start : start + length].tolist()), 0, attributes)

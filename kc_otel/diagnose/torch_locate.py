@@ -1,0 +1,310 @@
+"""`locate` for two torch kernels: tokens, shapes, weights, operators, batches and sampler, in that order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel._extras import extra
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.words import number
+from kc_otel.diagnose.above_noise import (
+    LEAST_FLOOR,
+    MARGIN,
+    SHARE,
+    BoundaryDrift,
+    boundary_drift,
+    exceedances,
+    least_sequences,
+)
+from kc_otel.diagnose.boundaries import Boundary, by_operator
+from kc_otel.diagnose.located import Finding, Located, NotComparableError
+from kc_otel.diagnose.shares import Shares, shares_of
+from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.torch_measure import SAMPLER, PairMeasurement, kernel_in, measure_pair
+from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
+from kc_otel.diagnose.torch_weights import TensorDifference, tensor_differences
+
+with extra("torch", "locating in a torch module"):
+    import torch
+
+__all__ = ["locate"]
+
+_TOKENS: Final = Boundary(None, "tokens")
+_MOST_COMPONENTS: Final = 12
+_WRITTEN: Final = 0.21
+"""Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
+_REST: Final = "everything else that is above noise"
+
+
+def locate(
+    contract: Contract,
+    train: TorchKernel,
+    inference: TorchKernel,
+    sequences: Sequence[TokenSequence],
+    *,
+    slice: str = "all",
+    clause: Clause | None = None,
+    shares: bool = True,
+    precision: str | None = None,
+) -> Located:
+    """Which operator of the inference kernel differs from the training kernel's by more than noise.
+
+    Args:
+        contract: Names the kernels' number formats and the confidence.
+        train: The training kernel.
+        inference: The inference kernel.
+        sequences: What both are run on; independent of each other.
+        slice: The slice that they are of, for the text.
+        clause: The clause that fails; decides what shares are shares of: the fraction of tokens above its threshold
+            for `abs_log_ratio`, mean total variation otherwise.
+        shares: Whether the drift is divided among what is above noise.
+        precision: Number format whose rounding is no fault; None for the inference kernel's own.
+
+    Raises:
+        NotComparableError: If the kernels are not the same checkpoint or have not the same layers and shapes.
+        ValueError: If a sequence has tokens that a kernel does not know, or the number format is unknown.
+    """
+    began = time.monotonic()
+    alpha = 1.0 - contract.observability.confidence
+    _known_tokens(train, inference, sequences)
+    weights = tensor_differences(train, inference)
+    findings, tokens_differ = _token_findings(train, inference, sequences)
+    wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
+    rounded = kernel_in(train, wanted) if wanted != train.dtype else None
+    measurement = measure_pair(train, inference, sequences, precision=rounded)
+    rounding = _WRITTEN * torch.finfo(wanted).eps if rounded else 0.0
+    rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
+    notes = list(_notes(measurement, rows, weights, len(sequences), alpha))
+    if rounded is None and wanted != train.dtype:
+        notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
+    findings += _shape_findings(measurement, inference)
+    modules = {each: name for name, each in inference.named.items()}
+    findings += [_drift_finding(row, modules, weights) for row in rows if row.is_above]
+    findings += _batch_findings(measurement, modules, alpha / 2)
+    found: tuple[Shares, ...] = ()
+    culprit = findings[0] if findings else None
+    metric, per_token, observed = *_metric(clause), float("nan")
+    above = [row.boundary for row in rows if row.is_above]
+    forwards = measurement.forwards
+    if tokens_differ:
+        notes.append("operators are compared on the training kernel's tokens")
+    if shares and any(each.kind == "shape" for each in findings):
+        notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
+    elif shares and above:
+        found, observed, largest = _divide(train, inference, sequences, above, per_token, alpha)
+        forwards += (sum(each.evaluations for each in found) + 3) * len(sequences)
+        notes += _share_notes(found[0], observed)
+        if culprit is not None and culprit.kind not in {"tokens", "shape"}:
+            culprit = next(each for each in findings if each.boundary == largest and each.kind != "batch")
+    return Located(
+        contract=contract.metadata.name,
+        slice=slice,
+        metric=metric,
+        sequences=len(sequences),
+        tokens=measurement.tokens,
+        boundaries=rows,
+        findings=tuple(findings),
+        culprit=culprit,
+        shares=found,
+        observed=observed,
+        notes=tuple(notes),
+        forwards=forwards,
+        seconds=time.monotonic() - began,
+        confidence=contract.observability.confidence,
+    )
+
+
+def _known_tokens(train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]) -> None:
+    """Refuse tokens that an embedding has no row for."""
+    embedding = Boundary(None, "embedding")
+    for side in (train, inference):
+        name = next((name for name, each in side.named.items() if each == embedding), None)
+        rows = getattr(side.module.get_submodule(name), "num_embeddings", None) if name else None
+        for number_, each in enumerate(sequences):
+            if rows is not None and max(each.token_ids) >= rows:
+                token = max(each.token_ids)
+                raise ValueError(
+                    f"sequence {number_}: token {token} is beyond the vocabulary of {rows}; is the tokenizer other?"
+                )
+
+
+def _dtype(name: str | None, inference: TorchKernel) -> torch.dtype:
+    """The number format whose rounding is allowed: that of the contract where it is a plain one, or the kernel's."""
+    if name is None:
+        return inference.dtype
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if isinstance(found, torch.dtype):
+        return found if found.is_floating_point and found.itemsize > 1 else torch.bfloat16
+    if name.startswith(("fp8", "int", "awq", "gptq", "w8", "w4", "float8", "nvfp4", "mxfp4")):
+        return torch.bfloat16  # what quantised kernels compute and hand on in
+    raise ValueError(f"kernels.inference.dtype: {name!r} is no number format of torch; give one with --precision")
+
+
+def _metric(clause: Clause | None) -> tuple[str, PerToken]:
+    if clause is not None and clause.metric == "abs_log_ratio":
+        statistic = clause.parsed_statistic
+        if statistic.kind == "fraction":
+            above = statistic.argument
+            return f"tokens with |log ratio| above {number(above)}", lambda p, q, t: (
+                token_log_ratio(p, q, t) > above
+            ).float()
+        return "mean |log ratio|", token_log_ratio
+    return "tv_token", token_tv
+
+
+def _token_findings(
+    train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]
+) -> tuple[list[Finding], bool]:
+    """Prompts that the two sides make other tokens of."""
+    other = []
+    for each in sequences:
+        if not each.messages or (train.encode is None and inference.encode is None):
+            continue
+        recorded = each.token_ids[: each.prompt_tokens]
+        sides = [tuple(side.encode(each.messages)) if side.encode else recorded for side in (train, inference)]
+        if sides[0] != sides[1]:
+            other.append(sides)
+    if not other:
+        return [], False
+    ours, theirs = other[0]
+    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    sentence = (
+        f"{len(other)} of {len(sequences)} prompts become other tokens: the first from token {place} on, "
+        f"{list(ours[place : place + 4])} in training and {list(theirs[place : place + 4])} in inference; "
+        "compare the tokenizer and the chat template"
+    )
+    return [Finding("tokens", _TOKENS, "", sentence)], True
+
+
+def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> list[Finding]:
+    """A head with another vocabulary; anything else of another shape is another model."""
+    shapes = [(each.boundary, each.features) for each in measurement.missing if each.features]
+    head = Boundary(None, "head")
+    for boundary, (ours, theirs) in shapes:
+        if boundary != head:
+            raise NotComparableError(
+                f"{boundary} has {ours} features in training and {theirs} in inference: "
+                "the kernels are not the same checkpoint; give both the same"
+            )
+    module = next((name for name, each in inference.named.items() if each == head), "")
+    return [
+        Finding("shape", head, module, f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut")
+        for _, (ours, theirs) in shapes
+    ]
+
+
+def _drift_finding(
+    row: BoundaryDrift, modules: Mapping[Boundary, str], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
+) -> Finding:
+    key = Boundary(row.boundary.layer, row.boundary.operator)
+    if row.boundary == SAMPLER:
+        sentence = f"sampling parameters make other distributions of the same logits: TV {number(row.local.estimate)}"
+        return Finding("sampler", row.boundary, "", sentence)
+    differing = [each for each in weights.get(key, ()) if each.relative > MARGIN * max(each.rounding, LEAST_FLOOR)]
+    error = row.local if row.local.samples else row.drift
+    sentence = (
+        f"relative error {number(error.estimate)} [{number(error.lower)}, {number(error.upper)}] on the training "
+        f"kernel's inputs, {number(error.estimate / row.floor)} times the noise floor"
+    )
+    if differing:
+        sentence += f"; tensor {differing[0].name} differs by {number(100 * differing[0].relative)} %"
+    return Finding("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))
+
+
+def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float) -> list[Finding]:
+    """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
+    floors = {key: max(LEAST_FLOOR, _most(allowed)) for key, (_, allowed) in measurement.own_noise.items()}
+    noisy = exceedances({key: (own, floors[key]) for key, (own, _) in measurement.own_noise.items()}, alpha)
+    found = []
+    for key, share in noisy.items():
+        own = float(np.nanmedian(measurement.own_noise[key][0]))
+        sentence = (
+            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
+            f"{MARGIN:g} times what the training kernel's do (floor {number(floors[key])}, median {number(own)})"
+        )
+        found.append(Finding("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
+    return found
+
+
+def _most(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else 0.0
+
+
+def _divide(
+    train: TorchKernel,
+    inference: TorchKernel,
+    sequences: Sequence[TokenSequence],
+    above: Sequence[Boundary],
+    per_token: PerToken,
+    alpha: float,
+) -> tuple[tuple[Shares, ...], float, Boundary]:
+    """Shares of what is above noise, the observed drift, and the boundary with the largest share.
+
+    Where boundaries are many, operators are divided first, and then the layers of the operator with the largest share.
+    """
+    with_errors, ran = token_drift(train, inference, sequences, per_token)
+
+    def divided(groups: Mapping[str, Sequence[Boundary]]) -> Shares:
+        names = list(groups)
+        return shares_of(
+            names,
+            lambda put_in: with_errors(frozenset(each for index in put_in for each in groups[names[index]])),
+            alpha=alpha,
+        )
+
+    single = {str(each): [each] for each in above}
+    if len(above) <= _MOST_COMPONENTS:
+        first = divided(single)
+        return (first,), float(ran.mean()), single[first.components[0].name][0]
+    groups = by_operator(above)
+    first = divided(groups)
+    largest = groups[first.components[0].name]
+    runs = [each.tolist() for each in np.array_split(np.arange(len(largest)), min(len(largest), _MOST_COMPONENTS))]
+    layers = {name: part for run in runs for name, part in by_operator(largest[index] for index in run).items()}
+    second = divided({**layers, _REST: [each for each in above if each not in largest]})
+    most = next(each.name for each in second.components if each.name != _REST)
+    return (first, second), float(ran.mean()), layers[most][0]
+
+
+def _share_notes(shares: Shares, observed: float) -> list[str]:
+    explained = shares.whole / observed if observed else 0.0
+    rough = "" if 0.8 <= explained <= 1.25 else ": errors are too large to be put in one by one, so shares are rough"
+    return [
+        f"what is above noise, swapped in, makes {number(100 * explained)} % of the drift that was observed{rough}",
+        "swapped in is an operator's error as it is on the training kernel's inputs, whatever else is swapped in",
+    ]
+
+
+def _notes(
+    measurement: PairMeasurement,
+    rows: Sequence[BoundaryDrift],
+    weights: Mapping[Boundary, tuple[TensorDifference, ...]],
+    sequences: int,
+    alpha: float,
+) -> Sequence[str]:
+    notes = []
+    if sequences < (least := least_sequences(2 * len(rows), alpha)):
+        notes.append(f"{sequences} sequences cannot name anything at {len(rows)} boundaries: give {least} or more")
+    if not any(weights.values()):
+        notes.append("the kernels have no parameters in common: that they are one checkpoint was not verified")
+    absent = {
+        side: by_operator(each.boundary for each in measurement.missing if each.side == side)
+        for side in ("inference", "training")
+    }
+    notes += [
+        f"the {side} kernel has none of these, so they count to the next that both have: {'; '.join(unseen)}"
+        for side, unseen in absent.items()
+        if unseen
+    ]
+    notes.append(
+        f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
+    )
+    return notes

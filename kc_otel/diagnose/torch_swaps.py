@@ -1,0 +1,107 @@
+"""Components swapped: the inference kernel's errors put into the training kernel's forward, and what that does.
+
+An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
+gives. Put in alone it is exact; of several at once each is taken as it was measured, though the inputs of those further
+down have changed by then. How much of the drift that leaves unexplained is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel._extras import extra
+from kc_otel.contract.slices import Scalar
+from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.torch_measure import SAMPLER, chunks_of
+from kc_otel.recordings.scoring import processed
+
+with extra("torch", "locating in a torch module"):
+    import torch
+
+__all__ = ["PerToken", "token_drift", "token_log_ratio", "token_tv"]
+
+PerToken = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From log-probabilities P and Q [tokens, vocabulary] and the tokens that came next [tokens], each token's drift."""
+
+
+def token_drift(
+    train: TorchKernel,
+    inference: TorchKernel,
+    sequences: Sequence[TokenSequence],
+    per_token: PerToken,
+    *,
+    batch_tokens: int = 4096,
+) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
+    """Drift of the next-token distribution with the errors of some operators put into the training kernel.
+
+    Args:
+        train: The training kernel.
+        inference: The inference kernel.
+        sequences: What both are run on.
+        per_token: What drift is.
+        batch_tokens: Tokens that are worked on at a time.
+
+    Returns:
+        A function from boundaries to the mean drift of each sequence, and that of the inference kernel as it runs.
+    """
+    chunks = []
+    whole = []
+    for chunk in chunks_of(sequences, batch_tokens):
+        ids = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in chunk]
+        together = [list(range(len(ids)))]
+        own, own_logits = train.run(ids, together)
+        forced, _ = inference.run(ids, together, replaced=own)
+        _, ran_logits = inference.run(ids, together, taken=False)
+        errors = {
+            key: [b.float() - a.float() for a, b in zip(own[key], forced[key], strict=True)]
+            for key in own
+            if key in forced and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
+        }
+        ours = [processed(each, train.sampling).log_softmax(-1) for each in own_logits]
+        starts = [max(each.prompt_tokens - 1, 0) for each in chunk]
+        chunks.append((ids, together, errors, ours, starts))
+        whole.append(_drifts(ours, ran_logits, ids, starts, inference.sampling, per_token))
+
+    def with_errors(boundaries: frozenset[Boundary]) -> NDArray[np.float64]:
+        found = []
+        for ids, together, errors, ours, starts in chunks:
+            added = {key: values for key, values in errors.items() if key in boundaries}
+            _, logits = train.run(ids, together, added=added, taken=False)
+            sampling = inference.sampling if SAMPLER in boundaries else train.sampling
+            found.append(_drifts(ours, logits, ids, starts, sampling, per_token))
+        return np.concatenate(found)
+
+    return with_errors, np.concatenate(whole)
+
+
+def _drifts(
+    ours: Sequence[torch.Tensor],
+    logits: Sequence[torch.Tensor],
+    ids: Sequence[torch.Tensor],
+    starts: Sequence[int],
+    sampling: Mapping[str, Scalar],
+    per_token: PerToken,
+) -> NDArray[np.float64]:
+    """Mean drift of each sequence over what follows its first `starts` + 1 tokens."""
+    found = []
+    for p, theirs, tokens, start in zip(ours, logits, ids, starts, strict=True):
+        q = processed(theirs, sampling).log_softmax(-1)
+        found.append(float(per_token(p[start:-1], q[start:-1], tokens[start + 1 :]).mean()))
+    return np.asarray(found)
+
+
+def token_tv(p: torch.Tensor, q: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Total variation of each token's distribution."""
+    return 0.5 * (p.exp() - q.exp()).abs().sum(-1)
+
+
+def token_log_ratio(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """|log P - log Q| of the tokens that came next, nats; at most 50, so that what is never sampled has a number."""
+    chosen = tokens[:, None]
+    ratio = (p.gather(1, chosen) - q.gather(1, chosen)).squeeze(1)
+    return ratio.abs().nan_to_num(nan=50.0, posinf=50.0).clamp(max=50.0)

@@ -1,0 +1,36 @@
+"""Modules of trainers, Hugging Face and engines have one name for one operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from kc_otel.diagnose.boundaries import Boundary, boundaries_of
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "operator"),
+    [
+        ("model.embed_tokens", None, "embedding"),
+        ("model.layers.11.input_layernorm", 11, "attention_norm"),
+        ("model.layers.11.self_attn.qkv_proj", 11, "qkv_proj"),
+        ("model.layers.0.self_attn.attn", 0, "attention"),
+        ("model.layers.0.mlp.gate", 0, "router"),
+        ("model.layers.0.mlp.gate_up_proj", 0, "gate_up_proj"),
+        ("model.norm", None, "final_norm"),
+        ("lm_head", None, "head"),
+        ("transformer.h.3.attn.c_proj", 3, "o_proj"),
+        ("transformer.h.3.mlp.c_proj", 3, "down_proj"),
+        ("blocks.2.down", 2, "down_proj"),
+        ("model.layers.4", 4, "block"),
+    ],
+)
+def test_an_operator_has_one_name(name, layer, operator):
+    """Whatever a program calls it."""
+    assert boundaries_of([(name, False)]) == {name: Boundary(layer, operator)}
+
+
+def test_modules_of_one_kind_keep_their_paths():
+    """Experts of a layer are told apart; what has no name of the table keeps its own if it has parameters."""
+    names = ["layers.0.mlp.experts.0.up_proj", "layers.0.mlp.experts.1.up_proj", "layers.0.adapter", "layers.0.dropout"]
+    found = boundaries_of([(name, "dropout" not in name) for name in names])
+    assert [each.operator for each in found.values()] == ["mlp.experts.0.up_proj", "mlp.experts.1.up_proj", "adapter"]

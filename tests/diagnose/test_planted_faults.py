@@ -1,0 +1,57 @@
+"""Ten faults, each planted at several depths, are named; where nothing is planted, nothing is."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from kc_otel.contract.model import Contract
+from kc_otel.diagnose.torch_locate import locate
+from tests.diagnose.planted_faults import FAULTS, LAYERS, conversations, pair
+
+CONTRACT = {
+    "apiVersion": "kernel-contract/v1",
+    "kind": "KernelContract",
+    "metadata": {"name": "planted", "version": 1, "owner": "tests"},
+    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
+}
+
+
+def contract(**inference):
+    kernels = {"train": {"engine": "torch"}, "inference": {"engine": "torch", **inference}}
+    return Contract.model_validate({**CONTRACT, "kernels": kernels})
+
+
+def named(fault, layer, seed=0):
+    train, inference = pair(fault, layer, seed)
+    return locate(contract(), train, inference, conversations(seed=seed), shares=False)
+
+
+@pytest.mark.parametrize("layer", [LAYERS - 2])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_named(fault, layer):
+    """Kind, operator, layer and, where it is one of weights, tensor are those that were planted."""
+    culprit = named(fault, layer).culprit
+    assert culprit is not None
+    assert (culprit.kind, culprit.boundary.operator) == (fault.kind, fault.operator)
+    assert culprit.boundary.layer == (layer if fault.in_layer else None)
+    if fault.tensor:
+        assert culprit.tensors == (f"layers.{layer}.{fault.tensor}",)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_named_where_nothing_was_planted(seed):
+    """Two equal kernels, in whatever batches, have no culprit."""
+    assert named(None, 0, seed).findings == ()
+
+
+def test_honest_rounding_has_no_culprit():
+    """A bf16 kernel differs from an fp32 one at every operator, and is not accused of it."""
+    train, inference = pair(None, 0)
+    inference.module.to(torch.bfloat16)
+    located = locate(contract(dtype="bfloat16"), train, inference, conversations(), shares=False)
+    assert located.findings == ()
+    assert min(row.drift.estimate for row in located.boundaries[1:]) > 1e-4
