@@ -10,15 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kc_otel.diagnose.located import Finding, Located, NotComparableError
+    from kc_otel.diagnose.located import Divergence, Located, NotComparableError
     from kc_otel.diagnose.token_sequences import TokenSequence, read_sequences
     from kc_otel.diagnose.torch_kernel import TorchKernel
     from kc_otel.diagnose.torch_locate import locate
 
-__all__ = ["Finding", "Located", "NotComparableError", "TokenSequence", "TorchKernel", "locate", "read_sequences"]
+__all__ = ["Divergence", "Located", "NotComparableError", "TokenSequence", "TorchKernel", "locate", "read_sequences"]
 
 _HOMES: Final = {
-    "located": ("Finding", "Located", "NotComparableError"),
+    "located": ("Divergence", "Located", "NotComparableError"),
     "token_sequences": ("TokenSequence", "read_sequences"),
     "torch_kernel": ("TorchKernel",),
     "torch_locate": ("locate",),

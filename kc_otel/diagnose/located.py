@@ -11,7 +11,7 @@ from kc_otel.diagnose.above_noise import BoundaryDrift
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.shares import Shares
 
-__all__ = ["Finding", "Located", "NotComparableError", "located_json"]
+__all__ = ["Divergence", "Located", "NotComparableError", "located_json"]
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
@@ -47,7 +47,7 @@ class NotComparableError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Divergence:
     """Something that is not noise.
 
     Attributes:
@@ -93,8 +93,8 @@ class Located:
     sequences: int
     tokens: int
     boundaries: tuple[BoundaryDrift, ...]
-    findings: tuple[Finding, ...]
-    culprit: Finding | None
+    findings: tuple[Divergence, ...]
+    culprit: Divergence | None
     shares: tuple[Shares, ...]
     observed: float
     notes: tuple[str, ...]
@@ -103,7 +103,7 @@ class Located:
     confidence: float
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> Divergence | None:
         """The first finding in the order of execution."""
         return self.findings[0] if self.findings else None
 

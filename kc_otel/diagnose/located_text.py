@@ -10,7 +10,7 @@ from kc_otel.charts import Chart, draw_depth
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import BoundaryDrift
 from kc_otel.diagnose.boundaries import by_operator
-from kc_otel.diagnose.located import OPERATORS, Finding, Located
+from kc_otel.diagnose.located import OPERATORS, Divergence, Located
 from kc_otel.diagnose.shares import ComponentShare, Shares
 
 __all__ = ["HEADER", "depth_chart", "located_lines", "rows_of"]
@@ -52,7 +52,7 @@ def located_lines(located: Located) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def finding_name(finding: Finding) -> str:
+def finding_name(finding: Divergence) -> str:
     """Boundary, in words where they are others, and module."""
     words = OPERATORS.get(finding.boundary.operator, finding.boundary.operator)
     said = str(finding.boundary) if words == finding.boundary.operator else f"{finding.boundary} ({words})"

@@ -23,7 +23,7 @@ from kc_otel.diagnose.above_noise import (
     least_sequences,
 )
 from kc_otel.diagnose.boundaries import Boundary, by_operator
-from kc_otel.diagnose.located import Finding, Located, NotComparableError
+from kc_otel.diagnose.located import Divergence, Located, NotComparableError
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -161,7 +161,7 @@ def _metric(clause: Clause | None) -> tuple[str, PerToken]:
 
 def _token_findings(
     train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]
-) -> tuple[list[Finding], bool]:
+) -> tuple[list[Divergence], bool]:
     """Prompts that the two sides make other tokens of."""
     other = []
     for each in sequences:
@@ -180,10 +180,10 @@ def _token_findings(
         f"{list(ours[place : place + 4])} in training and {list(theirs[place : place + 4])} in inference; "
         "compare the tokenizer and the chat template"
     )
-    return [Finding("tokens", _TOKENS, "", sentence)], True
+    return [Divergence("tokens", _TOKENS, "", sentence)], True
 
 
-def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> list[Finding]:
+def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> list[Divergence]:
     """A head with another vocabulary; anything else of another shape is another model."""
     shapes = [(each.boundary, each.features) for each in measurement.missing if each.features]
     head = Boundary(None, "head")
@@ -195,18 +195,18 @@ def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> lis
             )
     module = next((name for name, each in inference.named.items() if each == head), "")
     return [
-        Finding("shape", head, module, f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut")
+        Divergence("shape", head, module, f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut")
         for _, (ours, theirs) in shapes
     ]
 
 
 def _drift_finding(
     row: BoundaryDrift, modules: Mapping[Boundary, str], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
-) -> Finding:
+) -> Divergence:
     key = Boundary(row.boundary.layer, row.boundary.operator)
     if row.boundary == SAMPLER:
         sentence = f"sampling parameters make other distributions of the same logits: TV {number(row.local.estimate)}"
-        return Finding("sampler", row.boundary, "", sentence)
+        return Divergence("sampler", row.boundary, "", sentence)
     differing = [each for each in weights.get(key, ()) if each.relative > MARGIN * max(each.rounding, LEAST_FLOOR)]
     error = row.local if row.local.samples else row.drift
     sentence = (
@@ -215,10 +215,10 @@ def _drift_finding(
     )
     if differing:
         sentence += f"; tensor {differing[0].name} differs by {number(100 * differing[0].relative)} %"
-    return Finding("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))
+    return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))
 
 
-def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float) -> list[Finding]:
+def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float) -> list[Divergence]:
     """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
     floors = {key: max(LEAST_FLOOR, _most(allowed)) for key, (_, allowed) in measurement.own_noise.items()}
     noisy = exceedances({key: (own, floors[key]) for key, (own, _) in measurement.own_noise.items()}, alpha)
@@ -229,7 +229,7 @@ def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
             f"{MARGIN:g} times what the training kernel's do (floor {number(floors[key])}, median {number(own)})"
         )
-        found.append(Finding("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
+        found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
     return found
 
 
