@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
+from kc_otel.serve.api.documented import PROBLEM, PUBLIC
 from kc_otel.serve.api.people_input import SIGNER
 from kc_otel.serve.api.views import ProblemDetails
 
@@ -41,7 +42,7 @@ _SESSIONS: Final = 100
 """Of one token; a browser that logs in once more ends the oldest."""
 _FORM: Final = 4096
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/handbook"})
+_PUBLIC: Final = PUBLIC | {"/handbook"}
 _PUBLIC_BELOW: Final = ("/handbook/", "/page/")
 _POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -133,7 +134,7 @@ class GuardedSite:
         if method == "GET":
             return _form(self._caller(headers))
         if method != "POST":
-            return _problem(405, "/login takes GET and POST")
+            return _problem(405, "/login takes GET and POST", {"Allow": "GET, POST"})
         token = _token_of(await _body(receive))
         caller = self._access.bearer(f"Bearer {token}") if token else None
         if caller is None or not caller.roles & {Role.READ, Role.ACT}:
@@ -194,9 +195,9 @@ def _unknown() -> Response:
     return problem
 
 
-def _problem(status: int, detail: str) -> Response:
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     body = ProblemDetails(title="request refused", detail=detail, status=status)
-    return JSONResponse(body.model_dump(), status, media_type="application/problem+json")
+    return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)
 
 
 def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:

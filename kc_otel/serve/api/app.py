@@ -6,15 +6,17 @@ of documentation, because the usual one loads its scripts from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.documented import PROBLEM, DocumentedApi
 from kc_otel.serve.api.entity_tags import EntityTags
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.own_site import BoundedBodies
@@ -37,7 +39,7 @@ from kc_otel.serve.store.state_file import StateError
 __all__ = ["make_api"]
 
 
-def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, version: str) -> FastAPI:
+def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
     """The application.
 
     Args:
@@ -46,29 +48,31 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         decided: Notified when the decision table may have changed.
         version: Version of kc-otel.
     """
-    api = FastAPI(
+    api = DocumentedApi(
         title="kc-otel evaluator",
         version=version,
         summary="Verdicts, events and decisions of kernel contracts.",
         docs_url=None,
         redoc_url=None,
-        responses={404: {"model": ProblemDetails}, 422: {"model": ProblemDetails}},
     )
 
     @api.exception_handler(HTTPException)  # starlette's: unknown paths and methods are its own
-    async def problem(_: Request, error: HTTPException) -> Response:
-        body = ProblemDetails(title="request refused", detail=str(error.detail), status=error.status_code)
-        return JSONResponse(body.model_dump(), error.status_code, media_type="application/problem+json")
+    async def problem(request: Request, error: HTTPException) -> Response:
+        refused = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        headers = {"Allow": api.allowed(request.url.path)} if refused else None
+        return _problem("request refused", str(error.detail), error.status_code, headers)
 
     @api.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        body = ProblemDetails(title="request refused", detail=refusals(error.errors()), status=422)
-        return JSONResponse(body.model_dump(), 422, media_type="application/problem+json")
+        return _problem("request refused", refusals(error.errors()), 422)
 
     @api.exception_handler(StateError)
     async def unwritten(_: Request, error: StateError) -> Response:
-        body = ProblemDetails(title="state cannot be written", detail=str(error), status=503)
-        return JSONResponse(body.model_dump(), 503, media_type="application/problem+json")
+        return _problem("state cannot be written", str(error), 503)
+
+    @api.exception_handler(Exception)  # which is also logged, with its trace
+    async def failed(_: Request, error: Exception) -> Response:
+        return _problem("the evaluator has failed", f"{type(error).__name__}; its log says at what", 500)
 
     api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
@@ -87,3 +91,8 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
     ):
         api.include_router(router)
     return api
+
+
+def _problem(title: str, detail: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    body = ProblemDetails(title=title, detail=detail, status=status)
+    return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)

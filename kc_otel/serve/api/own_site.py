@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 
+from kc_otel.serve.api.documented import PROBLEM
 from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.host_names import HostNames
 
@@ -136,4 +137,4 @@ def _netloc(origin: str) -> str:
 
 def _problem(status: int, detail: str) -> Application:
     body = ProblemDetails(title="request refused", detail=detail, status=status)
-    return JSONResponse(body.model_dump(), status, media_type="application/problem+json")
+    return JSONResponse(body.model_dump(), status, media_type=PROBLEM)

@@ -23,7 +23,12 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     """`/api/v1/decisions`, `decisions/resume` and `gates/{contract}`."""
     router = APIRouter(prefix="/api/v1")
 
-    @router.get("/decisions", tags=["decisions"], response_model=None, responses={204: {}})
+    @router.get(
+        "/decisions",
+        tags=["decisions"],
+        response_model=None,
+        responses={204: {"description": "What the caller has is in force."}},
+    )
     async def decisions(
         after: Annotated[int, Query(description="Version that the caller has; -1 for none.")] = -1,
         tag: Annotated[str, Query(description="ETag of what the caller has; empty to compare the version only.")] = "",

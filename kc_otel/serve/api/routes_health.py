@@ -27,7 +27,16 @@ def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
         """The process is up."""
         return "ok\n"
 
-    @router.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
+    @router.get(
+        "/readyz",
+        response_class=PlainTextResponse,
+        responses={
+            503: {
+                "description": "Its last evaluation is too old.",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            }
+        },
+    )
     async def readyz() -> Response:
         """It receives, and its last evaluation is not older than it should be; what it cannot judge is listed."""
         late = core.evaluated_at is None or time.time() - core.evaluated_at > _LATE

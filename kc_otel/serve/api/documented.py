@@ -1,0 +1,80 @@
+"""The API's own description, with every error that it answers: what `/openapi.json` leaves out, no client expects.
+
+FastAPI documents what a route returns. What stands before the routes answers too: who is asked, for which host, how
+large a body may be. Those answers are the same for all, in RFC 9457's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.routing import compile_path
+
+from kc_otel.serve.api.views import ProblemDetails
+
+__all__ = ["PROBLEM", "PUBLIC", "DocumentedApi"]
+
+PROBLEM: Final = "application/problem+json"
+PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
+"""Paths that need no token where others do."""
+
+_EVERY: Final = {
+    413: "The body is larger than anything that is said here.",
+    421: "The evaluator is not known by this host name.",
+    500: "The evaluator has failed; its log says at what.",
+}
+_GUARDED: Final = {
+    401: "Tokens are asked for, and there is none that is known.",
+    403: "The token is not for this, or a page of another site asks.",
+}
+_ASKED: Final = {404: "There is no such thing.", 422: "The request is understood, and cannot be meant."}
+_ORDERED: Final = {
+    400: "The body cannot be read.",
+    409: "What holds now does not allow it.",
+    503: "The state cannot be written now.",
+}
+
+
+class DocumentedApi(FastAPI):
+    """FastAPI whose document has all errors, as they are answered."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["components"]["schemas"]["ProblemDetails"] = ProblemDetails.model_json_schema()
+            for path, operations in document["paths"].items():
+                for method, operation in operations.items():
+                    for status, said in _answers(path, method, operation):
+                        operation["responses"][str(status)] = {"description": said} | _content(status)
+        found: dict[str, Any] = self.openapi_schema or {}
+        return found
+
+    def allowed(self, path: str) -> str:
+        """Methods that a path takes, as the header Allow says them; what is not documented is only read."""
+        paths = self.openapi()["paths"].items()
+        found = {
+            method.upper() for template, methods in paths if compile_path(template)[0].match(path) for method in methods
+        }
+        return ", ".join(sorted(found)) or "GET"
+
+
+def _answers(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    ordered = method == "post"
+    yield from _EVERY.items()
+    if path not in PUBLIC:
+        yield from _GUARDED.items()
+    if ordered or operation.get("parameters"):
+        yield from _ASKED.items()
+    if ordered:
+        yield from _ORDERED.items()
+    else:
+        yield 304, "The reader has it already: If-None-Match names its tag."
+
+
+def _content(status: int) -> dict[str, Any]:
+    if status < 400:
+        return {}
+    return {"content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}}

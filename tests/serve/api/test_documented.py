@@ -1,0 +1,242 @@
+"""Whatever a path of the API answers, `/openapi.json` has it: the status, the media type and the shape of the body."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from kc_otel.contract import load_text
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve import people_orders
+from kc_otel.serve.access.access_file import AccessFile, digest_of
+from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.tenant_view import TenantView
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.documented import PUBLIC
+from kc_otel.serve.api.own_site import OwnSite
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.store.state_file import StateError, open_state
+from tests.serve.api.test_hostile_requests import GOOD
+from tests.serve.conftest import POLICY
+
+TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("acts", "reads")}
+ACCESS = {
+    "tenants": {"all": "all"},
+    "tokens": [
+        {"name": "acts", "tenant": "all", "may": ["read", "act"], "sha256": digest_of(TOKENS["acts"])},
+        {"name": "reads", "tenant": "all", "may": ["read"], "sha256": digest_of(TOKENS["reads"])},
+    ],
+}
+METHODS = ("get", "post", "put", "patch", "delete", "options")
+KNOWN = {
+    "contract": "policy", "clause": "token-tv", "slice": "code", "kernel": "v2", "stage": "canary", "id": "none",
+    "silence": "none", "number": "1", "share": "code=0.5",
+}  # fmt: skip
+"""Of parameters that have no default."""
+HOSTILE = ("", "nan", "inf", "-inf", "-1", "1e400", "9" * 40, "\x00", "a\u202eb", "%ff", "x" * 5000, "[]", "ß")
+
+
+def make_core() -> Core:
+    return Core([load_text(POLICY, "policy.yaml")], open_state(None), external_url="http://evaluator", now=0.0)
+
+
+def make_site(core: Core, path: Path) -> OwnSite:
+    """As `kc-otel serve --access` has it."""
+    path.write_text(yaml.safe_dump(ACCESS))
+
+    def make(contracts: frozenset[str] | None) -> Any:
+        view = core if contracts is None else TenantView(core, contracts)
+        return make_api(view, lambda: read(view, RequestCounts(), Counter()), Changes(), "0")
+
+    return OwnSite(GuardedSite(AccessFile(path, core.contracts), make, RequestCounts(), secure=False), ("testserver",))
+
+
+def operations() -> list[tuple[str, str]]:
+    core = make_core()
+    with closing(core._connection):
+        document = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0").openapi()
+    return [(path, method) for path, found in document["paths"].items() for method in found]
+
+
+OPERATIONS = operations()
+
+
+class Documented:
+    """A client that holds every answer against the document."""
+
+    def __init__(self, core: Core, folder: Path) -> None:
+        self.core = core
+        self._client = TestClient(make_site(core, folder / "access.yaml"), raise_server_exceptions=False)
+        self.document = self._client.get("/openapi.json").json()
+
+    def ask(self, path: str, method: str, who: str | None = "acts", **options: Any) -> Any:
+        """The answer; fails where the document has none such."""
+        headers = {"authorization": f"Bearer {TOKENS[who]}"} if who else {}
+        where, query = self.address(path, method, options.pop("values", {}))
+        if method == "post" and not {"content", "json"} & options.keys():
+            options["json"] = GOOD.get(path)
+        answer = self._client.request(
+            method, where, params=query, headers=headers | options.pop("headers", {}), **options
+        )
+        operation = self.document["paths"][path].get(method)
+        if operation is not None:
+            self.check(operation["responses"], answer)
+        return answer
+
+    def address(self, path: str, method: str, values: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """Path and query with these values, and known ones where something has to be said."""
+        query = {}
+        for each in self.document["paths"][path].get(method, {}).get("parameters", []):
+            value = values.get(each["name"], KNOWN.get(each["name"]) if each["required"] else None)
+            if each["in"] == "path":
+                path = path.replace("{" + each["name"] + "}", str(value).replace("%", "%25").replace("\0", "%00"))
+            elif value is not None:
+                query[each["name"]] = value
+        return path.format_map(KNOWN), query
+
+    def check(self, responses: dict[str, Any], answer: Any) -> None:
+        """Status, media type and body of an answer are among those."""
+        said = responses.get(str(answer.status_code))
+        assert said is not None, f"{answer.status_code} is not documented: {answer.text[:300]}"
+        media = answer.headers.get("content-type", "").partition(";")[0]
+        content = said.get("content", {})
+        assert (media in content) if content else (not answer.content), (answer.status_code, media, list(content))
+        if media.endswith("json"):
+            schema = {**content[media]["schema"], "components": self.document["components"]}
+            jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text, parse_constant=pytest.fail))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documented]:
+    """A site with one contract and no traffic: what is asked here changes nothing."""
+    core = make_core()
+    with closing(core._connection):
+        core.tick(time.time())
+        yield Documented(core, tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def busy(drift: Callable[[float], object], tmp_path: Path) -> Iterator[Documented]:
+    """One that has a failing kernel, with all that comes of it."""
+    core = make_core()
+    with closing(core._connection):
+        core.metrics(drift(0.3))
+        core.tick(time.time())
+        yield Documented(core, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> None:
+    """Every path, of an evaluator that has verdicts, alerts, an incident, routes and a promotion."""
+    answers = {each: busy.ask(*each).status_code for each in OPERATIONS}
+    assert answers["/api/v1/decisions/pin", "post"] == 200
+    promotion = "/api/v1/promotions/{contract}/{kernel}"
+    assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 200
+    assert busy.ask(promotion, "get").status_code == 200
+    assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 409
+    (incident,) = busy.ask("/api/v1/incidents", "get").json()["incidents"]
+    assert busy.ask("/api/v1/incidents/{id}", "get", values={"id": incident["id"]}).status_code == 200
+    assert {status for (_, method), status in answers.items() if method == "get"} == {200, 404}
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_who_may_not_ask_hears_so(asked: Documented, path: str, method: str) -> None:
+    """401 without a token, 403 with one that is not for it or from another site's page, 421 for another host."""
+    public = path in PUBLIC
+    assert (asked.ask(path, method, None).status_code == 401) is not public
+    if method == "post":
+        assert asked.ask(path, method, "reads").status_code == 403
+        assert asked.ask(path, method, headers={"origin": "http://elsewhere.example"}).status_code == 403
+    assert asked.ask(path, method, headers={"host": "elsewhere.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _ in OPERATIONS}))
+def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, path: str) -> None:
+    """405 with Allow, RFC 9110, 15.5.6."""
+    there_are = set(asked.document["paths"][path])
+    for method in set(METHODS) - there_are:
+        if (path, method) == ("/api/v1/promotions/{contract}/plan", "post"):
+            continue  # an order about a kernel of that name
+        answer = asked.ask(path, method)
+        assert answer.status_code == 405
+        allowed = {one.strip().lower() for one in answer.headers["allow"].split(",")}
+        assert allowed >= there_are
+        assert method not in allowed
+        asked.check({"405": asked.document["paths"][path][next(iter(there_are))]["responses"]["413"]}, answer)
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_no_parameter_leads_to_what_is_not_documented(asked: Documented, path: str, method: str) -> None:
+    """Every parameter with values that are none, one after the other."""
+    for each in asked.document["paths"][path][method].get("parameters", []):
+        for value in HOSTILE:
+            if each["in"] == "path" and value in {"", "%ff"}:
+                continue
+            answer = asked.ask(path, method, values={each["name"]: value})
+            assert answer.status_code < 500, (each["name"], value, answer.text)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_bodies_that_cannot_be_meant_are_refused_as_documented(asked: Documented, path: str) -> None:
+    """400 and 422; 413 for one that is too large, whatever the method; another media type is no JSON: 422."""
+    statuses = {
+        asked.ask(path, "post", content=body, headers={"content-type": media}).status_code
+        for media in ("application/json", "text/plain", "application/x-protobuf", "multipart/form-data; boundary=x", "")
+        for body in (b"", b"{", b"\xff", b"[]", b'{"by": 1e999}', b"--x--")
+    }
+    assert statuses <= {400, 422}
+    assert asked.ask(path, "post", content=b" " * (41 << 20)).status_code == 413
+
+
+def test_large_bodies_are_refused_whoever_reads(asked: Documented) -> None:
+    """Also where no body is expected."""
+    for path, method in OPERATIONS:
+        size = str(50 << 20)
+        assert asked.ask(path, method, content=b"", headers={"content-length": size}).status_code == 413
+
+
+def test_what_the_reader_has_is_not_sent_again(asked: Documented) -> None:
+    """304 with nothing in it, wherever something is read that stays the same."""
+    path = "/api/v1/contracts"
+    tag = asked.ask(path, "get").headers["etag"]
+    assert asked.ask(path, "get", headers={"if-none-match": tag}).status_code == 304
+    version = asked.core.decisions.version
+    assert asked.ask("/api/v1/decisions", "get", values={"after": str(version)}).status_code == 204
+
+
+def test_orders_that_cannot_be_written_are_refused_as_documented(
+    asked: Documented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, and the sender may try again; a fault of ours is 500 in the same words, and says no secret."""
+    for error, status in ((StateError("the disk is full"), 503), (RuntimeError("the secret"), 500)):
+
+        def raising(*_args: object, error: Exception = error, **_options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(Core, "resume", raising)
+        monkeypatch.setattr(asked.core.promotions, "tell", raising)
+        for name in ("acknowledge", "silence", "unsilence", "pin", "unpin"):
+            monkeypatch.setattr(people_orders, name, raising)
+        for path in GOOD:
+            answer = asked.ask(path, "post")
+            assert answer.status_code == status, answer.text
+            assert "secret" not in answer.text
+
+
+def test_a_late_evaluation_is_not_ready(asked: Documented, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 in plain text, for whoever restarts it."""
+    assert asked.ask("/readyz", "get").status_code == 200
+    monkeypatch.setattr(asked.core, "evaluated_at", None)
+    assert asked.ask("/readyz", "get").status_code == 503
