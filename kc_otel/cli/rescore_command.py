@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kc_otel._extras import MissingExtraError, extra
-from kc_otel.cli.terminal import log_to_terminal, refuse, stopped_by_signals, unusable
+from kc_otel.cli.terminal import log_to_terminal, refuse, seconds, stopped_by_signals, unusable
+from kc_otel.recordings.redacted import Redacted
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
@@ -55,6 +57,18 @@ def rescore(
         int | None, typer.Option(help="Only while the GPU's utilisation is below this many percent.", min=1, max=100)
     ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch, padding included.", min=1)] = 16_384,
+    worst: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps the worst sequences of each cell, for `kc-otel serve --worst`.", metavar="FILE"
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Sequences that it keeps of each cell and kernel.", min=1, max=100)] = 5,
+    keep_for: Annotated[str, typer.Option(help="How long it keeps one.")] = "1d",
+    redact: Annotated[
+        list[Redacted] | None,
+        typer.Option(help="Keep prompts as hashes, completions as drift alone; may be given twice."),
+    ] = None,
 ) -> None:
     """Score recorded requests with the training kernel and emit the drift over OTLP.
 
@@ -66,6 +80,7 @@ def rescore(
     from kc_otel.recordings.rescore import RescoreError, Rescorer  # noqa: PLC0415
     from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError, SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
     log_to_terminal()
     if not spool.exists():
@@ -73,6 +88,10 @@ def rescore(
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
         score, kernel = _kernel(model, scorer, dtype, device)
+        kept = None
+        if worst is not None:
+            age = seconds("--keep-for", keep_for)
+            kept = WorstSequences(worst, loaded, most=keep, max_age=age, redacted=redact or (), text=_text(model))
         with (
             stopped_by_signals() as stop,
             SpoolReader(spool) as reader,
@@ -86,6 +105,7 @@ def rescore(
                 batch_tokens=batch_tokens,
                 budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
                 idle=_idle(idle_below, device),
+                seen=None if kept is None else lambda requests, found: kept.add(requests, found, time.time()),
             )
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
@@ -113,6 +133,20 @@ def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> t
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
     version = f"{torch.__version__}, transformers {transformers.__version__}"
     return hf_scorer(loaded), Kernel("torch", version=version, dtype=dtype, hardware=torch.device(device).type)
+
+
+def _text(model: str | None) -> Callable[[Sequence[int]], str] | None:
+    """What turns token ids into text: the model's own tokenizer, where it has one."""
+    if model is None:
+        return None
+    import transformers  # noqa: PLC0415 - the model has been loaded by it
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        logging.getLogger("kc_otel").warning("%s has no tokenizer (%s): sequences are kept as token ids", model, error)
+        return None
+    return lambda ids: str(tokenizer.decode(ids))
 
 
 def _imported(target: str) -> Any:

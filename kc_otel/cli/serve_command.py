@@ -50,6 +50,13 @@ def serve(
         Path | None,
         typer.Option(help="File of tenants and tokens; `kc-otel token` makes an entry of it.", metavar="FILE"),
     ] = None,
+    worst: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File of `kc-otel rescore --worst`: the page shows prompts; may be given several times.",
+            metavar="FILE",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM file of the certificate that every port shows.", metavar="FILE")
     ] = None,
@@ -117,6 +124,7 @@ def serve(
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),
         access=access,
+        worst=tuple(worst or ()),
         tls_certificate=tls_cert,
         tls_key=tls_key,
         tls_client_authority=tls_client_ca,

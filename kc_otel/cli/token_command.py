@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def token(
     name: Annotated[str, typer.Argument(help="Whose it is; stands in events as who did something.")],
     tenant: Annotated[str, typer.Option(help="Tenant of the access file.")],
-    may: Annotated[list[str], typer.Option(help="send, read or act; may be given several times.")],
+    may: Annotated[list[str], typer.Option(help="send, read, act or prompts; may be given several times.")],
     out: Annotated[
         Path | None, typer.Option(help="New file that takes the token (0600); else it is printed.", metavar="FILE")
     ] = None,

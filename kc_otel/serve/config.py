@@ -48,6 +48,7 @@ class ServeConfig:
         allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
             answer to; addresses need none.
         access: File of tenants and tokens; None asks nobody who they are.
+        worst: Files of worst sequences that `kc-otel rescore --worst` keeps; none shows none.
         tls_certificate: PEM file of the certificate that every port shows; None speaks without TLS.
         tls_key: PEM file of its key.
         tls_client_authority: PEM file of the authorities whose certificates clients have to show; None asks for none.
@@ -75,6 +76,7 @@ class ServeConfig:
     record_limit: int = 1024 * 1024 * 1024
     allowed_hosts: tuple[str, ...] = ()
     access: Path | None = None
+    worst: tuple[Path, ...] = ()
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_client_authority: Path | None = None

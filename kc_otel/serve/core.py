@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
@@ -69,6 +70,7 @@ class Core:
         dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
         forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
         timing: How long webhooks wait for what belongs to them.
+        worst: Files of worst sequences that may be shown.
 
     Raises:
         DamagedStateError: If the state file holds what no evaluator has written.
@@ -86,11 +88,13 @@ class Core:
         dry_run: Collection[str] = (),
         forgetful: Collection[str] = (),
         timing: GroupTiming = AT_ONCE,
+        worst: Iterable[Path] = (),
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
         self.started_at = now
         self.external_url = external_url
+        self.worst = tuple(worst)
         self.announce = announce
         self.log: WriteAheadLog | None = None
         self.forget: Callable[[int], None] = lambda _position: None

@@ -87,6 +87,11 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
 
 def _closed(config: ServeConfig) -> None:
     """Refuse to listen where others reach us and nothing asks who they are."""
+    if config.worst and config.access is None and reachable_from_elsewhere(config.host):
+        raise ServiceError(
+            f"--worst shows what people asked and were answered, and --host {config.host} lets other machines read it; "
+            "give --access FILE, whose tokens say may: [read, prompts]"
+        )
     tokens_or_certificates = config.access is not None or config.tls_client_authority is not None
     if tokens_or_certificates or config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
         return
@@ -137,7 +142,9 @@ async def _serve(
     stop, tls = _stop_on_signals(), _tls(config)
     forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
     timing = GroupTiming(config.group_wait, config.group_interval)
-    make = partial(Core, contracts, external_url="", dry_run=dry_run, forgetful=forgetful, timing=timing)
+    make = partial(
+        Core, contracts, external_url="", worst=config.worst, dry_run=dry_run, forgetful=forgetful, timing=timing
+    )
     if (begun := await _begin(config, stop, make)) is None:
         return
     connection, core = begun

@@ -11,6 +11,7 @@ from kc_otel.cli import rescore_command as command
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
+from kc_otel.recordings.worst_sequences import read_worst
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -103,3 +104,13 @@ def test_a_spool_that_is_not_there_is_not_made(run, tmp_path):
     code, _, err = run("--scorer", "my_kernel:half_a_nat_less")
     assert (code, "there is no such spool" in err) == (2, True)
     assert not (tmp_path / "spool.sqlite").exists()
+
+
+def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
+    """As ids where a function scores; only what could be compared; redacted where that is said."""
+    code, _, err = run("--scorer", "my_kernel:half_a_nat_less", "--worst", "worst.sqlite", "--redact", "prompts")
+    assert code == 0, err
+    kept = read_worst(tmp_path / "worst.sqlite", "a", "tv", "all", "")
+    assert {one.request_id for one in kept} == {"r0", "r1"}
+    assert {(one.prompt, one.tokens) for one in kept} == {("", tuple("012345"))}
+    assert kept[0].value == pytest.approx(-np.expm1(-0.5))

@@ -14,6 +14,8 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.worst_sequences import WorstSequences
 
 from .conftest import CONTRACT, Evaluator, logprobs, wrong
 
@@ -212,6 +214,32 @@ def test_a_cell_that_a_link_opens_says_what_its_fail_claims(
     assert f"For code on vllm 2 int8 ({BAD.fingerprint}), the mean of tv_token is at least" in said
     assert "more than the 0.02 that the contract allows. So since" in said
     assert "samples of the last 1 min" in said
+
+
+def test_the_worst_of_a_failing_cell_are_one_click_away(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], contract_file: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Prompt, completion and the token that differs most, as text whatever it says; nothing is fetched unasked."""
+    path, logprobs = tmp_path / "worst.sqlite", np.full(3, -3.0, dtype=np.float32)
+    asked = SampledRequest("r-1", np.arange(2), np.arange(3), logprobs, BAD, attributes={"task": "code"})
+    kept = WorstSequences(path, kc_otel.load(contract_file), text=lambda ids: f"{MARKUP}{len(ids)}")
+    kept.add([asked], [logprobs - np.array([0.0, 2.5, 0.0])], time.time())
+    kept.close()
+    evaluator = broken(lambda: serve("--worst", str(path)), recorder)
+    browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
+    browser.wait("document.querySelector('#history-chart .chart')")
+    assert not [url for url in browser.requests() if "/api/v1/worst" in url]
+    browser.evaluate("document.querySelector('#cell-worst > summary').click()")
+    browser.wait("document.querySelector('ol.worst li')")
+    said = browser.evaluate("document.querySelector('#cell-worst').innerText")
+    assert "in request r-1" in said
+    assert f"{MARKUP}2" in said
+    assert f"most drift at token 2, “{MARKUP}1”, log P/Q -2.5 nats" in said
+    assert browser.evaluate("document.querySelectorAll('#cell-worst img').length") == 0
+    assert browser.evaluate("document.querySelector('#cell-worst mark.drift-3').innerText") == f"{MARKUP}1"
+    assert browser.evaluate("document.title") != "broken-in"
+    assert browser.evaluate(NO_SIDEWAYS)
 
 
 def test_a_change_is_announced_and_a_pause_is_kept(

@@ -275,6 +275,22 @@ def test_settings_come_from_arguments_before_variables(contract, tmp_path):
     assert settings_of(environment, contract=contract(), sink=sink, sampling=0.1).sampler.share() == 0.1
 
 
+def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
+    """Age and size from variables; what is none is refused with one that is."""
+    spool = {"KC_OTEL_SPOOL": str(tmp_path / "s.sqlite")}
+    made = settings_of(
+        {**spool, "KC_OTEL_SPOOL_MAX_AGE": "36h", "KC_OTEL_SPOOL_MAX_SIZE": "2 MiB"}, contract=contract()
+    ).sink
+    assert (made._max_age, made._max_bytes) == (36 * 3600.0, 2 << 20)
+    made.close()
+    for name, text, said in (
+        ("AGE", "7 d", "write it without spaces: 7d"), ("AGE", "0s", "max_age: 0.0"),
+        ("SIZE", "1GB", "write 512MiB"), ("SIZE", "10KiB", "1 MiB or more"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            settings_of({**spool, f"KC_OTEL_SPOOL_MAX_{name}": text}, contract=contract())
+
+
 def test_a_training_kernel_makes_a_recorder(contract, monkeypatch):
     """With a kernel that scores in this process requests go to a recorder, which takes its own share."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")

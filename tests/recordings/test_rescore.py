@@ -259,3 +259,17 @@ def test_the_comparison_is_linked_to_the_requests_spans(rescorer, recorders, tra
     )
     (span,) = [each for each in spans.get_finished_spans() if each.name == "kc.compare"]
     assert [f"{link.context.trace_id:032x}" for link in span.links] == [trace_id]
+
+
+def test_whoever_looks_on_costs_nothing(rescorer, caplog):
+    """What is scored is shown with its log P; a look that fails is told of once, and the drift is measured."""
+    looked = []
+
+    def fails(requests, found):
+        looked.append((len(requests), found[0][0]))
+        raise OSError("the worst sequences cannot be kept")
+
+    requests = [request(f"r{n}", prompt=4 + 100 * n) for n in range(2)]
+    totals = rescorer(*requests, seen=fails, batch_tokens=1).run(threading.Event())
+    assert (totals.confirmed, looked) == (2, [(1, pytest.approx(-1.1))])
+    assert caplog.text.count("the worst sequences cannot be kept") == 1

@@ -315,3 +315,47 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     assert written > 100
     with SpoolReader(path) as reader:
         assert len(reader) >= written
+
+
+def bytes_of(spool):
+    """Everything that the spool's files hold."""
+    return b"".join(path.read_bytes() for path in spool.path.parent.glob(f"{spool.path.name}*"))
+
+
+def test_what_was_confirmed_is_in_no_file_any_more(spool):
+    """Prompts and answers that are done with are overwritten, in the file and in its write-ahead log."""
+    spool.put(request("first", attributes={"secret": "what-somebody-asked"}))
+    spool.put(request("second", attributes={"other": "not-yet-scored"}))
+    assert spool.flush()
+    assert b"what-somebody-asked" in bytes_of(spool)
+    with SpoolReader(spool.path) as reader:
+        reader.done([reader.take(1)[0][0]])
+        left = bytes_of(spool)
+    assert b"not-yet-scored" in left
+    assert b"what-somebody-asked" not in left
+
+
+def test_what_nobody_scores_does_not_stay_for_ever(tmp_path, caplog):
+    """Older than the spool's age is removed and told of; what is younger, or says no time, stays."""
+    now = time.time_ns()
+    first = Spool(tmp_path / "spool.sqlite")
+    for name, at in (("old", now - 7200 * 10**9), ("timeless", 0), ("young", now)):
+        first.put(request(name, at=at, attributes={"who": f"{name}-person"}))
+    assert first.flush()
+    first.close()
+    again = Spool(tmp_path / "spool.sqlite", max_age=3600.0)
+    again.put(request("new", at=now))
+    assert again.flush()
+    with SpoolReader(again.path) as reader:
+        assert [each.request_id for _, each in reader.take(9)] == ["timeless", "young", "new"]
+        assert b"old-person" not in bytes_of(again)
+        assert reader.expire(time.time() + 1) == 2
+        assert len(reader) == 1
+    again.close()
+    assert "1 requests were older than 1h and are removed unscored" in caplog.text
+
+
+def test_an_age_has_to_be_one(tmp_path):
+    """A spool that would keep nothing is refused."""
+    with pytest.raises(ValueError, match="max_age: 0"):
+        Spool(tmp_path / "spool.sqlite", max_age=0)

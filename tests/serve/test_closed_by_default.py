@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -58,3 +61,12 @@ def test_the_command_refuses_in_one_line(tmp_path):
     assert found.exit_code == 2
     assert "--allow-unauthenticated" in found.output
     assert "Traceback" not in found.output
+
+
+def test_prompts_are_shown_to_other_machines_with_tokens_only(monkeypatch):
+    """Certificates and a kind network say which machines come, not which people may read."""
+    monkeypatch.setattr(server, "_serve", None)
+    open_to_all = ServeConfig(host="0.0.0.0", allow_unauthenticated=True, worst=(Path("worst.sqlite"),))
+    for config in (open_to_all, replace(open_to_all, tls_client_authority=Path("ca.pem"))):
+        with pytest.raises(ServiceError, match=r"--worst shows what people asked.*--access FILE"):
+            server.run([], config)

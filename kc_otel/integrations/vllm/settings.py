@@ -3,6 +3,8 @@
 - `KC_OTEL_CONTRACT`, argument `contract`: path of the contract. Without it nothing is instrumented.
 - `KC_OTEL_SPOOL`, argument `spool`: file that keeps recorded requests for `kc-otel rescore`. Without it, the file that
   `default_spool` names.
+- `KC_OTEL_SPOOL_MAX_AGE`: how long the file keeps a request that nobody scores, such as `1d`; a week by default.
+- `KC_OTEL_SPOOL_MAX_SIZE`: its largest size, such as `512MiB`; 1 GiB by default.
 - `KC_OTEL_SINK`, argument `sink`: `module:name` of a function without arguments that makes a sink, in place of a spool.
 - `KC_OTEL_SAMPLING`, argument `sampling`: share of requests, 0 to 1. Without it, the contract's
   `observability.sampling`; 1 where a recorder takes its own share.
@@ -17,15 +19,17 @@ vLLM's own `VLLM_PLUGINS`, where it is set, has to name `kc_otel` beside the oth
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
+from kc_otel.contract.units import parse_duration
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
 from kc_otel.integrations.vllm.request_attributes import (
     AttributeFunction,
@@ -36,8 +40,11 @@ from kc_otel.integrations.vllm.request_attributes import (
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
+from kc_otel.recordings.spool.spool_file import MIN_BYTES
 
 __all__ = ["Settings", "configured", "default_spool", "settings_of"]
+
+_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +126,23 @@ def _sink(
 
     file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     file.parent.mkdir(parents=True, exist_ok=True)
-    return Spool(file)
+    return Spool(file, **_retention(environment))
+
+
+def _retention(environment: Mapping[str, str]) -> dict[str, Any]:
+    """How much the spool keeps and for how long, where somebody says so."""
+    found: dict[str, Any] = {}
+    if text := environment.get("KC_OTEL_SPOOL_MAX_AGE", "").strip():
+        try:
+            found["max_age"] = parse_duration(text)
+        except ValueError as error:
+            raise ValueError(f"KC_OTEL_SPOOL_MAX_AGE: {error}") from None
+    if text := environment.get("KC_OTEL_SPOOL_MAX_SIZE", "").strip():
+        size = re.fullmatch(r"(\d+) ?(KiB|MiB|GiB)", text)
+        if size is None or int(size[1]) << _SHIFTS[size[2]] < MIN_BYTES:
+            raise ValueError(f"KC_OTEL_SPOOL_MAX_SIZE: {text!r} is no size of 1 MiB or more; write 512MiB or 2GiB")
+        found["max_bytes"] = int(size[1]) << _SHIFTS[size[2]]
+    return found
 
 
 def _sampling(

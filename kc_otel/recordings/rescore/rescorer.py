@@ -10,6 +10,7 @@ one processing, one weight version and about one length, as fast as a budget all
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -28,6 +29,7 @@ from kc_otel.recordings.spool import SpoolReader
 
 __all__ = ["RescoreError", "RescoreTotals", "Rescorer", "TokenBudget", "batches", "length"]
 
+_log: Final = logging.getLogger("kc_otel")
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
@@ -66,6 +68,8 @@ class Rescorer:
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
         idle: Whether now is a good moment for a batch.
+        seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
+            logged, and costs nothing else.
         take: Requests taken from the spool at a time; they are confirmed together.
         poll: Seconds between looks at an empty spool, a busy device or an endpoint that does not answer.
     """
@@ -80,6 +84,7 @@ class Rescorer:
         batch_tokens: int = 16_384,
         budget: TokenBudget | None = None,
         idle: Callable[[], bool] = lambda: True,
+        seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
         take: int = 256,
         poll: float = 1.0,
     ) -> None:
@@ -91,6 +96,7 @@ class Rescorer:
         self._batch_tokens = batch_tokens
         self._budget = budget
         self._idle = idle
+        self._seen = seen
         self._take = take
         self._poll = poll
 
@@ -180,6 +186,12 @@ class Rescorer:
             links=[link for request in requests if (link := _link(request.traceparent)) is not None],
             presampled=True,
         )
+        if self._seen is not None:
+            try:
+                self._seen(requests, logprobs)
+            except Exception as error:  # noqa: BLE001 - drift is measured whether or not anybody can look at it
+                _log.warning("%s", _described(error))
+                self._seen = None
         self.totals.requests += len(requests)
         self.totals.tokens += sum(int(request.token_ids.size) for request in requests)
         self.totals.prefilled += sum(length(request) for request in requests)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from kc_otel.recordings.request import COLUMNS, Row
 
-__all__ = ["MIN_BYTES", "SpoolError", "append", "connect"]
+__all__ = ["MIN_BYTES", "SpoolError", "append", "connect", "expire", "forget"]
 
 MIN_BYTES: Final = 1 << 20
 """Smallest bound of a spool's file."""
@@ -30,6 +30,7 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
 ) STRICT"""
 _APPLICATION: Final = 0x6B63_5350  # "kcSP"
 _WAL_PAGES: Final = 256
+_EXPIRE: Final = 500
 
 
 class SpoolError(Exception):
@@ -82,6 +83,46 @@ def append(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         raise
 
 
+def forget(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    """Remove rows, so that neither the file nor its write-ahead log holds anything of them any more.
+
+    While another process reads or writes, the log keeps its pages until the next call.
+
+    Raises:
+        sqlite3.OperationalError: If the file cannot be written; nothing is removed.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany("DELETE FROM requests WHERE id = ?", [(number,) for number in numbers])
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def expire(connection: sqlite3.Connection, before: float) -> int:
+    """Remove requests that were finished before a Unix time; how many. Those without a time stay.
+
+    Raises:
+        sqlite3.OperationalError: As for `forget`.
+    """
+    # Rows stand about in the order of their times: the old ones are the first.
+    gone = 0
+    while True:
+        first = connection.execute(
+            "SELECT id, json_extract(about, '$.at') FROM requests WHERE json_valid(about) ORDER BY id LIMIT ?",
+            (_EXPIRE,),
+        ).fetchall()
+        old = [number for number, at in first if isinstance(at, int) and 0 < at < before * 1e9]
+        if old:
+            forget(connection, old)
+            gone += len(old)
+        if len(old) < _EXPIRE:
+            return gone
+
+
 def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     """Whether the database is a spool, which it has become where it was empty."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
@@ -90,6 +131,7 @@ def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
+    connection.execute("PRAGMA secure_delete=ON")  # what is removed is overwritten: it is what people asked and got
     if not tables:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_TABLE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kc_otel.recordings.request import COLUMNS, SampledRequest, decode
-from kc_otel.recordings.spool.spool_file import SpoolError, connect
+from kc_otel.recordings.spool.spool_file import SpoolError, connect, expire, forget
 
 __all__ = ["SpoolReader"]
 
@@ -80,13 +80,20 @@ class SpoolReader:
             SpoolError: If the file cannot be written; they will be scored again after a restart.
         """
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("DELETE FROM requests WHERE id = ?", [(number,) for number in numbers])
-            self._connection.execute("COMMIT")
+            forget(self._connection, numbers)
         except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             raise SpoolError(f"{self.path}: scored requests cannot be removed ({error})") from None
+
+    def expire(self, before: float) -> int:
+        """Forget requests that were finished before a Unix time, scored or not; how many.
+
+        Raises:
+            SpoolError: If the file cannot be written.
+        """
+        try:
+            return expire(self._connection, before)
+        except sqlite3.Error as error:
+            raise SpoolError(f"{self.path}: old requests cannot be removed ({error})") from None
 
     def __len__(self) -> int:
         """Requests in the file, those that were taken included."""

@@ -6,22 +6,27 @@ queue in memory; whatever finds no room, there or in the file, is counted by rea
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from kc_otel.contract.units import format_duration
 from kc_otel.record.forks import PerProcess
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 from kc_otel.recordings.request import Row, SampledRequest, encode, size_of
-from kc_otel.recordings.spool.spool_file import SpoolError, append, connect
+from kc_otel.recordings.spool.spool_file import SpoolError, append, connect, expire
 
 __all__ = ["Spool", "SpoolStats"]
 
 _BATCH: Final = 256
 _RETRY_SECONDS: Final = 5.0
+_EXPIRE_SECONDS: Final = 60.0
+_log: Final = logging.getLogger("kc_otel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Spool(PerProcess):
     Args:
         path: The file; several processes may share it.
         max_bytes: Largest size of the file. A request of 1,000 prompt and 500 sampled tokens takes about 9 KB.
+        max_age: Seconds after which a request that nobody scored is removed, while this process or a rescorer runs.
         queue_bytes: Most bytes that wait to be written.
 
     Raises:
@@ -57,11 +63,21 @@ class Spool(PerProcess):
     _connection: sqlite3.Connection | None
     _written: int
 
-    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 1 << 30, queue_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int = 1 << 30,
+        max_age: float = 7 * 86400.0,
+        queue_bytes: int = 64 << 20,
+    ) -> None:
         for name, value in (("max_bytes", max_bytes), ("queue_bytes", queue_bytes)):
             if value < 1 << 16:
                 raise ValueError(f"{name}: {value!r} leaves no room for anything; leave it out for the default")
+        if not max_age > 0.0:
+            raise ValueError(f"max_age: {max_age!r} is not a number of seconds above 0; leave it out for the default")
         self.path: Final = Path(path)
+        self._max_age = max_age
         self._max_bytes = max_bytes
         self._dropped = ReasonCounts("spool: requests are not kept (%s)")
         self._worker: BoundedWorker[SampledRequest] = BoundedWorker(
@@ -92,6 +108,7 @@ class Spool(PerProcess):
     def _begin(self) -> None:
         self._connection = None
         self._written = 0
+        self._expired = -_EXPIRE_SECONDS
 
     def _write(self, requests: Sequence[SampledRequest]) -> None:
         rows: list[Row] = []
@@ -103,6 +120,7 @@ class Spool(PerProcess):
         try:
             if self._connection is None:
                 self._connection = connect(self.path, max_bytes=self._max_bytes, timeout=_RETRY_SECONDS)
+            self._expire(self._connection)
             append(self._connection, rows)
         except (sqlite3.Error, SpoolError, OSError) as error:
             full = isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
@@ -112,3 +130,11 @@ class Spool(PerProcess):
                 self._connection = None
         else:
             self._written += len(rows)
+
+    def _expire(self, connection: sqlite3.Connection) -> None:
+        if time.monotonic() - self._expired < _EXPIRE_SECONDS:
+            return
+        self._expired = time.monotonic()
+        if gone := expire(connection, time.time() - self._max_age):
+            _log.warning("%s: %d requests were older than %s and are removed unscored; does kc-otel rescore run?",
+                         self.path, gone, format_duration(self._max_age))  # fmt: skip

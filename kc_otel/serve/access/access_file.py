@@ -53,6 +53,8 @@ class Role(StrEnum):
     """API, page, `/metrics`, the decision table."""
     ACT = "act"
     """Pins, silences, acknowledgements, resumptions, promotions."""
+    PROMPTS = "prompts"
+    """Together with `read`: what people asked and were answered, where `serve --worst` shows it."""
 
 
 @dataclass(frozen=True, slots=True)

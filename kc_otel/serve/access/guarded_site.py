@@ -23,6 +23,7 @@ from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
 from kc_otel.serve.api.documented import PROBLEM, PUBLIC
 from kc_otel.serve.api.people_input import SIGNER
+from kc_otel.serve.api.routes_worst import MAY_READ_PROMPTS
 from kc_otel.serve.api.views import ProblemDetails
 
 __all__ = ["GuardedSite"]
@@ -113,11 +114,12 @@ class GuardedSite:
                 scope, receive, send
             )
             return
-        signing = SIGNER.set(caller.name)
+        signing, reading_prompts = SIGNER.set(caller.name), MAY_READ_PROMPTS.set(Role.PROMPTS in caller.roles)
         try:
             await self._site(caller.contracts)(scope, receive, send)
         finally:
             SIGNER.reset(signing)
+            MAY_READ_PROMPTS.reset(reading_prompts)
 
     def _site(self, contracts: frozenset[str] | None) -> Application:
         if contracts not in self._sites:

@@ -29,6 +29,7 @@ from kc_otel.serve.api.routes_past import past_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
+from kc_otel.serve.api.routes_worst import worst_routes
 from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.core import Core
 from kc_otel.serve.handbook_site import handbook_routes
@@ -86,6 +87,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),
+        worst_routes(core),
         page_routes(),
         handbook_routes(),
     ):

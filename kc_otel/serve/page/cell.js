@@ -3,6 +3,7 @@
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
+import { worstSequences } from "./worst.js";
 import { STATES, address, clock, count, iso, kernel, number, place, span, ZONE } from "./format.js";
 
 const EVENTS = 500;
@@ -26,6 +27,7 @@ export function openCell(state, parts, closed) {
     el("div", { id: "cell-now" }),
     figure("history", "Over time", el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
     figure("distribution", "What was observed"),
+    worstSequences(() => ({ contract, clause, slice, kernel_inference: open?.now ?? inference })),
     el("section", { "aria-labelledby": "cell-kernels-title" }, el("h3", { id: "cell-kernels-title" }, "Kernels"), el("div", { id: "cell-kernels" })),
     el("section", { "aria-labelledby": "cell-events-title" }, el("h3", { id: "cell-events-title" }, "What happened here"), el("ol", { id: "cell-events", class: "events" })));
   dialog.onclose = () => { open = null; closed(); };
@@ -59,6 +61,7 @@ export async function refreshCell(state) {
   showPeriods(contract, mine, state);
   if (performance.now() - mine.drawn < REFRESH) return;
   mine.drawn = performance.now();
+  mine.now = cell?.verdict.kernel_inference;
   const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
   const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {

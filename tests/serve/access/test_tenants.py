@@ -8,12 +8,16 @@ import time
 from collections import Counter
 from contextlib import closing
 
+import numpy as np
 import pytest
 import yaml
 from starlette.testclient import TestClient
 
 from kc_otel.contract import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.worst_sequences import WorstSequences
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
@@ -36,7 +40,9 @@ SECRET = (
     .replace("share of mass", "secret share of mass")
     .replace("{webhook: pager}", "{webhook: secret-pager}")
 )
-TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("ada", "reader", "sender", "operations", "mallory")}
+TOKENS = {
+    name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("ada", "reader", "sender", "operations", "mallory", "reviewer")
+}
 ACCESS = {
     "tenants": {"mine": ["mine"], "theirs": ["secret-policy"], "operations": "all"},
     "tokens": [
@@ -44,6 +50,7 @@ ACCESS = {
         for name, tenant, may in (
             ("ada", "mine", ["read", "act"]),
             ("reader", "mine", ["read"]),
+            ("reviewer", "mine", ["read", "prompts"]),
             ("sender", "mine", ["send"]),
             ("mallory", "theirs", ["read", "act"]),
             ("operations", "operations", ["read", "act"]),
@@ -165,6 +172,33 @@ def test_nothing_that_is_read_tells_of_another_tenant(core, ask):
         "/api/v1/alerts", "/api/v1/silences", "/api/v1/decisions", "/api/v1/health", "/api/v1/promotions",
         "/api/v1/incidents",
     } <= told  # fmt: skip
+
+
+def test_prompts_are_for_those_who_may_read_them(core, ask, tmp_path, caplog):
+    """Of one's own contracts alone, with a role of its own, in no cache, and the log says who."""
+    caplog.set_level("INFO")
+    logprobs = np.full(3, -3.0, dtype=np.float32)
+    for name in core.contracts:
+        asked = SampledRequest(f"{name}-request", np.arange(2), np.arange(3), logprobs, Kernel("vllm"))
+        kept = WorstSequences(
+            tmp_path / f"{name}.sqlite", core.contracts[name], text=lambda _, name=name: f"{name}-prompt"
+        )
+        kept.add([asked], [logprobs - 1], time.time())
+        kept.close()
+    mine = {"contract": "mine", "clause": "token-tv"}
+    core.worst = tuple(tmp_path / f"{name}.sqlite" for name in core.contracts)
+    answer = ask("reviewer", "GET", "/api/v1/worst", params=mine)
+    assert [one["request_id"] for one in answer.json()["sequences"]] == ["mine-request"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert "reviewer reads the worst sequences of token-tv on all of mine" in caplog.text
+    for who in ("ada", "reader"):
+        refused = ask(who, "GET", "/api/v1/worst", params=mine)
+        assert (refused.status_code, "mine-prompt" in refused.text) == (403, False)
+        assert "may: [read, prompts]" in refused.json()["detail"]
+    assert ask("operations", "GET", "/api/v1/worst", params=mine).status_code == 403
+    theirs = {"contract": "secret-policy", "clause": "secret-clause"}
+    assert ask("reviewer", "GET", "/api/v1/worst", params=theirs).status_code == 404
+    assert ask(None, "GET", "/api/v1/worst", params=mine).status_code == 401
 
 
 def test_nobody_finds_another_tenants_incident(core, ask):
