@@ -16,16 +16,19 @@ from kc_otel.charts.distribution_chart import draw_distribution
 from kc_otel.charts.history_chart import draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
 from kc_otel.charts.markers import Marker, markers_of
+from kc_otel.charts.tradeoff_chart import TradeoffPoint, draw_tradeoff
 
 __all__ = [
     "Chart",
     "Marker",
+    "TradeoffPoint",
     "chart_style",
     "draw_depth",
     "draw_distribution",
     "draw_history",
     "draw_interval",
     "draw_sparkline",
+    "draw_tradeoff",
     "escaped",
     "markers_of",
     "unit_word",

@@ -34,6 +34,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "import_command": ("import", "checks"),
         "rescore_command": ("rescore",),
         "operators_command": ("operators",),
+        "remedy_command": ("remedy",),
     },
     "Find the cause": {"locate_command": ("locate",)},
     "Run the evaluator": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.charts import Marker, draw_distribution, draw_history, draw_interval, draw_sparkline, markers_of
+from kc_otel.charts import (
+    Marker,
+    TradeoffPoint,
+    draw_distribution,
+    draw_history,
+    draw_interval,
+    draw_sparkline,
+    draw_tradeoff,
+    markers_of,
+)
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
 
 PAST = [
@@ -215,3 +225,20 @@ def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days() -> None:
     saturday = datetime(2026, 3, 28, 12, tzinfo=berlin).timestamp()
     night = time_axis(saturday, saturday + 23 * 3600, berlin)
     assert [text for _, text in night.ticks] == ["12:00", "18:00", "Mar 29", "06:00", "12:00"]
+
+
+def test_a_choice_lies_where_its_bias_and_its_variance_are() -> None:
+    """The limit is a line across; what costs without end lies at the end; nothing is drawn of nothing."""
+    points = [
+        TradeoffPoint("none", 1.0, 0.2, 0.1, 0.3, "broken"),
+        TradeoffPoint("<cut>", 2.0, 0.01, 0.0, 0.02, "met", chosen=True),
+        TradeoffPoint("all dropped", math.inf, 0.5, 0.4, math.inf, "open"),
+    ]
+    chart = draw_tradeoff("tv on tables", points, 0.05)
+    (limit,) = paths(chart.svg, "c-limit")
+    ((good,),), ((bad,),), ((lost,),) = (paths(chart.svg, f"c-dot {k}") for k in ("c-line", "c-over", "c-below"))
+    assert bad[0] == 0.0 < good[0] < lost[0] <= 1000.0
+    assert lost[1] < bad[1] < limit[0][1] < good[1]
+    assert "<cut>" in texts(chart.svg)
+    assert chart.rows[-1][1] == ("all dropped", "inf", "0.5", "0.4 to unbounded")
+    assert draw_tradeoff("x", [], 0.1) is None

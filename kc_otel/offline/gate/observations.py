@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -65,7 +65,7 @@ class RecordingObservations:
         if sample is None or sample.count.size <= _BINS:
             return sample
         if quantity not in self._coarse:
-            self._coarse[quantity] = _merged(sample)
+            self._coarse[quantity] = sample.merged(_BINS)
         return self._coarse[quantity]
 
     @property
@@ -110,11 +110,3 @@ class RecordingObservations:
                 self._logits.update({name: (drift.values[:, at], drift.valid) for at, name in enumerate(LOGITS)})
             return self._logits[quantity]
         return None
-
-
-def _merged(sample: Binned) -> Binned:
-    """Neighbouring bins together; a merged bin has the outer edges."""
-    first = np.linspace(0, sample.count.size, _BINS + 1).astype(np.intp)[:-1]
-    last = np.append(first[1:], sample.count.size) - 1
-    count = np.add.reduceat(sample.count, first)
-    return replace(sample, lower=sample.lower[first], upper=sample.upper[last], count=count)

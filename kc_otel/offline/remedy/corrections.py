@@ -1,0 +1,204 @@
+"""Corrections of the mismatch between rollout and training kernel, as weights of recorded tokens.
+
+A correction gives token t of a sequence the weight c_t in the policy gradient: a ratio that is cut or zeroed outside of
+a range, times 0 or 1 from a rejection rule. c_t = 1 is no correction.
+
+Sources: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (truncation, TIS); Liu,
+Li et al. 2025, When Speed Kills Stability (masking, MIS; geometric ratios); Ling Team 2025, Every Step Evolves
+(IcePop: two-sided masking of tokens); DeepSeek-AI 2025, DeepSeek-V3.2 (masking of sequences with negative advantages).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.record.measure.sampled import log_ratio, saturated
+from kc_otel.recordings import Recording
+
+__all__ = ["Correction", "Ratios", "Rejection", "Statistic", "Weight", "weights"]
+
+Floats = NDArray[np.float64]
+Statistic = Literal[
+    "token_k1",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_mean_k1",
+    "seq_mean_k3",
+    "seq_max_k3",
+    "off_policy",
+]
+"""What a rejection rule looks at, k1 = -l and k3 = w - 1 - l of a token, as verl names it. `off_policy` is TRL's: the
+mean of k1 over a sequence whose advantage is negative; other sequences are never rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A ratio r as weight.
+
+    Attributes:
+        level: Whose ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`, exp(mean l) for its `geometric` mean.
+        edge: What becomes of r outside of [low, high]: cut to the range (`truncate`), or 0 (`mask`).
+        low: Least ratio, at least 0.
+        high: Largest ratio, above low.
+    """
+
+    level: Literal["token", "sequence", "geometric"]
+    edge: Literal["truncate", "mask"]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rule that takes tokens, or whole sequences, out: what has its statistic outside of [low, high]."""
+
+    statistic: Statistic
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What is done to rollouts before they are learned from.
+
+    Attributes:
+        weight: The ratio that tokens are weighted with; None for 1.
+        rejection: The rule that takes some of them out; None for none.
+    """
+
+    weight: Weight | None = None
+    rejection: Rejection | None = None
+
+    @property
+    def family(self) -> str:
+        """What kind it is, without its thresholds, such as `sequence truncate, seq_mean_k1`."""
+        weight = "" if self.weight is None else f"{self.weight.level} {self.weight.edge}"
+        rejection = "" if self.rejection is None else self.rejection.statistic
+        return ", ".join(filter(None, (weight, rejection))) or "none"
+
+    @property
+    def name(self) -> str:
+        """The same with its thresholds, such as `token mask [0.5, 2]`."""
+        weight = "" if self.weight is None else f"{self.weight.level} {self.weight.edge} {_range(self.weight)}"
+        rejection = "" if self.rejection is None else f"keep {self.rejection.statistic} {_range(self.rejection)}"
+        return ", ".join(filter(None, (weight, rejection))) or "none"
+
+    @property
+    def largest(self) -> float:
+        """No token's weight is larger."""
+        return 1.0 if self.weight is None else self.weight.high
+
+    def never_above(self, level: str) -> bool:
+        """Whether no token's weight is above its ratio of a level: it is only ever cut or dropped."""
+        weight = self.weight
+        return weight is not None and weight.level == level and (weight.edge == "mask" or weight.low <= 0.0)
+
+
+class Ratios:
+    """The ratios of a recording's tokens and sequences, and what rejection rules look at, each computed once.
+
+    Log ratios are kept within the range of all other measures; no threshold lies beyond it.
+
+    Attributes:
+        recording: Where they come from.
+        log_w: l of each token, [N].
+        log_sequence: sum l of each sequence, [S].
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.log_w: Floats = log_ratio(recording.train, recording.inference)
+        self.log_sequence: Floats = np.add.reduceat(self.log_w, recording.starts)
+
+    @cached_property
+    def token(self) -> Floats:
+        """W of each token, [N]."""
+        return np.exp(self.log_w)
+
+    @cached_property
+    def sequence(self) -> Floats:
+        """W = exp(sum l) of each token's sequence, [N]."""
+        return self.spread(np.exp(saturated(self.log_sequence)))
+
+    @cached_property
+    def geometric(self) -> Floats:
+        """exp(mean l) of each token's sequence, [N]."""
+        return self.spread(np.exp(self.log_sequence / self.recording.lengths))
+
+    @cached_property
+    def k3(self) -> Floats:
+        """Of each token, [N]."""
+        return np.expm1(self.log_w) - self.log_w
+
+    def spread(self, values: Floats) -> Floats:
+        """A number per sequence [S] for each of its tokens [N]."""
+        return np.repeat(values, self.recording.lengths)
+
+    def means(self, values: Floats) -> Floats:
+        """The mean of token values [N] over each sequence, [S]."""
+        return np.add.reduceat(values, self.recording.starts) / self.recording.lengths
+
+
+def _off_policy(of: Ratios) -> Floats:
+    if of.recording.advantages is None:
+        msg = f"{of.recording.source}: has no advantages; off_policy looks at their sign"
+        raise ValueError(msg)
+    return np.where(of.recording.advantages < 0.0, of.spread(of.means(-of.log_w)), -math.inf)
+
+
+_STATISTICS: Final[Mapping[Statistic, Callable[[Ratios], Floats]]] = MappingProxyType(
+    {
+        "token_k1": lambda of: -of.log_w,
+        "token_k3": lambda of: of.k3,
+        "seq_sum_k1": lambda of: of.spread(-of.log_sequence),
+        "seq_mean_k1": lambda of: of.spread(of.means(-of.log_w)),
+        "seq_mean_k3": lambda of: of.spread(of.means(of.k3)),
+        "seq_max_k3": lambda of: of.spread(np.maximum.reduceat(of.k3, of.recording.starts)),
+        "off_policy": _off_policy,
+    }
+)
+
+
+def weights(of: Ratios, correction: Correction) -> Floats:
+    """The weight c_t of every token, [N]; 0 for what is dropped.
+
+    >>> two = Recording(np.log([0.6, 0.3, 0.2]), np.log([0.2, 0.6, 0.2]), np.array([2, 1]), ({}, {}))
+    >>> weights(Ratios(two), Correction(Weight("token", "truncate", 0.0, 2.0))).round(2).tolist()
+    [2.0, 0.5, 1.0]
+    >>> weights(Ratios(two), Correction(Weight("sequence", "mask", 0.8, 1.25))).round(2).tolist()
+    [0.0, 0.0, 1.0]
+
+    Args:
+        of: The ratios of a recording.
+        correction: What is done to them.
+
+    Raises:
+        ValueError: If a rejection rule needs advantages and there are none.
+    """
+    found = np.ones(of.log_w.size)
+    if correction.weight is not None:
+        wanted = correction.weight
+        ratio: Floats = getattr(of, wanted.level)
+        if wanted.edge == "truncate":
+            found = np.clip(ratio, wanted.low, wanted.high)
+        else:
+            found = np.where((ratio >= wanted.low) & (ratio <= wanted.high), ratio, 0.0)
+    if correction.rejection is not None:
+        rule = correction.rejection
+        value = _STATISTICS[rule.statistic](of)
+        found = np.where((value >= rule.low) & (value <= rule.high), found, 0.0)
+    return found
+
+
+def _range(of: Weight | Rejection) -> str:
+    if math.isinf(of.low) or (of.low == 0.0 and isinstance(of, Weight)):
+        return f"at most {of.high:g}"
+    return f"[{of.low:.4g}, {of.high:.4g}]"

@@ -1,0 +1,105 @@
+"""`kc-otel remedy`: lines to paste, the same numbers as JSON and as a report, and what it refuses."""
+
+import json
+import shlex
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import remedy_command
+from kc_otel.offline.remedy import remedy as module
+from kc_otel.recordings import save_recording
+from tests.cli.test_compare_log import CONTRACT, make
+from tests.offline.remedy.test_remedy import SOME
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The exit code, standard output and standard error of the command, with a short catalogue."""
+    app = typer.Typer()
+    remedy_command.register(app)
+    monkeypatch.setattr(module, "catalogue", lambda **_: SOME)
+    monkeypatch.chdir(tmp_path)
+    save_recording(make(sequences=900), "log.npz")
+    tmp_path.joinpath("kept.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.95}"))
+    tmp_path.joinpath("broken.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.01}"))
+
+    def invoke(*arguments, width=100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def test_a_line_to_paste_is_one_line_on_any_terminal(run):
+    """It is longer than a terminal is wide, and nobody pastes half of it."""
+    code, out, _ = run("log.npz", "--contract", "kept.yaml", "--trainer", "verl", width=40)
+    assert code == 0
+    (line,) = [each for each in out.splitlines() if each.startswith("algorithm.")]
+    assert all("=" in word for word in shlex.split(line))
+    assert "slime" not in out
+
+
+def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
+    """The lines, the bias, the variance, what is dropped, by slice and sign of the advantage."""
+    code, out, _ = run("log.npz", "--contract", "kept.yaml", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert [each["name"] for each in answer["corrections"]] == [each.name for each in SOME]
+    chosen = next(each for each in answer["corrections"] if each["name"] == answer["chosen"]["trl"])
+    assert chosen["meets"]
+    assert chosen["lines"]["trl"] == answer["lines"]["trl"]
+    by_slice = {part["slice"]: part for part in chosen["slices"]}
+    assert set(by_slice) == {"all", "code", "tables"}
+    assert {one["clause"] for one in by_slice["tables"]["clauses"]} == {"token-tv", "reward"}
+    assert 0.0 <= by_slice["tables"]["dropped_tokens_positive_advantage"] <= 1.0
+
+
+def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
+    """With what comes closest, and where it breaks."""
+    code, out, _ = run("log.npz", "--contract", "broken.yaml")
+    assert code == 1
+    said = " ".join(out.split())
+    assert said.count("None keeps the contract. Closest is ") == 3
+    assert "reward on tables" in said
+
+
+def test_a_report_has_pictures_and_markdown_their_sentences(run, tmp_path):
+    """One picture for each clause, a point for each correction, the chosen one by name."""
+    code, _, _ = run("log.npz", "--contract", "kept.yaml", "--out", "r.html", "--out", "r.md")
+    page, text = (tmp_path / name for name in ("r.html", "r.md"))
+    assert code == 0
+    assert page.read_text().count("<figure>") == 2
+    assert page.read_text().count('class="c-dot') == 2 * len(SOME)
+    assert "token-tv on tables: " in text.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ("log.npz", "--contract", "kept.yaml", "--trainer", "ppo"),
+            "'ppo' is not known; write one of verl, trl",
+        ),
+        (("log.npz", "--contract", "kept.yaml", "--out", "r.pdf"), "neither HTML nor Markdown"),
+        (("none.npz", "--contract", "kept.yaml"), "none.npz"),
+        (("log.npz", "--contract", "log.npz"), "log.npz"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(run, arguments, why):
+    """Exit code 2, and a sentence."""
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert why in err
+
+
+def test_a_hostile_name_reaches_no_terminal_and_no_page_as_markup(run, tmp_path):
+    """The file's name is shown escaped."""
+    (tmp_path / "log.npz").rename(tmp_path / "<b>[red]\x1b[31m.npz")
+    code, out, err = run("<b>[red]\x1b[31m.npz", "--contract", "kept.yaml", "--out", "r.html")
+    assert code == 0, err
+    assert "\x1b" not in out
+    assert "<b>" not in (tmp_path / "r.html").read_text()

@@ -1,0 +1,189 @@
+"""What a correction leaves and costs, against every sequence of a small policy; and what holds of any log ratios."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.offline.remedy.corrections import Correction, Ratios, Rejection, Weight, weights
+from kc_otel.offline.remedy.effects import effects
+from kc_otel.offline.remedy.trainers import catalogue
+from kc_otel.recordings import Recording
+
+V, T = 3, 3
+
+
+class Policies:
+    """Two softmax policies over all sequences of up to T tokens of V, token 0 ending one; P is differentiable."""
+
+    def __init__(self, seed, drift, *, dropped=False):
+        rng = np.random.default_rng(seed)
+        self.tables = {}
+        self.rows = [y for n in range(1, T + 1) for y in itertools.product(range(V), repeat=n) if self.whole(y)]
+        for prefix in (p for n in range(T) for p in itertools.product(range(1, V), repeat=n)):
+            z = rng.standard_normal(V)
+            q = np.exp(z + drift * rng.standard_normal(V))
+            if dropped:
+                q[rng.integers(V)] = 1e-300
+            self.tables[prefix] = np.exp(z) / np.exp(z).sum(), q / q.sum()
+        steps = [[tuple(each[y[t]] for each in self.tables[y[:t]]) for t in range(len(y))] for y in self.rows]
+        self.p = np.array([math.prod(a for a, _ in each) for each in steps])
+        self.q = np.array([math.prod(b for _, b in each) for each in steps])
+        self.advantage = rng.uniform(-1.0, 1.0, len(self.rows))
+        lengths = np.array([len(y) for y in self.rows])
+        self.recording = Recording(
+            np.log([a for each in steps for a, _ in each]),
+            np.log([b for each in steps for _, b in each]),
+            lengths,
+            ({},) * len(self.rows),
+            advantages=np.repeat(self.advantage, lengths),
+        )
+
+    @staticmethod
+    def whole(y):
+        return 0 not in y[:-1] and (y[-1] == 0 or len(y) == T)
+
+    def scores(self):
+        """Grad log P of each token by the logits of its prefix, one matrix [tokens, parameters] a sequence."""
+        places = {prefix: V * at for at, prefix in enumerate(self.tables)}
+        for y in self.rows:
+            found = np.zeros((len(y), V * len(places)))
+            for t, token in enumerate(y):
+                at = places[y[:t]]
+                found[t, at : at + V] = -self.tables[y[:t]][0]
+                found[t, at + token] += 1.0
+            yield found
+
+
+CORRECTIONS = catalogue(advantages=True)
+
+
+@pytest.mark.parametrize(("seed", "drift", "dropped"), [(0, 0.1, False), (1, 0.6, False), (2, 0.3, True)])
+def test_the_distance_is_that_between_what_is_learned_from_and_the_training_kernel(seed, drift, dropped):
+    """Its mean over rollouts is half the L1 distance of the weighted rollouts to P, also without common support."""
+    of = Policies(seed, drift, dropped=dropped)
+    ratios = Ratios(of.recording)
+    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+        c = weights(ratios, correction)
+        steps = np.abs(c * ratios.spread(of.q) - ratios.spread(of.p))
+        assert of.q @ found.sequence == pytest.approx(0.5 * ratios.means(steps).sum(), abs=2e-7), correction.name
+        assert of.q @ found.weight == pytest.approx(of.q @ ratios.means(c)), correction.name
+        assert of.q @ found.square == pytest.approx(of.q @ ratios.means(c**2)), correction.name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_bias_of_a_gradient_is_beyond_its_bound(seed):
+    """Enumerated: ||E_Q[mean c A s] - E_P[mean A s]|| is at most 2 A_max G times the distance, and may be near."""
+    of = Policies(seed, 0.5, dropped=seed % 2 == 0)
+    ratios = Ratios(of.recording)
+    scores = list(of.scores())
+    longest = max(np.linalg.norm(each, axis=1).max() for each in scores)
+    spend = []
+    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+        c = np.split(weights(ratios, correction), of.recording.starts[1:])
+        under_q = sum(q * a * (w @ s) / w.size for q, a, w, s in zip(of.q, of.advantage, c, scores, strict=True))
+        under_p = sum(p * a * s.mean(axis=0) for p, a, s in zip(of.p, of.advantage, scores, strict=True))
+        bound = 2.0 * np.abs(of.advantage).max() * longest * (of.q @ found.sequence)
+        bias = np.linalg.norm(under_q - under_p)
+        assert bias <= bound * (1 + 1e-9) + 1e-6, correction.name
+        spend.append(bias / max(bound, 1e-6))
+    assert max(spend) > 0.02
+
+
+def test_sequence_ratios_leave_nothing_of_the_distance_and_token_ratios_that_of_prefixes():
+    """Uncut, with common support: none is TV_seq, the ratio of the sequence 0, token ratios lie in between."""
+    of = Policies(3, 0.2)
+    (plain, token, sequence) = effects(
+        Ratios(of.recording),
+        (
+            Correction(),
+            Correction(Weight("token", "truncate", 0.0, 1e6)),
+            Correction(Weight("sequence", "truncate", 0.0, 1e6)),
+        ),
+    )
+    assert of.q @ plain.sequence == pytest.approx(0.5 * np.abs(of.p - of.q).sum())
+    assert of.q @ sequence.sequence == pytest.approx(0.0, abs=1e-7)
+    assert 0.0 < of.q @ token.sequence < of.q @ plain.sequence
+
+
+def test_a_missing_push_is_what_the_weights_leave_by_sign_of_the_advantage():
+    """Mean of (w - c) A over the tokens of a sign, and NaN for a sequence without such tokens."""
+    of = Recording(
+        np.log([0.5, 0.2, 0.3]), np.log([0.25, 0.4, 0.3]), np.array([2, 1]), ({}, {}), advantages=np.array([1.0, 1, -2])
+    )
+    (found,) = effects(Ratios(of), (Correction(Weight("token", "truncate", 0.0, 1.5)),))
+    assert found.positive[0] == pytest.approx((2.0 - 1.5 + 0.0) / 2)
+    assert found.negative[1] == pytest.approx(0.0)
+    assert np.isnan(found.positive[1])
+    assert np.isnan(found.negative[0])
+
+
+log_ratios = st.lists(
+    st.lists(st.floats(-70.0, 20.0) | st.floats(-0.1, 0.1), min_size=1, max_size=6), min_size=1, max_size=6
+)
+
+
+def recorded(rows):
+    flat = np.concatenate([np.asarray(row) for row in rows])
+    lengths = np.array([len(row) for row in rows])
+    return Recording(
+        np.minimum(flat, 0.0),
+        np.minimum(flat, 0.0) - flat,
+        lengths,
+        ({},) * len(rows),
+        advantages=np.where(np.arange(flat.size) % 2, 1.0, -1.0),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(log_ratios, st.floats(1.0, 50.0), st.floats(1.0, 50.0))
+def test_a_wider_range_drops_no_more(rows, one, other):
+    """Masks are monotone in their thresholds: what a wider range drops, a narrower one drops too."""
+    narrow, wide = sorted((one, other))
+    ratios = Ratios(recorded(rows))
+    for level in ("token", "sequence", "geometric"):
+        kept = [weights(ratios, Correction(Weight(level, "mask", 1 / cap, cap))) > 0.0 for cap in (narrow, wide)]
+        assert (kept[0] <= kept[1]).all()
+    for statistic in ("token_k1", "token_k3", "seq_sum_k1", "seq_mean_k1", "seq_mean_k3", "seq_max_k3", "off_policy"):
+        kept = [
+            weights(ratios, Correction(None, Rejection(statistic, -math.log(cap), math.log(cap)))) > 0.0
+            for cap in (narrow, wide)
+        ]
+        assert (kept[0] <= kept[1]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(log_ratios)
+def test_integrands_stay_in_the_range_that_their_intervals_take_for_granted(rows):
+    """1/2 - c/2 to 1/2 + c/2, and to 1/2 where no weight is above its ratio; whatever the log ratios."""
+    ratios = Ratios(recorded(rows))
+    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+        most = correction.largest
+        for level, values in (("token", found.token), ("sequence", found.sequence)):
+            high = 0.5 if correction.never_above(level) else 0.5 + 0.5 * most
+            assert (values <= high + 1e-9).all(), correction.name
+            assert (values >= min(0.0, 0.5 - 0.5 * most) - 1e-9).all(), correction.name
+        assert (found.square <= most * most + 1e-9).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(log_ratios)
+def test_truncation_far_above_every_ratio_is_the_ratio_itself(rows):
+    """With cap to infinity nothing is left of the integrand but half of 1 - r, whose mean is half the mass Q misses."""
+    ratios = Ratios(recorded(rows))
+    for level in ("token", "sequence"):
+        (found,) = effects(ratios, (Correction(Weight(level, "truncate", 0.0, 1e9)),))
+        expected = 0.5 - 0.5 * ratios.means(getattr(ratios, level))
+        assert getattr(found, level) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_masking_sequences_by_their_advantage_takes_advantages():
+    """Without them the rule is refused, and it is not in the catalogue."""
+    of = recorded([[0.1, 0.2]])
+    bare = Recording(of.train, of.inference, of.lengths, of.attributes)
+    with pytest.raises(ValueError, match="has no advantages; off_policy looks at their sign"):
+        weights(Ratios(bare), Correction(None, Rejection("off_policy", -math.inf, 0.1)))
+    assert not [each for each in catalogue(advantages=False) if "off_policy" in each.name]

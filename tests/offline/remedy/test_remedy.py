@@ -1,0 +1,190 @@
+"""What is chosen, and whether it is true: on rollouts of kernels whose every sequence can be enumerated."""
+
+import json
+
+import numpy as np
+import pytest
+
+from examples.rl_bias.exact import joint
+from examples.rl_bias.kernels import FAMILIES, train_log_probs
+from examples.rl_bias.policy import Policy
+from examples.rl_bias.rollouts import SEED, record
+from kc_otel.contract.load import load_text
+from kc_otel.offline.remedy import remedy as module
+from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
+from kc_otel.offline.remedy.remedy import as_data, remedy
+from kc_otel.recordings import Recording
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: tiny, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+assumptions: {reward_range: [0, 2], horizon: 8, advantage_max: 1, score_norm_max: 3, clip: 0.2}
+slices: {tables: {where: {task: tables}}, prose: {where: {task: prose}}, none: {where: {task: nobody}}}
+statistical:
+"""
+REWARD = "  - {id: reward, metric: reward_drift_bound, limit: 0.1}\n"
+SOME = (
+    Correction(),
+    Correction(Weight("token", "truncate", 0.0, 2.0)),
+    Correction(Weight("sequence", "truncate", 0.0, 1.5)),
+    Correction(Weight("sequence", "mask", 0.5, 2.0)),
+    Correction(None, Rejection("seq_sum_k1", np.log(0.5), np.log(2.0))),
+)
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    """Eight thousand sequences of eight tokens; on tables the rollout kernel has 4-bit weights."""
+    return record(tmp_path_factory.mktemp("rollouts") / "rollouts.npz")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """A short catalogue, for speed."""
+    monkeypatch.setattr(module, "catalogue", lambda **_: SOME)
+
+
+def contract(*clauses):
+    return load_text(CONTRACT + "".join(clauses), "tiny.yaml")
+
+
+def found(of, correction, clause, slice):
+    (each,) = [one for one in of.replayed if one.correction == correction]
+    (one,) = [one for one in each.findings if (one.promise.clause, one.promise.slice) == (clause, slice)]
+    return one
+
+
+def test_what_is_left_of_enumerated_kernels_lies_in_the_intervals(rollouts):
+    """TV_seq of tables, and half the L1 distance that truncation at 1.5 leaves, times the width of the rewards."""
+    kernel = next(each for each in FAMILIES if each.label == "int4 per channel")
+    policy = Policy.random(SEED)
+    p = np.exp(joint(train_log_probs(policy, 8)))
+    q = np.exp(joint(kernel.log_probs(policy, 8, kernel.reference)))
+    of = remedy(rollouts, contract(REWARD))
+    for correction, c in ((SOME[0], np.ones_like(p)), (SOME[2], np.minimum(p / q, 1.5))):
+        interval = found(of, correction, "reward", "tables").interval
+        truth = 2 * 0.5 * np.abs(c * q - p).sum()
+        assert interval.lower <= truth <= interval.upper
+        assert interval.upper - interval.lower < 0.06
+        (each,) = [one for one in of.replayed if one.correction == correction]
+        assert each.costs["tables"].variance == pytest.approx((q @ c**2) / (q @ c) ** 2, rel=0.02)
+
+
+def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(rollouts):
+    """Ratios of tokens leave the prefixes of tables where they are; slime has no others."""
+    of = remedy(rollouts, contract(REWARD))
+    states = {each.correction: each.meets for each in of.replayed}
+    assert not states[SOME[0]]
+    assert not states[SOME[1]]
+    assert states[SOME[2]]
+    assert states[SOME[3]]
+    assert of.chosen["verl"].correction == of.chosen["trl"].correction == SOME[2]
+    assert of.chosen["slime"] is None
+    assert of.closest("slime").correction == SOME[1]
+    assert found(of, SOME[1], "reward", "tables").state == "broken"
+
+
+def test_no_correction_is_chosen_where_none_is_needed(rollouts):
+    """The contract is kept as it is: nothing else has less variance."""
+    of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.2}\n"))
+    assert {each.correction for each in of.chosen.values()} == {SOME[0]}
+
+
+def test_a_promise_on_tokens_is_kept_by_ratios_of_tokens_or_of_sequences(rollouts):
+    """Uncorrected it is the clause as it is judged by sequence; both kinds bring it near 0, each in its own way."""
+    of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
+    tables = rollouts.only(np.array([each["task"] == "tables" for each in rollouts.attributes]), np.zeros(0, bool))
+    plain = np.maximum(-np.expm1(tables.train - tables.inference), 0.0).mean()
+    assert found(of, SOME[0], "tv", "tables").interval.estimate == pytest.approx(plain, rel=1e-6)
+    assert found(of, SOME[0], "tv", "tables").state == "broken"
+    assert found(of, SOME[1], "tv", "tables").state == found(of, SOME[2], "tv", "tables").state == "met"
+    assert of.chosen["verl"].correction == SOME[1]
+
+
+def test_a_cost_can_be_promised_too(rollouts):
+    """chi2_token limits what the weights that are used take from the effective sample size."""
+    of = remedy(rollouts, contract(REWARD, "  - {id: ess, metric: chi2_token, limit: 0.01}\n"))
+    assert found(of, SOME[0], "ess", "tables").interval.estimate == 0.0
+    each = found(of, SOME[2], "ess", "tables")
+    assert each.interval.estimate == pytest.approx(1 / 0.944 - 1, rel=0.05)
+    assert of.chosen["verl"] is None
+
+
+def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
+    """The clause as it is without a correction; a mask by the ratio takes push away, and from which side it says."""
+    clauses = [
+        f"  - {{id: {side}, metric: advantage_drift_{side}, limit: 0.05}}\n" for side in ("positive", "negative")
+    ]
+    of = remedy(rollouts, contract(*clauses))
+    positive = rollouts.advantages > 0
+    push = (np.expm1(rollouts.train - rollouts.inference) * rollouts.advantages)[positive].reshape(-1, 8).mean()
+    assert found(of, SOME[0], "positive", "all").interval.estimate == pytest.approx(push, abs=1e-7)
+    costs = next(each for each in of.replayed if each.correction == SOME[4]).costs["tables"]
+    assert costs.dropped > 0.0
+    assert costs.dropped == pytest.approx(costs.dropped_sequences)
+    assert min(costs.dropped_positive, costs.dropped_negative) <= costs.dropped
+    assert max(costs.dropped_positive, costs.dropped_negative) >= costs.dropped
+
+
+def test_few_sequences_meet_nothing(rollouts):
+    """However tight the interval: the contract says from how many on a slice is known."""
+    kept = np.zeros(rollouts.lengths.size, dtype=bool)
+    kept[:50] = True  # of prose, where the kernels hardly differ
+    of = remedy(rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
+    one = found(of, SOME[0], "tv", "all")
+    assert one.interval.upper < 0.9
+    assert one.state == "open"
+    assert of.chosen == {"verl": None, "trl": None, "slime": None}
+
+
+def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):
+    """Kernels' own metrics, statistics that are no means, and signs without advantages."""
+    bare = Recording(rollouts.train, rollouts.inference, rollouts.lengths, rollouts.attributes)
+    of = remedy(
+        bare,
+        contract(
+            "  - {id: kl, metric: k3, limit: 0.1}\n",
+            "  - {id: tail, metric: tv_token, statistic: p99, limit: 0.1}\n",
+            "  - {id: push, metric: advantage_drift_negative, limit: 0.1}\n",
+        ),
+    )
+    assert of.promises == ()
+    assert len(of.beyond) == 3
+    assert "weights do not change it" in of.beyond[0]
+    assert "is not a mean" in of.beyond[1]
+    assert of.beyond[2] == "push: the recording has no advantages"
+    assert not any(of.chosen.values())
+
+
+@pytest.mark.parametrize("log_w", [-900.0, 900.0, 0.0])
+def test_kernels_that_share_nothing_are_numbers_all_the_same(log_w):
+    """Ratios beyond any range: every number of the JSON is finite or null; slices without sequences are left out."""
+    size = 200
+    train, inference = min(log_w, 0.0) - 1.0, min(-log_w, 0.0) - 1.0
+    of = remedy(
+        Recording(
+            np.full(2 * size, train), np.full(2 * size, inference), np.full(size, 2), ({"task": "tables"},) * size
+        ),
+        contract(REWARD),
+    )
+    data = as_data(of)
+    json.dumps(data, allow_nan=False)
+    assert [part["slice"] for part in data["corrections"][0]["slices"]] == ["all", "tables"]
+    assert data["corrections"][0]["meets"] is (log_w >= 0.0)
+
+
+def test_a_repeated_draw_stays_below_the_bound():
+    """Of 40 recordings of 300 sequences none has an upper bound below the distance that is really left."""
+    kernel = next(each for each in FAMILIES if each.label == "int4 per channel")
+    policy = Policy.random(SEED)
+    p = np.exp(joint(train_log_probs(policy, 3)))
+    q = np.exp(joint(kernel.log_probs(policy, 3, kernel.reference)))
+    truth = np.abs(np.minimum(p / q, 1.5) * q - p).sum()
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(40):
+        rows = rng.choice(q.size, size=300, p=q / q.sum())
+        drawn = Recording(np.log(p[rows]), np.log(q[rows]), np.ones(300, int), ({"task": "tables"},) * 300)
+        missed += found(remedy(drawn, contract(REWARD)), SOME[2], "reward", "all").interval.upper < truth
+    assert missed == 0
