@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     )
     commands.command("grafana")(grafana)
     commands.command("prometheus")(prometheus)
+    commands.command("kubernetes")(kubernetes)
     app.add_typer(commands, name="generate")
 
 
@@ -56,6 +57,26 @@ def prometheus(contracts: _Contracts, out: _Out, check: _Check = False) -> None:
     from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
 
     _generate(contracts, out, prometheus_files, check=check)
+
+
+def kubernetes(
+    contracts: _Contracts,
+    out: _Out,
+    check: _Check = False,
+    image: Annotated[str, typer.Option(help="The evaluator's image, without its tag.")] = "kc-otel",
+) -> None:
+    """An evaluator on Kubernetes: a Kustomize base, components of rules and boards, and an overlay of everything."""
+    from kc_otel.contract.load import check_all  # noqa: PLC0415
+    from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415
+    from kc_otel.generate.kubernetes import kubernetes_files  # noqa: PLC0415 - a quick --help
+
+    def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
+        known = ((each.contract, each.source) for each in check_all(contracts))
+        texts = {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
+        boards = [each for each in grafana_files(loaded) if "dashboards" in each.path.parts]
+        return kubernetes_files(loaded, texts, boards, image)
+
+    _generate(contracts, out, made, check=check)
 
 
 def _generate(

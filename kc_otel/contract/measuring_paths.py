@@ -26,6 +26,8 @@ class MeasuringPath(StrEnum):
     """vLLM's requests, kept in a file and scored again by `kc-otel rescore`."""
     TRL = "trl"
     """`kc_otel.integrations.trl.instrument`."""
+    VERL = "verl"
+    """The plugin of verl, `kc_otel.integrations.verl`."""
     LOOP = "loop"
     """A `Recorder` that is called with everything that it takes."""
     GATE = "gate"
@@ -38,6 +40,7 @@ AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = MappingProxyType(
             {"prompt_tokens", "completion_tokens", "response_tokens", "temperature", "finish_reason", "lora", "model"}
         ),
         MeasuringPath.TRL: frozenset({"prompt_tokens", "completion_tokens", "advantage", "mode"}),
+        MeasuringPath.VERL: frozenset({"prompt_tokens", "completion_tokens", "data_source"}),
         MeasuringPath.LOOP: frozenset(),
         MeasuringPath.GATE: frozenset(),
     }
@@ -48,6 +51,7 @@ _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
     {
         MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
         MeasuringPath.TRL: "a column of the dataset",
+        MeasuringPath.VERL: "a column of the dataset",
         MeasuringPath.LOOP: "attributes= of compare",
         MeasuringPath.GATE: "a column of the recording",
     }
@@ -61,6 +65,8 @@ _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
         (MeasuringPath.VLLM, Origin.RUNTIME): "a plain vLLM does not say which step its weights are of; a trainer "
         "measures it",
         (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens and no full logits; judge "
+        "it at a gate, or with Recorder.compare_logits",
+        (MeasuringPath.VERL, Origin.LOGITS): "verl keeps log-probabilities of sampled tokens and no full logits; judge "
         "it at a gate, or with Recorder.compare_logits",
         (
             MeasuringPath.GATE,

@@ -38,11 +38,13 @@ slices: {code: {where: {task: code}}}
 statistical: [{id: token-tv, metric: tv_token, unit: sequence, limit: 0.05}]
 escalation: [{on: fail, do: [notify]}]
 """
+READERS_MODULES = {"verl.trainer.main_ppo"}
 READERS_PROGRAMS = {
     "vllm",
     "curl",
     "docker",
     "git",
+    "kubectl",
     "cp",
     "export",
     "opentelemetry-instrument",
@@ -176,7 +178,7 @@ def known(words: list[str], command: Any) -> None:
         asked = {extra for found in re.findall(r"\[(.*?)\]", " ".join(arguments)) for extra in found.split(",")}
         assert asked <= set(project["optional-dependencies"]), words
     elif program.endswith("python") and arguments[0] == "-m":
-        assert importlib.util.find_spec(arguments[1]), words
+        assert arguments[1] in READERS_MODULES or importlib.util.find_spec(arguments[1]), words
     else:
         assert program.rpartition("/")[2] in READERS_PROGRAMS, words
 

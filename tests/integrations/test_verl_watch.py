@@ -1,0 +1,189 @@
+"""The plugin of verl without verl: what it takes from batches, and that it never raises into a trainer."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kc_otel.contract.load import load_text
+from kc_otel.integrations.verl.configuration import kernels, processings
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
+from kc_otel.integrations.verl.watch import TrainerWatch
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: fsdp}, inference: {engine: vllm}}
+slices: {code: {where: {data_source: code}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
+"""
+ROWS, WIDTH = 6, 5
+
+
+class Recorded:
+    """Stands for the recorder: keeps what it is given."""
+
+    def __init__(self, **kernels):
+        self.calls, self.dropped, self.kernels = [], [], kernels
+
+    def compare(self, train, inference, **given):
+        self.calls.append((train, inference, given))
+
+    def drop(self, reason, why):
+        self.dropped.append((reason, why))
+
+    def force_flush(self):
+        return True
+
+
+def proto(**columns):
+    """A `verl.DataProto` as far as it is read."""
+    said = -torch.rand(ROWS, WIDTH)
+    batch = {
+        "responses": torch.arange(ROWS * WIDTH).view(ROWS, WIDTH),
+        "rollout_log_probs": said,
+        "old_log_probs": said + 0.01,
+        "response_mask": torch.ones(ROWS, WIDTH, dtype=torch.int64).tril(2),
+        "attention_mask": torch.ones(ROWS, WIDTH + 3),
+    }
+    columns = {"data_source": np.array(["code", "prose"] * 3, dtype=object), **columns}
+    return SimpleNamespace(batch=SizedDict(batch), non_tensor_batch=columns)
+
+
+class SizedDict(dict):
+    """As long as its tensors."""
+
+    def __len__(self):
+        return ROWS
+
+
+class Given(dict):
+    """As an `omegaconf.DictConfig` is read."""
+
+    __getattr__ = dict.__getitem__
+
+
+def config(**rollout):
+    rollout = {"name": "vllm", "dtype": "bfloat16", "temperature": 0.7, "top_p": 0.9, "top_k": -1,
+               "tensor_model_parallel_size": 2, "calculate_log_probs": True, **rollout}  # fmt: skip
+    actor = Given(strategy="fsdp", fsdp_config=Given(dtype="float32"))
+    correction = Given(rollout_correction=Given(bypass_mode=rollout.pop("bypass", False)))
+    return Given(algorithm=correction, actor_rollout_ref=Given(actor=actor, rollout=Given(rollout)))
+
+
+@pytest.fixture
+def made():
+    return []
+
+
+@pytest.fixture
+def watch(made):
+    def make(_, **kernels):
+        made.append(Recorded(**kernels))
+        return made[-1]
+
+    return TrainerWatch(load_text(CONTRACT), make)
+
+
+def done(*_, **__):
+    return "done"
+
+
+def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
+    """Both sides and the mask as they were compared, advantages as they came later; kernels of the configuration."""
+    data = proto()
+    mask = data.batch["response_mask"]
+
+    def fit():
+        assert watch.around_debug_metrics(done, None, (data,), {}) == "done"
+        assert made == []
+        data.batch.update(response_mask=mask * 0, advantages=torch.full((ROWS, WIDTH), 2.0))
+        assert watch.around_data_metrics(done, None, (), {"batch": data}) == "done"
+        assert watch.around_data_metrics(done, None, (), {"batch": data}) == "done"
+
+    trainer = SimpleNamespace(config=config(), global_steps=8)
+    watch.around_fit(fit, trainer, (), {})
+    ((train, inference, given),) = made[0].calls
+    assert torch.equal(train, data.batch["old_log_probs"])
+    assert torch.equal(inference, data.batch["rollout_log_probs"])
+    assert torch.equal(given["mask"], mask)
+    assert torch.equal(given["token_ids"], data.batch["responses"])
+    assert (given["advantages"] == 2).all()
+    assert given["weights"] == (7, None)
+    assert given["attributes"][1] == {"data_source": "prose", "prompt_tokens": 3, "completion_tokens": 4}
+    assert given["processing"] == ({"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9})
+    kernel = made[0].kernels["inference"]
+    assert (kernel.engine, kernel.dtype, kernel.parallelism) == ("vllm", "bfloat16", "tp=2")
+    assert (made[0].kernels["train"].engine, made[0].kernels["train"].dtype) == ("fsdp", "float32")
+
+
+def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
+    """With the next step's batch, and the last one when training ends."""
+
+    def fit():
+        watch.around_debug_metrics(done, None, (proto(),), {})
+        watch.around_debug_metrics(done, None, (proto(),), {})
+        assert len(made[0].calls) == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch.around_fit(fit, SimpleNamespace(config=config(), global_steps=1), (), {})
+    assert len(made[0].calls) == 2
+    assert all(given["advantages"] is None for *_, given in made[0].calls)
+
+
+def test_rows_go_with_the_weights_that_sampled_them():
+    """One group for each version, without rows that verl made up to fill its batch."""
+    versions = np.array([3, 3, 2, 2, 2, None], dtype=object)
+    logged = LoggedBatch.of(proto(min_global_steps=versions))
+    logged.kept = np.array([True] * 3 + [False] + [True] * 2)
+    groups = {version: rows.tolist() for version, rows in by_version(logged)}
+    assert groups == {3: [0, 1], 2: [2, 4], None: [5]}
+
+
+def test_columns_are_read_as_the_queue_gives_them():
+    """Plain values, NumPy's, and those that tensordict has wrapped; nothing is made of other things."""
+    wrapped = [SimpleNamespace(data="code"), SimpleNamespace(data="prose")]
+    columns = {"data_source": wrapped, "level": np.array([1, 2]), "raw": [{}, []], "uid": ["a", "b"], "short": ["x"]}
+    assert attributes_of(columns, 2) == [{"data_source": "code", "level": 1}, {"data_source": "prose", "level": 2}]
+
+
+@pytest.mark.parametrize("data", [None, SimpleNamespace(batch={}), proto(data_source=[object()] * ROWS)])
+def test_nothing_is_raised_into_a_trainer(watch, made, caplog, data):
+    """Whatever verl hands over; a fault is said once."""
+    with caplog.at_level(logging.ERROR, "kc_otel"):
+        for _ in range(3):
+            assert watch.around_debug_metrics(done, None, (data,), {}) == "done"
+            assert watch.around_data_metrics(done, None, (data,), {}) == "done"
+    if made:
+        assert made[0].calls
+    else:
+        assert len(caplog.records) == 1
+        assert "a batch of verl was not recorded" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"bypass": True}, "bypass_mode is on"),
+        ({"calculate_log_probs": False}, "set actor_rollout_ref.rollout.calculate_log_probs=True"),
+        ({}, ""),
+    ],
+)
+def test_settings_that_leave_nothing_to_measure_are_said(watch, caplog, changed, said):
+    """In one line with the setting; nothing is said of a run that is measured."""
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        watch.around_fit(done, SimpleNamespace(config=config(**changed), global_steps=1), (), {})
+    assert said in caplog.text
+    assert bool(caplog.records) == bool(said)
+
+
+def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
+    """With `raw_logprobs` the engine's side has no temperature in it: the mismatch is told, and not measured."""
+    train, inference = processings(config(logprobs_mode="raw_logprobs"))
+    assert (train, inference) == ({"temperature": 0.7}, {})
+    assert kernels(config(name="sglang"))[1].engine == "sglang"
