@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     commands.command("grafana")(grafana)
     commands.command("prometheus")(prometheus)
     commands.command("kubernetes")(kubernetes)
+    commands.command("semconv")(semconv)
     app.add_typer(commands, name="generate")
 
 
@@ -79,6 +80,13 @@ def kubernetes(
     _generate(contracts, out, made, check=check)
 
 
+def semconv(out: _Out, check: _Check = False) -> None:
+    """Every name that kc-otel sends, as a semantic-convention registry for OpenTelemetry Weaver."""
+    from kc_otel.generate.semantic_conventions import semantic_convention_files  # noqa: PLC0415 - a quick --help
+
+    _write(semantic_convention_files(), out, check=check)
+
+
 def _generate(
     paths: Sequence[Path],
     out: Path,
@@ -88,10 +96,16 @@ def _generate(
 ) -> None:
     """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
     from kc_otel.contract import load_all  # noqa: PLC0415
-    from kc_otel.generate.files import stale, write  # noqa: PLC0415
 
     with unusable(ModuleNotFoundError):
         files = make(load_all(paths))
+    _write(files, out, check=check)
+
+
+def _write(files: Sequence[GeneratedFile], out: Path, *, check: bool) -> None:
+    from kc_otel.generate.files import stale, write  # noqa: PLC0415
+
+    with unusable():
         changed = stale(files, out) if check else write(files, out)
     for file in files:
         state = "unchanged" if file not in changed else "stale" if check else "written"

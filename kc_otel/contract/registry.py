@@ -128,11 +128,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of metrics, spans or log records."""
+    """An attribute of metrics, spans or log records, of one of OpenTelemetry's types."""
 
     name: str
     meaning: str
     on: tuple[str, ...]
+    type: str = "string"
 
 
 _XU_WU = "Xu and Wu 2026, arXiv:2606.07581"
@@ -519,7 +520,7 @@ METRICS: Final[dict[str, Metric]] = {m.name: m for m in _METRICS}
 
 _ATTRIBUTES: Final = (
     Attribute("kc.contract", "metadata.name of the contract.", ("metric", "span", "log")),
-    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log")),
+    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log"), "int"),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
     Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),
@@ -563,14 +564,14 @@ _ATTRIBUTES: Final = (
     Attribute("kc.endpoint", "Name of a webhook endpoint.", ("metric",)),
     Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`.", ("metric",)),
     Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE or NO_DATA.", ("log",)),
-    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",)),
-    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",)),
-    Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",)),
-    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",)),
-    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",)),
-    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",)),
-    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",)),
-    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",)),
+    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
+    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),
+    Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",), "string[]"),
+    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",), "double"),
+    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",), "double"),
+    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",), "int"),
+    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",), "int"),
+    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",), "int"),
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
     Attribute("kc.weights.inference", "Weight version of the inference kernel.", ("span",)),
 )  # fmt: skip
