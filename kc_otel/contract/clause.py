@@ -106,6 +106,9 @@ class Clause(Strict):
         if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
             msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
             raise ValueError(msg)
+        if self.opposite is not None and self.cap is not None:
+            msg = f"cap: {self.metric} has no tail to cut; leave the cap out"
+            raise ValueError(msg)
         if self.metric in OPERATORS and self.operator is None:
             msg = (
                 f"metric: {self.metric} is observed of single operators; name one, such as `operator: attention`, as "
@@ -165,6 +168,12 @@ class Clause(Strict):
         """The recorded quantity whose observations the statistic is taken of; None for a `gen_ai.*` histogram."""
         known = self._recorded
         return BY_SEQUENCE[known.key] if known is not None and self.by_sequence else known
+
+    @property
+    def opposite(self) -> Quantity | None:
+        """The quantity that bounds the clause's metric from the other side; None where one quantity says all of it."""
+        known = DERIVED.get(self.metric)
+        return QUANTITIES[known.opposite] if known is not None and known.opposite is not None else None
 
     @property
     def by_sequence(self) -> bool:

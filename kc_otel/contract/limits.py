@@ -16,6 +16,7 @@ _NOUN: Final = {
     "tv_token": "a total variation",
     "tv_seq": "a total variation",
     "tv_exact": "a total variation",
+    "reward_drift": "a reward drift over this reward_range",
     "reward_drift_bound": "a reward drift over this reward_range",
     "gradient_bias_bound": "a gradient bias under these assumptions",
     "support_deficit": "a probability",
@@ -67,7 +68,7 @@ def scale_of(metric: str, assumptions: Assumptions) -> float | None:
         return None
     if metric == "clip_budget_share" and assumptions.clip is not None:
         return 1.0 / math.log1p(assumptions.clip)
-    if metric == "reward_drift_bound" and assumptions.reward_range is not None:
+    if metric in {"reward_drift", "reward_drift_bound"} and assumptions.reward_range is not None:
         return assumptions.reward_range[1] - assumptions.reward_range[0]
     if metric == "gradient_bias_bound":
         return (

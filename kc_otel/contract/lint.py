@@ -36,6 +36,7 @@ _HOME: Final = {
     Origin.LOGPROBS: "statistical",
     Origin.ADVANTAGES: "statistical",
     Origin.TRUNCATION: "statistical",
+    Origin.REWARDS: "statistical",
     Origin.RUNTIME: "runtime",
 }
 _EXAMPLE: Final = {

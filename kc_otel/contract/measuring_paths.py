@@ -62,6 +62,10 @@ _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
         "judge it at a gate, or with Recorder.compare_logits where both kernels' logits are at hand",
         (MeasuringPath.VLLM, Origin.ADVANTAGES): "served requests have no advantages; a trainer measures it",
         (MeasuringPath.TRL, Origin.TRUNCATION): "TRL does not say which tokens truncation kept; sample with top_p=1",
+        (
+            MeasuringPath.VLLM,
+            Origin.REWARDS,
+        ): "served requests have no rewards; a trainer measures it, or a loop of your own that scores them",
         (MeasuringPath.VLLM, Origin.RUNTIME): "a plain vLLM does not say which step its weights are of; a trainer "
         "measures it",
         (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens and no full logits; judge "

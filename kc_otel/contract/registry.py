@@ -38,6 +38,7 @@ class Origin(StrEnum):
     LOGITS = "logits"
     ADVANTAGES = "advantages"
     TRUNCATION = "the mass that truncation kept"
+    REWARDS = "rewards"
     OPERATORS = "operator outputs"
     RUNTIME = "runtime"
 
@@ -105,6 +106,8 @@ class Derived:
         needs: Assumptions that the factors are made of.
         meaning: One sentence.
         source_text: Where the definition comes from.
+        opposite: Key of the quantity that bounds it from the other side, where it takes two to judge it: of a metric
+            whose limit holds on either side of 0.
     """
 
     key: str
@@ -113,6 +116,7 @@ class Derived:
     needs: tuple[str, ...]
     meaning: str
     source_text: str
+    opposite: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class Attribute:
 
 
 _XU_WU = "Xu and Wu 2026, arXiv:2606.07581"
+_REWARD_SIDES = "E_Q[W(1-u)] <= E_P[1-u], with equality where Q can sample what P can"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 _QUANTITIES: Final = (
@@ -199,6 +204,16 @@ _QUANTITIES: Final = (
         "1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift is then "
         "of both kernels over K, and says nothing of it.",
         "TV(P, P/P(K)) = 1 - P(K)",
+    ),
+    Quantity(
+        "reward_above", "kc.drift.reward_above", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
+        "(1-W)(1-u) of a sequence, u its reward as a share of reward_range; its mean is at least E_P[u] - E_Q[u].",
+        _REWARD_SIDES,
+    ),
+    Quantity(
+        "reward_below", "kc.drift.reward_below", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
+        "(1-W)u of a sequence, u its reward as a share of reward_range; its mean is at least E_Q[u] - E_P[u].",
+        _REWARD_SIDES,
     ),
     Quantity(
         "logit_half_range", "kc.drift.logit_half_range", "1", Unit.TOKEN, Origin.LOGITS, 0.0, math.inf, 20.0, "p99.9",
@@ -311,6 +326,13 @@ _DERIVED: Final = (
         "(r_max - r_min) * TV_seq: most that the expected reward can differ between the kernels.", _XU_WU,
     ),
     Derived(
+        "reward_drift", "reward_above", "1", ("reward_range",),
+        "|E_P[r] - E_Q[r]|: how far the kernels' expected rewards are apart, from the rewards of sampled sequences; "
+        "limited on either side, without an assumption on supports.",
+        _REWARD_SIDES,
+        opposite="reward_below",
+    ),
+    Derived(
         "gradient_bias_bound", "tv_seq", "1", ("advantage_max", "score_norm_max", "horizon"),
         "2 A_max G_seq TV_seq with G_seq = horizon * score_norm_max: most that sampling from the inference kernel "
         "can bias the policy gradient.",
@@ -327,7 +349,8 @@ _IN_WINDOW = (*_CELL, "kc.window")
 _METRICS: Final = (
     Metric(
         "kc.input.invalid", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
-        "Sequences that failed an input check and were therefore not measured.",
+        "Sequences that failed an input check and were therefore not measured; of those with the reason "
+        "`reward_out_of_range` the reward alone was not used.",
     ),
     Metric(
         "kc.recorder.tokens", "{token}", Instrument.COUNTER, ("kc.contract",),

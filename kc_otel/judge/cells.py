@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series
-from kc_otel.judge.fail_evidence import HeldEvidence
+from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series, rings
+from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.points import INVALID, series_name
-from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
@@ -54,13 +55,14 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
             for pair in sorted((present or pairs) - crowded - ({_NOBODY} if crowded else set())):
                 cell = Cell(contract.name, clause.id, slice, *pair)
                 series = here.get(pair)
-                alarm = _alarm(state, cell, series, now)
+                opposite = _opposite(state, clause, slice, pair)
+                alarm = _alarm(state, cell, series, now, opposite)
                 if silence or not present:
                     span = _span(contract.observability.long_window)
                     absence = silence or f"no observations of {metric} on slice {slice} in {span}"
                     yield Evidence(cell, clause, _nothing, absence, alarm, observed=pair in here)
                 else:
-                    yield Evidence(cell, clause, partial(_sample, here[pair], now), alarm=alarm)
+                    yield Evidence(cell, clause, partial(_sample, here[pair], now, opposite), alarm=alarm)
 
 
 def _current(
@@ -139,25 +141,36 @@ def _covered(series: Series, now: float) -> bool:
     return ring.index(series.newest) > ring.index(now) - ring.size
 
 
-def _sample(series: Series, now: float, window: Window) -> Binned:
-    return series.rings[SHORT if window == "short" else LONG].binned(now)
+def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
+    """The series that bounds a clause's from the other side: an empty one before it came, None where there is none."""
+    name = opposite_name(clause)
+    return None if name is None else state.pairs(name, slice).get(pair) or Series(rings(state.contract))
 
 
-def _alarm(state: ContractState, cell: Cell, series: Series | None, now: float) -> Alarm:
-    held = state.evidence.cells.get(cell)
-    since = _nothing if series is None else partial(_sample_since, state, series, held, now)
-    return Alarm(state.evidence.share(cell), held is not None and held.failing, since)
+def _sample(series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
+    own = series.rings[SHORT if window == "short" else LONG].binned(now)
+    return own if opposite is None else replace(own, opposite=_sample(opposite, now, None, window))
+
+
+def _alarm(
+    state: ContractState, cell: Cell, series: Series | None, now: float, opposite: Series | None = None
+) -> Alarm:
+    since = _nothing if series is None else partial(_sample_since, state, cell, series, now, opposite)
+    return Alarm(state.evidence.share(cell), state.evidence.failing(cell), since)
 
 
 def _sample_since(
-    state: ContractState, series: Series, held: HeldEvidence | None, now: float, window: Window
+    state: ContractState, cell: Cell, series: Series, now: float, opposite: Series | None, window: Window
 ) -> Binned:
     """What a window holds of the time after the last alarm: all that came since, where that is within the window."""
-    seen = state.contract.observability
+    seen, held = state.contract.observability, state.evidence.cells.get(cell)
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
     if held is None or now - held.peak >= length:
-        return _sample(series, now, window)
-    return held.binned_after()
+        return _sample(series, now, opposite, window)
+    if opposite is None:
+        return held.binned_after()
+    other = state.evidence.cells.get(other_side(cell))
+    return replace(held.binned_after(), opposite=_nothing(window) if other is None else other.binned_after())
 
 
 def _nothing(_window: Window) -> Binned:

@@ -25,7 +25,7 @@ from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.panes import Ring
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
-from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.statistics import metric_name, opposite_name
 
 __all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
 
@@ -148,6 +148,7 @@ class ContractState:
         self.evidence = FailEvidence(contract, self.template[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
         self._judged = {metric_name(clause) for clause in contract.clauses}
+        self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
         self._long = max(contract.observability.long_window, self._window)

@@ -276,8 +276,7 @@ class Evaluator:
             errors = {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
         for verdict in verdicts:
-            held = state.evidence.cells.get(verdict.cell)
-            if held is not None and held.failing and verdict.status is Status.PASS:
+            if verdict.status is Status.PASS and state.evidence.failing(verdict.cell):
                 state.evidence.clear(verdict.cell)
         return verdicts
 

@@ -2,8 +2,9 @@
 
 A clause is turned into "the mean of something that is never negative is at most m" (`MeanTest`): a mean counts from the
 smallest value that its quantity can take, a fraction or quantile is the share of what lies above its threshold, and a
-limit from below on what has a largest value counts from there. What can be turned into nothing of the kind (a mean
-without a smallest value, a maximum, a share of none) is not here.
+limit from below on what has a largest value counts from there. A limit on either side of 0 is held against two
+quantities, each for one side, and counts as two cells (`other_side`). What can be turned into nothing of the kind (a
+mean without a smallest value, a maximum, a share of none) is not here.
 
 M is what `kc_otel.stats.e_detector` says, with panes of the short ring's width on the evaluator's clock. Reaching A K,
 A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.statistics import factors, mean_range, metric_name
+from kc_otel.judge.statistics import factors, mean_range, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
@@ -36,10 +37,12 @@ from kc_otel.stats.fractions import surely_above
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import SeriesKey
 
-__all__ = ["FailEvidence", "HeldEvidence", "MeanTest", "mean_test"]
+__all__ = ["FailEvidence", "HeldEvidence", "MeanTest", "mean_test", "other_side"]
 
 Floats = NDArray[np.float64]
 
+_OTHER_SIDE: Final = "~opposite"
+"""Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
 _GONE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
 _DIGITS: Final = 6
@@ -92,6 +95,8 @@ def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> Mea
             # What recorders count as 0 is not above it, as for the interval.
             return _share(limit, statistic.argument or ZERO_THRESHOLD)
     scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    if clause.opposite is not None:  # each of the two quantities has a mean of at least -limit
+        scale = -scale
     at = (limit - offset) / scale
     low, high, cap = mean_range(clause)
     if clause.quantity is not None and clause.quantity.two_valued:
@@ -108,6 +113,11 @@ def _share(limit: float, above: float) -> MeanTest | None:
 
 def _mean(limit: float, test: MeanTest) -> MeanTest | None:
     return MeanTest(limit, low=test.low, cap=test.cap, top=test.top) if 0.0 < limit < math.inf else None
+
+
+def other_side(cell: Cell) -> Cell:
+    """The cell that holds what the opposite quantity of a cell's clause says."""
+    return replace(cell, clause=cell.clause + _OTHER_SIDE)
 
 
 @dataclass(slots=True)
@@ -164,9 +174,11 @@ class FailEvidence:
         self._width = width
         self._long = max(contract.observability.long_window, contract.observability.window)
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
-        self._clauses: dict[str, list[Clause]] = {}
+        self._clauses: dict[str, list[str]] = {}
         for clause in contract.clauses:
-            self._clauses.setdefault(metric_name(clause), []).append(clause)
+            self._clauses.setdefault(metric_name(clause), []).append(clause.id)
+            if (opposite := opposite_name(clause)) is not None:
+                self._clauses.setdefault(opposite, []).append(clause.id + _OTHER_SIDE)
         self._by_id = {clause.id: clause for clause in contract.clauses}
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
 
@@ -179,7 +191,11 @@ class FailEvidence:
         """What a cell's limit says as a limit on a mean; None where it cannot be said so."""
         where = (cell.clause, cell.slice)
         if where not in self._tests:
-            clause = self._by_id.get(cell.clause) if cell.slice in {ALL, *self._contract.slices} else None
+            clause = (
+                self._by_id.get(cell.clause.removesuffix(_OTHER_SIDE))
+                if cell.slice in {ALL, *self._contract.slices}
+                else None
+            )
             test = mean_test(clause, self._contract.assumptions, cell.slice) if clause is not None else None
             self._tests[where] = test
         return self._tests[where]
@@ -188,10 +204,19 @@ class FailEvidence:
         """What is held against a cell, in 0..1: log M as a share of what FAIL takes; nan where nothing can be held."""
         if self.test_of(cell) is None:
             return math.nan
-        held = self.cells.get(cell)
-        if held is None or self.level <= 0.0:
+        if self.level <= 0.0:
             return 0.0
-        return round(min(max(held.log_evidence, 0.0) / self.level, 1.0), _DIGITS)
+        most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
+        return round(min(max(most, 0.0) / self.level, 1.0), _DIGITS)
+
+    def sides(self, cell: Cell) -> list[HeldEvidence]:
+        """What is held against a cell, from each side that its limit has; nothing before the first observation."""
+        found = (self.cells.get(cell), self.cells.get(other_side(cell)))
+        return [held for held in found if held is not None]
+
+    def failing(self, cell: Cell) -> bool:
+        """Whether a cell's M reached the level, on either side, and nothing has cleared the cell since."""
+        return any(held.failing for held in self.sides(cell))
 
     def take(self, arrived: Mapping[SeriesKey, Sequence[Histogram]], now: float) -> None:
         """Hold what arrived since the last time against the cells that it is about; at least one part of each series.
@@ -221,6 +246,18 @@ class FailEvidence:
                 within = now - one.peak < self._long
                 one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
             self.changed.add(cell)
+        for (cell, _), alarmed in zip(found, reached, strict=True):
+            if alarmed:
+                self._join_peaks(cell)
+
+    def _join_peaks(self, cell: Cell) -> None:
+        """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
+        whole = replace(cell, clause=cell.clause.removesuffix(_OTHER_SIDE))
+        for one in (whole, other_side(whole)):
+            held = self.cells.get(one)
+            if held is not None and one != cell:
+                held.peak, held.after = self.cells[cell].peak, None
+                self.changed.add(one)
 
     def turn_back(self, now: float) -> None:
         """The clock went back: bets begin again with its next pane, and no alarm is later than now."""
@@ -232,9 +269,10 @@ class FailEvidence:
 
     def clear(self, cell: Cell) -> None:
         """What was observed after the peak keeps the limit: the alarm is over, and nothing is held any more."""
-        held = self.cells[cell]
-        held.failing, held.log_sums = False, np.minimum(held.log_sums, 0.0)
-        self.changed.add(cell)
+        for one in (cell, other_side(cell)):
+            if (held := self.cells.get(one)) is not None:
+                held.failing, held.log_sums = False, np.minimum(held.log_sums, 0.0)
+                self.changed.add(one)
 
     def restore(self, cell: Cell, held: HeldEvidence) -> bool:
         """Take over what was held against a cell; returns False where its limit is another one now."""
@@ -254,7 +292,7 @@ class FailEvidence:
         if key.slice == OTHER:
             return
         for clause in self._clauses.get(key.metric, ()):
-            cell = Cell(self._contract.name, clause.id, key.slice, key.kernel_train, key.kernel_inference)
+            cell = Cell(self._contract.name, clause, key.slice, key.kernel_train, key.kernel_inference)
             if self.test_of(cell) is not None:
                 yield cell
 

@@ -18,11 +18,12 @@ from kc_otel.stats import (
     fraction_interval,
     maximum_interval,
     quantile_interval,
+    reward_drift_interval,
     support_deficit,
     two_valued_mean_interval,
 )
 
-__all__ = ["clause_interval", "factors", "mean_range", "metric_name", "samples_needed"]
+__all__ = ["clause_interval", "factors", "mean_range", "metric_name", "opposite_name", "samples_needed"]
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
@@ -31,6 +32,11 @@ _CAP_IN_LIMITS: Final = 100.0
 def metric_name(clause: Clause) -> str:
     """Name of the metric that the clause is computed from, with the operator where it is about one."""
     return series_name(clause.quantity.name if clause.quantity is not None else clause.metric, clause.operator)
+
+
+def opposite_name(clause: Clause) -> str | None:
+    """Name of the metric that bounds the clause's from the other side; None where one metric says all of it."""
+    return None if clause.opposite is None else series_name(clause.opposite.name, clause.operator)
 
 
 def samples_needed(clause: Clause, observability: Observability) -> int:
@@ -49,7 +55,8 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
     """(scale, offset) with which a derived metric is `scale * mean(base) + offset`.
 
     k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip);
-    reward drift <= (r_max - r_min) TV_seq; gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
+    reward drift: (r_max - r_min) times what its two sides bound, and <= (r_max - r_min) TV_seq;
+    gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
     Source: Xu and Wu 2026, arXiv:2606.07581, the last with the constant that needs no support assumption.
 
     Raises:
@@ -67,7 +74,7 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
         case "clip_budget_share":
             assert assumptions.clip is not None
             return 1.0 / math.log1p(assumptions.clip), 0.0
-        case "reward_drift_bound":
+        case "reward_drift" | "reward_drift_bound":
             assert assumptions.reward_range is not None
             low, high = assumptions.reward_range
             return high - low, 0.0
@@ -95,7 +102,7 @@ def clause_interval(
     Args:
         clause: What is limited.
         assumptions: The contract's constants, for derived metrics.
-        sample: Observations of the metric `metric_name(clause)`.
+        sample: Observations of the metric `metric_name(clause)`; where it has an `opposite`, with those of that.
         alpha_lower: Error probability of the lower side.
         alpha_upper: Error probability of the upper side.
         anytime: Whether the sample is looked at as it grows, so that the sides have to hold at all sizes at once.
@@ -117,6 +124,12 @@ def clause_interval(
             return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)
     if clause.metric not in DERIVED:
         return _mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime)
+    return _derived(clause, assumptions, sample, alpha_lower, alpha_upper, anytime=anytime)
+
+
+def _derived(
+    clause: Clause, assumptions: Assumptions, sample: Binned, alpha_lower: float, alpha_upper: float, *, anytime: bool
+) -> Interval:
     if clause.metric == "support_deficit":
         assert clause.quantity is not None
         return support_deficit(
@@ -128,6 +141,17 @@ def clause_interval(
             anytime=anytime,
         )
     scale, offset = factors(clause.metric, assumptions)
+    if clause.opposite is not None:
+        assert assumptions.reward_range is not None
+        # Where only one side is at hand, as of identical kernels, it stands for both.
+        return reward_drift_interval(
+            sample,
+            sample.opposite or sample,
+            assumptions.reward_range,
+            alpha_lower=alpha_lower,
+            alpha_upper=alpha_upper,
+            anytime=anytime,
+        )
     if scale < 0:  # the sides change places, and their error probabilities with them
         alpha_lower, alpha_upper = alpha_upper, alpha_lower
     return affine(_mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime), scale, offset)

@@ -130,7 +130,7 @@ class Memo:
         """A cell's interval on a window."""
         sample = item.sample(window)
         kept = self._kept.get((item.cell, window))
-        if kept is not None and kept[0] is sample and kept[1:3] == (alpha_lower, alpha_upper):
+        if kept is not None and _same(kept[0], sample) and kept[1:3] == (alpha_lower, alpha_upper):
             return kept[3]
         interval = clause_interval(
             item.clause,
@@ -379,10 +379,7 @@ def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float |
     the same observations would give.
     """
     now, n = case.interval, case.interval.samples
-    sample = case.evidence.sample(case.window)
-    many = replace(
-        sample, count=sample.count * _PROJECTION, total=sample.total * _PROJECTION, sum=sample.sum * _PROJECTION
-    )
+    many = case.evidence.sample(case.window).times(_PROJECTION)
     then = clause_interval(
         case.evidence.clause,
         contract.assumptions,
@@ -403,6 +400,12 @@ def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float |
     x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
     more = n * (x * x - 1.0)
     return more if 0 < more < 1e12 else None
+
+
+def _same(one: Binned, other: Binned) -> bool:
+    """Whether two samples are the same object, or put together of the same objects."""
+    together = one.opposite is not None and one.opposite is other.opposite
+    return one is other or (together and one.count is other.count and one.lower is other.lower)
 
 
 def _round(number: float) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import is_tensor
 
@@ -25,6 +26,7 @@ __all__ = [
     "laid_out",
     "measuring",
     "on_host",
+    "per_sequence",
     "row_of",
     "size_of",
     "taken",
@@ -140,6 +142,24 @@ def row_of(data: Tree, row: int) -> Any:
     if isinstance(data, list) or data.ndim > 1:
         return on_host(data[row])
     return on_host(data)
+
+
+def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
+    """One number for each sequence, float64 [sequences]; NaN for None.
+
+    Raises:
+        ValueError: If there are others than one number for each.
+    """
+    if isinstance(data, list):
+        data = [np.nan if each is None else on_host(each) for each in data]
+        if any(np.size(each) != 1 for each in data):
+            raise ValueError(f"{name}: not one number for each sequence; one has {max(map(np.size, data))}")
+        found = np.array([np.reshape(each, ()) for each in data], dtype=np.float64)
+    else:
+        found = np.atleast_1d(on_host(data)).astype(np.float64)
+    if found.shape != (sequences,):
+        raise ValueError(f"{name}: shape {found.shape} for {sequences} sequences; give one number for each")
+    return found
 
 
 def one_shape(arrays: dict[str, Any]) -> bool:

@@ -160,17 +160,20 @@ class Measurer:
 
     def _measure(self, work: SampledComparison | LogitsComparison) -> None:
         logits = isinstance(work, LogitsComparison)
-        rows = capture.laid_out(work.arrays, like="train", trailing=int(logits))
+        rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
         for reason, count in rows.invalid.items():
-            self._counters.invalid(reason, count, _lengths(work.arrays))
+            self._counters.invalid(reason, count, _lengths(work.per_token))
         if not rows.kept:
             return
         given = len(rows.kept) + sum(rows.invalid.values())
         membership = self._table.of_batch(work.origin.attributes, rows.kept, given)
+        arrays = dict(rows.arrays)
+        if isinstance(work, SampledComparison) and work.rewards is not None:
+            arrays["rewards"] = capture.per_sequence("rewards", work.rewards, given)[rows.kept]
         with self._lock:
             streams = self._streams_of(work.origin.pair)
             add = streams.accumulator.add_logits if logits else streams.accumulator.add_sampled
-            batch = add(**rows.arrays, membership=membership, processing=work.processing)
+            batch = add(**arrays, membership=membership, processing=work.processing)
             streams.batches += 1
             lag = _lag(*work.weights)
             if lag is not None and batch.tokens:
@@ -285,6 +288,7 @@ class Measurer:
                 self._table.names,
                 time.time_ns(),
                 by_sequence=self._contract.by_sequence,
+                reward_range=self._contract.assumptions.reward_range,
                 operators=self._contract.operators,
                 more_operators=self._table.more_operators,
             )

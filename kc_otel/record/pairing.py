@@ -7,6 +7,7 @@ tokens and on age, and those that found each other become batches again. Pure: t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ class Side:
         attributes: What decides the slices.
         advantages: Of the tokens, [tokens]; None where there are none.
         spans: Contexts of the spans that it belongs to.
+        reward: Of the sequence; NaN where it is not known.
     """
 
     token_ids: NDArray[np.integer]
@@ -57,6 +59,7 @@ class Side:
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
     advantages: NDArray[np.floating] | None = None
     spans: tuple[SpanContext, ...] = ()
+    reward: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,6 +165,7 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
         if each and len(given) != total:  # type: ignore[arg-type]  # lists, as `each` says
             raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")  # type: ignore[arg-type]
     spans = work.origin.spans
+    rewards = None if work.rewards is None else capture.per_sequence("rewards", work.rewards, total)
     for row, index in enumerate(rows.kept):
         inside = arrays["mask"][row] != 0 if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
@@ -177,6 +181,7 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
             attributes if isinstance(attributes, Mapping) else attributes[index],
             _advantages(arrays, row)[inside].copy() if "advantages" in arrays else None,
             spans,
+            math.nan if rewards is None else float(rewards[index]),
         )
         yield _key(work, ids, index, total), side
 
@@ -195,6 +200,7 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
     """
     scored, sampled = pairs[0].scored, pairs[0].sampled
     advantages = [pair.scored.advantages for pair in pairs]
+    rewards = np.array([pair.scored.reward for pair in pairs])
     waited = [pair.scored if last.role == "sampled" else pair.sampled for pair in pairs]
     spans = (*last.origin.links, *(span for side in waited for span in side.spans))
     links = {(span.trace_id, span.span_id): span for span in spans}
@@ -210,6 +216,7 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
         inference=[pair.sampled.logprobs for pair in pairs],
         token_ids=[pair.sampled.token_ids for pair in pairs],
         advantages=None if any(each is None for each in advantages) else advantages,
+        rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
         weights=(scored.weights, sampled.weights),
     )

@@ -121,6 +121,7 @@ class Recorder:
         mask: Any = None,
         attributes: Attributes = None,
         advantages: Any = None,
+        rewards: Any = None,
         token_ids: Any = None,
         inference_token_ids: Any = None,
         kept: tuple[Any, Any] | None = None,
@@ -142,6 +143,8 @@ class Recorder:
             mask: Which tokens count; padding and prompts do not.
             attributes: What decides the slices: one mapping for all sequences, or one for each.
             advantages: Per token, or per sequence.
+            rewards: Reward of each sequence, or any other score of it (a pass, a refusal, a length) within the
+                contract's `assumptions.reward_range`; NaN where one is not known. With them `reward_drift` is measured.
             token_ids: Sampled tokens, so that the worst one can be named.
             inference_token_ids: Tokens that the inference side scored; where they differ the sequence is invalid.
             kept: log of the mass that each kernel has on the tokens that top-p, top-k or min-p kept, nats, per token,
@@ -168,6 +171,7 @@ class Recorder:
             inference=inference_logprobs,
             mask=mask,
             advantages=advantages,
+            rewards=rewards,
             token_ids=token_ids,
             inference_token_ids=inference_token_ids,
             train_kept=train_kept,
@@ -314,6 +318,7 @@ class Recorder:
         mask: Any = None,
         prompt_ids: Any = None,
         advantages: Any = None,
+        rewards: Any = None,
         attributes: Attributes = None,
         processing: Processing | None = None,
         weights: Weights = None,
@@ -332,6 +337,7 @@ class Recorder:
                 logprobs=logprobs,
                 mask=mask,
                 advantages=advantages,
+                rewards=rewards,
                 prompts=prompt_ids,
                 key=list(key) if isinstance(key, list) else key,
                 processing=processing,

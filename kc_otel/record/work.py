@@ -105,6 +105,11 @@ class QueuedBatch:
         """The arrays by name."""
         return {name: getattr(self, name) for name in self.ARRAYS}
 
+    @property
+    def per_token(self) -> dict[str, capture.Tree]:
+        """The arrays with one value, or one row of logits, per sampled token."""
+        return {name: data for name, data in self.arrays.items() if name not in {"prompts", "rewards"}}
+
     def taken(self) -> Self:
         """The same with copies of the arrays, on the device where they are."""
         given = ((name, data) for name, data in self.arrays.items() if data is not None)
@@ -122,7 +127,8 @@ class SampledComparison(QueuedBatch):
     """
 
     ARRAYS = (
-        "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept"
+        "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept",
+        "rewards",
     )  # fmt: skip
 
     train: capture.Tree
@@ -133,6 +139,7 @@ class SampledComparison(QueuedBatch):
     inference_token_ids: capture.Tree = None
     train_kept: capture.Tree = None
     inference_kept: capture.Tree = None
+    rewards: capture.Tree = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
 
@@ -177,7 +184,7 @@ class KernelSide(QueuedBatch):
         weights: Weight version of this kernel.
     """
 
-    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts")
+    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts", "rewards")
 
     role: Role
     token_ids: capture.Tree
@@ -185,14 +192,10 @@ class KernelSide(QueuedBatch):
     mask: capture.Tree = None
     advantages: capture.Tree = None
     prompts: capture.Tree = None
+    rewards: capture.Tree = None
     key: Hashable | list[Hashable] = None
     processing: Processing | None = None
     weights: Weights = None
-
-    @property
-    def per_token(self) -> dict[str, capture.Tree]:
-        """The arrays with one value per sampled token."""
-        return {name: data for name, data in self.arrays.items() if name != "prompts"}
 
     @property
     def one_key(self) -> Hashable:

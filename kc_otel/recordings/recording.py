@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Recording", "RecordingError"]
+__all__ = ["Recording", "RecordingError", "reward_of"]
+
+
+_REWARDS: Final = ("reward", "rewards", "score")
+"""Attributes that may hold the reward of a sequence, the first that does counting."""
+
+
+def reward_of(attributes: Mapping[str, Scalar]) -> float:
+    """The reward of a sequence, from its attributes `reward`, `rewards` or `score`; NaN where none is a number."""
+    given = (attributes.get(name) for name in _REWARDS)
+    return next((float(each) for each in given if isinstance(each, int | float)), math.nan)
 
 
 class RecordingError(ValueError):
@@ -60,6 +72,12 @@ class Recording:
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
     masked: tuple[Mapping[str, Scalar], ...] = ()
+
+    @property
+    def rewards(self) -> NDArray[np.float64] | None:
+        """`reward_of` each sequence, float64 [S], NaN where it is not known; None where none is."""
+        found = np.array([reward_of(attributes) for attributes in self.attributes])
+        return None if np.isnan(found).all() else found
 
     @property
     def starts(self) -> NDArray[np.int64]:

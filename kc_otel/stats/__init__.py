@@ -4,6 +4,7 @@
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | one token: half range, ratios, KL, chi-square to total variation  | `tokens`, `divergences`, `averages`       |
 | a sequence, a reward, a policy gradient                           | `sequences`, `rewards`, `gradients`       |
+| the drift of a reward itself, where rewards are known              | `reward_intervals`                        |
 | backwards from a budget                                           | `rewards`, `inverses`                     |
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.means import capped_mean_interval, mean_interval
     from kc_otel.stats.multiplicity import Holm, holm
     from kc_otel.stats.quantiles import quantile_interval
+    from kc_otel.stats.reward_intervals import reward_drift_interval, reward_sides
     from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift, tv_for_reward_budget
     from kc_otel.stats.sequences import sequence_tv
     from kc_otel.stats.support import support_deficit
@@ -60,6 +62,8 @@ __all__ = [
     "mean_interval",
     "quantile_interval",
     "reward_drift",
+    "reward_drift_interval",
+    "reward_sides",
     "sequence_tv",
     "support_deficit",
     "token_tv",
@@ -81,6 +85,7 @@ _HOMES: Final = {
     "means": ("capped_mean_interval", "mean_interval"),
     "multiplicity": ("Holm", "holm"),
     "quantiles": ("quantile_interval",),
+    "reward_intervals": ("reward_drift_interval", "reward_sides"),
     "rewards": ("half_range_for_sequence_tv", "reward_drift", "tv_for_reward_budget"),
     "sequences": ("sequence_tv",),
     "support": ("support_deficit",),

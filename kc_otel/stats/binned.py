@@ -25,6 +25,7 @@ class Binned:
         minimum: No observation is smaller; nan when unknown or empty.
         maximum: No observation is larger; nan when unknown or empty.
         maximum_observed: Whether `maximum` is itself an observation, and not only a bound on them.
+        opposite: The sample of the quantity that bounds the same thing from the other side, where it takes both.
     """
 
     lower: NDArray[np.float64]
@@ -35,6 +36,12 @@ class Binned:
     minimum: float
     maximum: float
     maximum_observed: bool = True
+    opposite: Binned | None = None
+
+    def times(self, many: int) -> Binned:
+        """A sample of that many times the same observations."""
+        opposite = None if self.opposite is None else self.opposite.times(many)
+        return replace(self, count=self.count * many, total=self.total * many, sum=self.sum * many, opposite=opposite)
 
     @classmethod
     def of_samples(cls, values: NDArray[np.floating]) -> Binned:

@@ -27,13 +27,18 @@ _EXTRAPOLATED: Final = 2.2
 
 
 def expressible(contract: Contract) -> tuple[Clause, ...]:
-    """The clauses that rules can judge: those on what recorders send."""
-    return tuple(clause for clause in contract.clauses if clause.quantity is not None)
+    """The clauses that rules can judge: those on one histogram that recorders send."""
+    return tuple(clause for clause in contract.clauses if clause.quantity is not None and clause.opposite is None)
 
 
 def left_out(contract: Contract) -> tuple[Clause, ...]:
-    """The clauses that rules cannot judge: those on others' histograms, which carry no slice and no kernels."""
-    return tuple(clause for clause in contract.clauses if clause.quantity is None)
+    """The clauses that rules cannot judge.
+
+    Others' histograms carry no slice and no kernels; and what two histograms bound from either side, by bets on their
+    buckets, has no closed form.
+    """
+    judged = expressible(contract)
+    return tuple(clause for clause in contract.clauses if clause not in judged)
 
 
 def clause_rules(clause: Clause, contract: Contract) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 Only public names of the trainer are wrapped, on the one object: `compute_loss`, whose inputs hold what both kernels
 said; `log`, which the recorder's scalars are added to; `rollout_func`, or `generate` and `sync_weights` of
-`vllm_generation`, to know which weights sampled; and one reward function, which is where TRL hands out the dataset's
-columns. Removing puts that back.
+`vllm_generation`, to know which weights sampled; and reward functions, which is where TRL hands out the dataset's
+columns, and where rewards come from: they are taken where the contract has a `reward_range`, and every reward is said
+by a function or a model that says one number. Removing puts that back.
 
 Training side: `old_per_token_logps`, the training kernel at the weights that the rollout was scored with, so that
 policy updates do not count as mismatch. TRL leaves them out where every batch is trained on before the next optimizer
@@ -102,14 +103,22 @@ class InstrumentedTrainer:
         if trainer.use_vllm:
             _wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
             _wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
-        if self._columns:
-            functions = [i for i, each in enumerate(trainer.reward_funcs) if not hasattr(each, "parameters")]
+        functions = [i for i, each in enumerate(trainer.reward_funcs) if not hasattr(each, "parameters")]
+        self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
+        if self._rewards:
+            for number, each in enumerate(trainer.reward_funcs):
+                if number in functions:
+                    _wrap(undo, trainer.reward_funcs, number, functools.partial(self._around_reward, number))
+                else:
+                    hook = functools.partial(self._guarded, self._model_said, number)
+                    undo.callback(each.register_forward_hook(hook).remove)
+        elif self._columns:
             if not functions:
                 raise ValueError(
                     f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
                     "all of these are models; add a function to reward_funcs that returns None for every completion"
                 )
-            _wrap(undo, trainer.reward_funcs, functions[0], self._around_reward)
+            _wrap(undo, trainer.reward_funcs, functions[0], functools.partial(self._around_reward, functions[0]))
 
     def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,13 +163,14 @@ class InstrumentedTrainer:
 
         return sync_weights
 
-    def _around_reward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_reward(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def reward(*args: Any, **kwargs: Any) -> Any:
             self._guarded(self._rewarded, kwargs)
-            return original(*args, **kwargs)
+            return self._scored(number, original(*args, **kwargs))
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await reward(*args, **kwargs)
+            self._guarded(self._rewarded, kwargs)
+            return self._scored(number, await original(*args, **kwargs))
 
         return awaited if _is_async(original) else reward
 
@@ -175,6 +185,14 @@ class InstrumentedTrainer:
                 f"slices use {', '.join(missing)}, which the dataset has no column for; nothing will be in them"
             )
         self._batches.rewarded(self._training, given["completion_ids"], columns)
+
+    def _scored(self, number: int, scores: Any) -> Any:
+        if self._rewards:
+            self._guarded(self._batches.scored, self._training, number, scores)
+        return scores
+
+    def _model_said(self, number: int, _model: Any, _inputs: Any, output: Any) -> None:
+        self._batches.scored(self._training, number, output.logits[:, 0].float().tolist())
 
     def _listen(self, model: Any, inputs: Mapping[str, Any], scores: list[Any]) -> Any:
         """A hook that takes the current log-probabilities from the model's output, where TRL gives no older ones."""
@@ -239,6 +257,7 @@ class InstrumentedTrainer:
             mask=mask,
             token_ids=tokens,
             advantages=inputs["advantages"],
+            rewards=None if current is None or not self._rewards else current.rewards_of(inputs, self._reward_weights),
             attributes=self._attributes_of(inputs, mask, current),
             processing=self._processing,
             weights=None if current is None else (current.step, current.weights),
@@ -256,6 +275,11 @@ class InstrumentedTrainer:
                 )
             rows = [{**(columns or {}), **row} for columns, row in zip(found, rows, strict=True)]
         return [{**row, **self._attributes} for row in rows]
+
+    @property
+    def _reward_weights(self) -> list[float]:
+        weights: list[float] = self._trainer.reward_weights.tolist()
+        return weights
 
     @property
     def _training(self) -> bool:

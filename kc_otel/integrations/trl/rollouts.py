@@ -7,11 +7,12 @@ its prompt's and its completion's tokens, so that nothing has to be added to a b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.work import Weights
@@ -31,30 +32,52 @@ class RolloutBatch:
         step: Optimizer steps done when it was made: the training kernel's weight version.
         weights: Weight version that sampled.
         prompts: Prompt tokens of each sequence, as bytes; None where they are not known.
-        rows: By completion tokens as bytes: prompt tokens and columns of each sequence that has them.
+        rows: By completion tokens as bytes: prompt tokens, columns and number of each sequence that has them.
         rewarded: Whether the columns have come; what is generated after that belongs to another batch.
+        scores: By number of a reward function: what it said of each sequence, NaN for nothing.
     """
 
     step: int
     weights: Weights
     prompts: list[bytes] | None = None
-    rows: dict[bytes, list[tuple[bytes | None, Mapping[str, Scalar]]]] = field(default_factory=dict)
+    rows: dict[bytes, list[tuple[bytes | None, Mapping[str, Scalar], int]]] = field(default_factory=dict)
     rewarded: bool = False
+    scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def columns_of(self, inputs: Mapping[str, Any]) -> list[Mapping[str, Scalar] | None]:
         """Columns of each sequence of a batch as TRL hands it to `compute_loss`; None where they are not known."""
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        arrays = zip(*(inputs[name].cpu().numpy() for name in names), strict=True)
         return [
-            self._columns(prompt[prompt_mask != 0], completion[completion_mask != 0])
-            for prompt, prompt_mask, completion, completion_mask in arrays
+            found[0][0] if found and all(columns == found[0][0] for columns, _ in found) else None
+            for found in self._found(inputs)
         ]
 
-    def _columns(self, prompt: Any, completion: Any) -> Mapping[str, Scalar] | None:
-        """Columns of the sequence with these tokens; None if there is none, or several that differ in them."""
-        own = _key(prompt)
-        found = [columns for each, columns in self.rows.get(_key(completion), ()) if each is None or each == own]
-        return found[0] if found and all(columns == found[0] for columns in found) else None
+    def rewards_of(self, inputs: Mapping[str, Any], weights: Sequence[float]) -> NDArray[np.float64] | None:
+        """Reward of each sequence of a batch, as TRL adds it up, [sequences]; NaN where it is not known.
+
+        Args:
+            inputs: The batch as TRL hands it to `compute_loss`.
+            weights: Weight of each reward function.
+
+        Returns:
+            None until every reward function has said what it thinks.
+        """
+        if not self.scores or len(self.scores) < len(weights):
+            return None
+        said = np.stack([self.scores[number] for number in range(len(weights))])
+        weighted = np.nansum(said * np.asarray(weights, dtype=np.float64)[:, None], axis=0)
+        rewards = np.where(np.isnan(said).all(axis=0), np.nan, weighted)
+        # Several sequences of the same tokens are one only as far as their rewards are.
+        of_rows = [{float(rewards[number]) for _, number in found} for found in self._found(inputs)]
+        return np.array([values.pop() if len(values) == 1 else np.nan for values in of_rows])
+
+    def _found(self, inputs: Mapping[str, Any]) -> Iterator[list[tuple[Mapping[str, Scalar], int]]]:
+        """Columns and number of every sequence that has the tokens of each one of a batch."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        arrays = zip(*(inputs[name].cpu().numpy() for name in names), strict=True)
+        for prompt, prompt_mask, completion, completion_mask in arrays:
+            own = _key(prompt[prompt_mask != 0])
+            known = self.rows.get(_key(completion[completion_mask != 0]), ())
+            yield [(columns, number) for each, columns, number in known if each is None or each == own]
 
 
 class RolloutBatches:
@@ -85,7 +108,14 @@ class RolloutBatches:
             prompts = current.prompts
         for row, completion in enumerate(completions):
             values = {name: each[row] for name, each in columns.items() if isinstance(each[row], _SCALARS)}
-            current.rows.setdefault(_key(completion), []).append((prompts[row], values))
+            current.rows.setdefault(_key(completion), []).append((prompts[row], values, row))
+
+    def scored(self, training: bool, function: int, scores: Any) -> None:
+        """What a reward function said of each completion, in the order of generation; None where it said nothing."""
+        current = self._newest.get(training)
+        if current is not None:
+            said = np.array([np.nan if each is None else each for each in scores], dtype=np.float64)
+            current.scores[function] = said
 
 
 def own_attributes(inputs: Mapping[str, Any], mask: Any, *, training: bool) -> list[dict[str, Scalar]]:

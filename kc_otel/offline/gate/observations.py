@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.registry import BY_SEQUENCE
 from kc_otel.record.measure.logits import LOGITS, logit_drift
-from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, advantage_drift, log_ratio
+from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
 from kc_otel.recordings import Recording
-from kc_otel.stats import Binned
+from kc_otel.stats import Binned, reward_sides
 
 __all__ = ["ADVANTAGE", "RecordingObservations", "RecordingSlice"]
 
@@ -41,9 +41,15 @@ class RecordingSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingObservations:
-    """The values of every quantity of the registry that a recording has, computed when asked for."""
+    """The values of every quantity of the registry that a recording has, computed when asked for.
+
+    Attributes:
+        recording: The recording; its rewards are the sequences' attribute `reward`.
+        reward_range: Smallest and largest reward; without it rewards are not looked at.
+    """
 
     recording: Recording
+    reward_range: tuple[float, float] | None = None
     _known: dict[str, Binned | None] = field(default_factory=dict)
     _coarse: dict[str, Binned] = field(default_factory=dict)
     _logits: dict[str, _Values] = field(default_factory=dict)
@@ -80,6 +86,13 @@ class RecordingObservations:
             log_w = log_ratio(of.train, of.inference)
             found: NDArray[np.float64] = SEQUENCE[quantity](np.add.reduceat(log_w, of.starts), of.lengths)
             return found
+        if quantity in REWARD:
+            rewards = of.rewards
+            if rewards is None or self.reward_range is None:
+                return None
+            log_w = saturated(np.add.reduceat(log_ratio(of.train, of.inference), of.starts))
+            side: NDArray[np.float64] = reward_sides(log_w, rewards, self.reward_range)[REWARD.index(quantity)]
+            return side
         if quantity not in _TOKENS:
             tokens = self._token_values(quantity)
             return None if tokens is None else tokens[0][tokens[1]]

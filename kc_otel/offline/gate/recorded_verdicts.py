@@ -94,7 +94,11 @@ def judge(
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
     """
-    known = {part.name: RecordingObservations(part.recording) for part in parts if part.recording is not None}
+    known = {
+        part.name: RecordingObservations(part.recording, contract.assumptions.reward_range)
+        for part in parts
+        if part.recording is not None
+    }
     evidence, left_out = [], []
     for clause in contract.clauses:
         quantity = clause.quantity
@@ -106,6 +110,8 @@ def judge(
             if samples is not None:
                 of_mean = clause.parsed_statistic.kind == "mean"
                 sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
+                if clause.opposite is not None and sample is not None:
+                    sample = replace(sample, opposite=samples.for_mean(clause.opposite.key))
             cell = Cell(contract.name, clause.id, part.name, *kernels)
             absence = "" if sample is not None else f"no sequence of this recording is in slice {part.name}"
             evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
@@ -135,5 +141,7 @@ def _why(clause: Clause) -> str:
             return f"{said}; it takes one with advantages"
         case Origin.TRUNCATION:
             return f"{said}; it takes one with train_kept_logprobs"
+        case Origin.REWARDS:
+            return f"{said}; it takes one whose rows have a reward"
         case _:
             return said

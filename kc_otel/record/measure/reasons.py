@@ -122,6 +122,11 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "An advantage is not a finite number.",
             "Look at the rewards of its group; a group with equal rewards divided by its deviation gives NaN.",
         ),
+        "reward_out_of_range": Explained(
+            "A reward is outside of the contract's assumptions.reward_range; its sequence is measured, its reward "
+            "counts as not known.",
+            "Write the smallest and the largest reward that there can be into the contract.",
+        ),
         "nan_logits": Explained(
             "A row of logits holds NaN or +inf, or nothing but -inf.",
             "Look for an overflow in that kernel; compare logits before they are masked.",

@@ -21,7 +21,7 @@ import numpy as np
 
 from kc_otel.record.measure.arrays import is_tensor
 
-__all__ = ["HIGHEST", "LOWEST", "SEQUENCE", "TOKEN", "advantage_drift", "log_ratio", "saturated"]
+__all__ = ["HIGHEST", "LOWEST", "REWARD", "SEQUENCE", "TOKEN", "advantage_drift", "log_ratio", "saturated"]
 
 LOWEST: Final = -64.0
 """Smallest log ratio that is told apart from smaller ones, nats."""
@@ -103,6 +103,10 @@ SEQUENCE: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
 (1-W)+, L, exp(L/T) and (W-1)^2 with W = exp(L) the product of the ratios; E_Q[(1-W)+] is the total variation between
 the kernels' distributions over whole sequences.
 """
+
+
+REWARD: Final = ("reward_above", "reward_below")
+"""Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
 
 
 def advantage_drift(log_w: Any, advantage: Any) -> Any:

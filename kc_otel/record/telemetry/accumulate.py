@@ -19,7 +19,7 @@ from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check_declared, counted, difference, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, saturated
+from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
 from kc_otel.record.measure.truncation import outside_mass, renormalised
 from kc_otel.record.telemetry.compare_span import Batch, WorstToken
 from kc_otel.record.telemetry.groups import Groups, in_groups
@@ -27,6 +27,7 @@ from kc_otel.record.telemetry.log_ratio_cells import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
 from kc_otel.stats.histogram import ExponentialHistogram
+from kc_otel.stats.reward_intervals import reward_sides
 
 __all__ = ["Accumulator", "Batch", "WorstToken"]
 
@@ -46,13 +47,21 @@ class Accumulator:
         scale: Scale of the histograms, 0 to 6.
         by_sequence: Token quantities whose mean over each sequence's tokens is recorded too, one observation per
             sequence; keys of `BY_SEQUENCE`. Those of logits are recorded where the logits have an axis of tokens.
+        reward_range: Smallest and largest reward; without it rewards are not looked at.
 
     Raises:
         ValueError: If there is no slice, one is named twice, the scale is out of range, or a quantity of `by_sequence`
             is not one of tokens.
     """
 
-    def __init__(self, slices: Sequence[str], *, scale: int = 4, by_sequence: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        slices: Sequence[str],
+        *,
+        scale: int = 4,
+        by_sequence: Sequence[str] = (),
+        reward_range: tuple[float, float] | None = None,
+    ) -> None:
         if not slices or len(set(slices)) != len(slices):
             msg = f"slices: {list(slices)} must name at least one slice, and each once"
             raise ValueError(msg)
@@ -61,6 +70,7 @@ class Accumulator:
             raise ValueError(msg)
         self.slices: Final = tuple(slices)
         self.by_sequence: Final = frozenset(by_sequence)
+        self._reward_range: Final = reward_range
         self._by_side: Final = not self.by_sequence.isdisjoint(ADVANTAGE)
         self.scale: Final = scale
         self._cells: Final = cells(scale)
@@ -75,6 +85,7 @@ class Accumulator:
         mask: Any = None,
         membership: Any = None,
         advantages: Any = None,
+        rewards: Any = None,
         token_ids: Any = None,
         inference_token_ids: Any = None,
         train_kept: Any = None,
@@ -90,6 +101,8 @@ class Accumulator:
             mask: Which tokens count, bool or int, same shape; None for all.
             membership: Which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
             advantages: [sequences] or [sequences, tokens]; with them the advantage-signed drift is recorded too.
+            rewards: [sequences], or any score of each that lies in `reward_range`; NaN where one is not known. With
+                them the drift of the expected reward is recorded too.
             token_ids: Ids of the tokens, same shape: the worst token is reported with its own.
             inference_token_ids: Ids that the inference side scored, where they could differ; a difference is invalid.
             train_kept: Log of the training kernel's mass on the tokens that truncation kept, same shape: `train` is
@@ -99,10 +112,10 @@ class Accumulator:
 
         Returns:
             What was measured, and what was not and why. Sequences that fail a check of `measure.checks` are counted
-            there and recorded nowhere.
+            there and recorded nowhere. A reward outside of the range counts as one that is not known.
 
         Raises:
-            ValueError: If `membership` or `advantages` do not fit, or the numbers are not real.
+            ValueError: If `membership`, `advantages` or `rewards` do not fit, or the numbers are not real.
         """
         train, inference = (each if is_tensor(each) else np.asarray(each) for each in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
@@ -113,6 +126,9 @@ class Accumulator:
         sequences = train.shape[0]
         if advantages is not None and tuple(np.shape(advantages)) not in {(sequences,), tuple(train.shape)}:
             msg = f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
+            raise ValueError(msg)
+        if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
+            msg = f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
             raise ValueError(msg)
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         groups = in_groups(self._membership(membership, sequences))
@@ -130,7 +146,9 @@ class Accumulator:
         self._record(reduced, groups, whole=True)
         if train_kept is not None and reduced.rows.size:
             self._record_outside(*outside_mass(train_kept, reduced.rows, mask), groups.members[groups.of[reduced.rows]])
-        return self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
+        found = self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
+        outside = 0 if rewards is None else self._add_rewards(reduced, groups, rewards)
+        return replace(found, invalid={**found.invalid, "reward_out_of_range": outside}) if outside else found
 
     def add_logits(
         self,
@@ -254,6 +272,18 @@ class Accumulator:
         """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [sequences]."""
         self._stream("outside_mass").add(mass, np.repeat(membership, tokens, axis=0))
         self._add_means("outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, membership)
+
+    def _add_rewards(self, reduced: Reduced, groups: Groups, rewards: Any) -> int:
+        """Record what the measured sequences' rewards say. Returns how many are outside of their range."""
+        if self._reward_range is None:
+            return 0
+        given = host_rows(rewards).read(reduced.rows).astype(np.float64)
+        membership = groups.members[groups.of[reduced.rows]]
+        sides = reward_sides(saturated(reduced.totals[:, _LOG_RATIO]), given, self._reward_range)
+        for quantity, values in zip(REWARD, sides, strict=True):
+            self._stream(quantity).add(values, membership)
+        low, high = self._reward_range
+        return int(((given < low) | (given > high)).sum())
 
     def _add_means(
         self, quantity: str, totals: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]

@@ -63,11 +63,12 @@ class PairStreams:
         start: int,
         *,
         by_sequence: Sequence[str] = (),
+        reward_range: tuple[float, float] | None = None,
         operators: Sequence[str] = (),
         more_operators: int = MOST_OPERATORS,
     ) -> None:
         self.pair: Final = pair
-        self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence)
+        self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence, reward_range=reward_range)
         self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
         self.retired = False
         self.batches = 0

@@ -24,6 +24,7 @@ from kc_otel.recordings.importers import prime_rl_files as prime_rl
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals
+from kc_otel.recordings.recording import reward_of
 
 __all__ = ["ImportTotals", "Importer", "StepRecorders"]
 
@@ -168,6 +169,7 @@ class Importer:
         masses = [each.train_kept for each in chunk if each.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
         train = [each.train if each.train_kept is None else each.train + each.train_kept for each in chunk]
+        rewards = [reward_of(each.attributes) for each in chunk]
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
         for recorder in (self._recorder, of_step):
             if recorder is not None:
@@ -175,6 +177,7 @@ class Importer:
                     train,
                     [each.inference for each in chunk],
                     token_ids=None if first.token_ids is None else [each.token_ids for each in chunk],
+                    rewards=rewards,
                     advantages=None if first.advantages is None else [each.advantages for each in chunk],
                     kept=(masses, None) if masses else None,
                     attributes=[{**each.attributes, **self._attributes} for each in chunk],

@@ -1,0 +1,148 @@
+"""How far two kernels' expected rewards are apart: the drift itself, from sampled sequences, their W and their rewards.
+
+Let u = (r - lo) / (hi - lo) be a reward as a share of its range, W = P(y)/Q(y) of the whole sequence, y sampled from Q,
+and d = E_P[u] - E_Q[u]. Of every sequence two numbers are kept, neither ever above 1:
+
+    above = (1 - W) (1 - u)        below = (1 - W) u
+
+`E_Q[W (1 - u)] <= E_P[1 - u]`, because what Q cannot sample only lacks on the left, so `d <= E_Q[above]`; and with u in
+place of 1 - u, `-d <= E_Q[below]`. It holds for every P and Q, with or without common support, and is an equality where
+P has no mass outside of Q's support. Cutting W at any C >= 1 keeps both inequalities and makes them looser by
+`E_Q[(W - C)_+]`. A baseline of the prompt drops out of both, so rewards and advantages give the same interval.
+
+The total variation's bound is the case of C = 1 with the rewards left out: `above <= (1 - W)_+`. All of what sequences
+that gained and sequences that lost probability cancel is lost in it.
+
+An upper confidence bound on a mean needs an upper end of the values, which is 1, and no lower one: betting on
+`1 - x >= 0` cuts a large W by its logarithm where the data say, so that no C has to be chosen nor paid for.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kc_otel.stats._check import level
+from kc_otel.stats.binned import Binned
+from kc_otel.stats.interval import Interval, nothing
+from kc_otel.stats.mixture import bets_ever, bets_for, growth, lower_bound
+from kc_otel.stats.placement import Placement
+
+__all__ = ["reward_drift_bounds", "reward_drift_interval", "reward_sides"]
+
+_SCALE = 2.0
+"""1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""
+
+
+def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[float, float]) -> NDArray[np.float64]:
+    """`above` and `below` of each sequence, float64 [2, sequences].
+
+    A reward that is not known (NaN), or outside of the range, counts for the worst that it could be within it.
+
+    Args:
+        log_ratio: L = log W of each sequence, nats, [sequences].
+        reward: Reward, or any other score of a sequence that lies in a range, [sequences].
+        reward_range: Smallest and largest reward.
+
+    Raises:
+        ValueError: If the range is not one, or the shapes differ.
+
+    >>> reward_sides([0.0, -0.1], [1.0, 0.0], (0.0, 1.0)).round(3).tolist()
+    [[0.0, 0.095], [0.0, 0.0]]
+    """
+    low, high = reward_range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
+        raise ValueError(msg)
+    hidden = -np.expm1(np.asarray(log_ratio, dtype=np.float64))
+    share = (np.asarray(reward, dtype=np.float64) - low) / (high - low)
+    if hidden.shape != share.shape:
+        msg = f"reward: shape {share.shape} is not that of log_ratio, {hidden.shape}; give one for each sequence"
+        raise ValueError(msg)
+    known = (share >= 0.0) & (share <= 1.0)
+    worst = np.maximum(hidden, 0.0)
+    sides = np.stack([hidden * (1.0 - share), hidden * share])
+    return np.where(known, sides, worst) + 0.0
+
+
+def reward_drift_bounds(
+    above: Binned, below: Binned, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> tuple[float, float]:
+    """(lower, upper) for `d = E_P[u] - E_Q[u]`, in [-1, 1].
+
+    Args:
+        above: `(1 - W) (1 - u)` of sequences, independent, or each with the same mean given the earlier ones.
+        below: `(1 - W) u` of the same ones.
+        alpha_lower: Error probability of the lower side.
+        alpha_upper: Error probability of the upper side.
+        anytime: Whether both hold at every number of sequences at once.
+
+    Raises:
+        ValueError: If an alpha is not in (0, 1), or an edge is NaN.
+
+    >>> rng = np.random.default_rng(0)
+    >>> L = rng.normal(-0.02, 0.2, 4000)                          # W has mean 1
+    >>> sides = reward_sides(L, rng.integers(0, 2, 4000), (0, 1))
+    >>> low, high = reward_drift_bounds(*map(Binned.of_samples, sides), alpha_lower=0.005, alpha_upper=0.005)
+    >>> low < 0 < high, high - low < 0.03
+    (True, True)
+    """
+    level("alpha_lower", alpha_lower)
+    level("alpha_upper", alpha_upper)
+    return -_most(below, alpha_lower, anytime=anytime), _most(above, alpha_upper, anytime=anytime)
+
+
+def reward_drift_interval(
+    above: Binned,
+    below: Binned,
+    reward_range: tuple[float, float],
+    *,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
+) -> Interval:
+    """The interval for `|E_P[r] - E_Q[r]|`, in the unit of the rewards; its note has the signed one.
+
+    Each sign has its own bound from above, and only one of them can be wrong, so both have all of `alpha_upper`. From
+    below either may be wrong, so each has half of `alpha_lower`.
+
+    Args:
+        above: As in `reward_drift_bounds`.
+        below: As in `reward_drift_bounds`.
+        reward_range: Smallest and largest reward.
+        alpha_lower: Error probability of the lower side.
+        alpha_upper: Error probability of the upper side.
+        anytime: Whether both hold at every number of sequences at once.
+
+    Raises:
+        ValueError: If an alpha is not in (0, 1), or an edge is NaN.
+    """
+    method = "anytime betting on rewards" if anytime else "betting on rewards"
+    if not (above.total and below.total):
+        return nothing(method)
+    width = float(reward_range[1]) - float(reward_range[0])
+    half = alpha_lower / 2.0
+    low, high = reward_drift_bounds(above, below, alpha_lower=alpha_upper, alpha_upper=alpha_upper, anytime=anytime)
+    surely_low, surely_high = reward_drift_bounds(above, below, alpha_lower=half, alpha_upper=half, anytime=anytime)
+    drift = (above.sum / above.total - below.sum / below.total) / 2.0
+    return Interval(
+        estimate=width * abs(drift),
+        lower=width * max(surely_low, -surely_high, 0.0),
+        upper=width * max(high, -low),
+        samples=min(above.total, below.total),
+        method=method,
+        note=f"E_P[r] - E_Q[r] is {width * drift:.3g}, in [{width * low:.3g}, {width * high:.3g}]",
+    )
+
+
+def _most(sample: Binned, alpha: float, *, anytime: bool) -> float:
+    """Upper bound for a mean of values that are at most 1, in [-1, 1]."""
+    if not sample.total:
+        return 1.0
+    known = Placement.of(sample, float(min(sample.lower[0], 0.0)), 1.0)
+    values, weights = known.worst(known.most)
+    bets = (bets_ever if anytime else bets_for)(known.n)
+    grown = growth(bets[0], (1.0 - values) / _SCALE, weights)
+    return min(1.0, max(1.0 - _SCALE * lower_bound(bets, grown, known.n, alpha), known.most, -1.0))
