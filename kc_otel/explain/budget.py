@@ -134,12 +134,12 @@ def budgets(
         gradient: Budget on the norm of the gradient's bias.
     """
     found: list[tuple[BudgetKind, float, str]] = []
-    asked: tuple[tuple[BudgetKind, float | None, str], ...] = (
-        ("reward", reward, "reward_drift_bound"),
-        ("gradient", gradient, "gradient_bias_bound"),
+    asked: tuple[tuple[BudgetKind, float | None, tuple[str, ...]], ...] = (
+        ("reward", reward, ("reward_drift_bound", "reward_drift")),
+        ("gradient", gradient, ("gradient_bias_bound",)),
     )
-    for kind, given, metric in asked:
-        own = [(clause.limit_for(slice), clause.id) for clause in contract.clauses if clause.metric == metric]
+    for kind, given, metrics in asked:
+        own = [(clause.limit_for(slice), clause.id) for clause in contract.clauses if clause.metric in metrics]
         if given is not None:
             found.append((kind, given, "the command line"))
         elif own:
@@ -198,7 +198,7 @@ def backwards(
         slice=slice,
         tv_seq=tv,
         enough=tuple(enough(tv, horizon, contract.assumptions)),
-        clauses=tuple(_compare(contract, horizon, tv, slice)),
+        clauses=(*_measured(contract, kind, budget, slice), *_compare(contract, horizon, tv, slice)),
     )
 
 
@@ -230,6 +230,14 @@ def enough(tv: float, horizon: int | None, assumptions: Assumptions) -> Iterable
     yield Enough("tv_token", "max", token_tv_for_sequence_tv(tv, horizon), "1", "worst case over steps")
     yield Enough("logit_half_range", "max", worst.value, "1", worst.name)
     yield Enough("abs_log_ratio", "max", log_ratio_for_sequence_tv(tv, horizon).value, "{nat}", worst.name)
+
+
+def _measured(contract: Contract, kind: BudgetKind, budget: float, slice: str) -> Iterable[ClauseForBudget]:
+    """The clauses that measure what a budget on the reward is about."""
+    for clause in contract.clauses:
+        if kind == "reward" and clause.metric == "reward_drift":
+            limit = clause.limit_for(slice)
+            yield ClauseForBudget(clause.id, limit, budget, limit <= budget * (1.0 + 1e-9), direct=True)
 
 
 def _compare(contract: Contract, horizon: int | None, tv: float, slice: str) -> Iterable[ClauseForBudget]:

@@ -226,6 +226,8 @@ def chain(
     promise = promise_of(clause, slice, assumptions)
     facts = Facts() if silent else facts_of(promise, deficit)
     rungs = tuple(_rungs(facts, assumptions, horizon))
+    if clause.opposite is not None and not silent:  # no distance follows, and none is needed
+        rungs = (Guarantee("reward", clause.limit_for(slice), "measured on the rewards themselves", True),)
     return Chain(
         clause=clause.id,
         metric=clause.metric_text,
@@ -239,7 +241,7 @@ def chain(
         acting=acting,
         purpose="" if rungs or silent else purpose(promise, horizon),
         note="" if silent else note(promise, horizon),
-        reach=reach(facts, reach_tv) if facts.sequence_tv is None and rungs else None,
+        reach=reach(facts, reach_tv) if facts.sequence_tv is None and rungs and clause.opposite is None else None,
         reach_tv=reach_tv,
     )
 

@@ -203,6 +203,10 @@ def _best(explanation: Explanation, entry: SliceGuarantee) -> Iterator[Line]:
         elif level == "sequence" and any(chain.rung("sequence") for chain in entry.chains):
             at = f"nothing: at {explanation.horizon:,} tokens"
             text = f"{at} the limits allow two policies with hardly an answer in common."
+            if (reward := entry.of("reward")) is not None:
+                text += f" What {reward.clause} limits needs no such distance: the rewards themselves."
+            elif "reward_range" in explanation.assumptions:
+                text += " Where rewards are known, a clause on reward_drift limits what they differ by itself."
             longest = max(entry.chains, key=lambda chain: chain.reach or 0)
             if longest.reach:
                 within = f"{_tokens(longest.reach)} within TV {rounded(longest.reach_tv)}"

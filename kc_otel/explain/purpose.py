@@ -8,7 +8,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.registry import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.explain.promise import Promise
 from kc_otel.stats.divergences import tv_from_kl
@@ -27,6 +27,8 @@ _PURPOSE: Final = {
     "advantage_drift_negative": "what the mismatch adds to the push of bad tokens; no distance follows from it",
     "outside_mass": "what truncation hides from every other clause: TV(P, Q truncated) is at most this and tv_token "
     "together",
+    "reward_drift": "the drift of the expected reward is measured itself, on rewards that were given; at any horizon, "
+    "where distances between distributions say nothing, too",
     "weights_lag": "with stale weights every drift below is the policy's own change "
     "and not the kernels', so it has to be excluded first",
 }
@@ -93,7 +95,8 @@ def evidence(clause: Clause, promise: Promise, slice: str = ALL, tail: Clause | 
         slice: The slice whose limit counts.
         tail: The clause that limits how often what it observes is above its cap.
     """
-    unit = "sequence" if promise.metric in {"tv_seq", "chi2_seq", "log_ratio_seq", "geometric_ratio"} else "token"
+    native = clause.quantity.per if clause.quantity is not None and not clause.by_sequence else Unit.TOKEN
+    unit = "sequence" if native is Unit.SEQUENCE else "token"
     if promise.metric.startswith("gen_ai."):
         unit = "request"
     elif promise.metric == "weights_lag":
@@ -146,6 +149,8 @@ def _mean(clause: Clause, promise: Promise, unit: str) -> str:
     quantity = clause.quantity
     if promise.by_sequence:
         return "a mean over sequences of each one's mean: dependence within a sequence does no harm"
+    if clause.opposite is not None:
+        return f"means over every {unit} that bound it from either side, whatever the supports and the tail of W"
     if quantity is None or quantity.high < float("inf"):
         return f"a mean over every {unit}"
     if clause.cap is not None and clause.metric != "support_deficit":

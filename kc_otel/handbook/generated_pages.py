@@ -49,13 +49,15 @@ _ORIGINS: Final = {
     Origin.ADVANTAGES: "Log-probabilities, and the advantages of the tokens.",
     Origin.TRUNCATION: "The training kernel's mass on the tokens that "
     "[top-p or top-k kept](../measure/own-loop.md#top-p-and-top-k).",
+    Origin.REWARDS: "Log-probabilities, and the reward of each sequence.",
     Origin.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
     Origin.RUNTIME: "What the programs say of themselves while they run.",
 }
 _CHECKS: Final = """\
 Input is checked before anything is called drift. What fails a check is counted under its own name, in
 `kc.input.invalid` and in `recorder.stats()`, and is never measured. A step of the policy can wait for it:
-`on: invalid-input`. `kc-otel checks` prints this list.
+`on: invalid-input`. `kc-otel checks` prints this list. Of `reward_out_of_range` alone the sequence is measured, and its
+reward is not used.
 
 Measured all the same, and said once in the log: log-probabilities that one side alone kept in bfloat16 or float16.
 Their rounding is a part of the difference; the line says which side, and how much of the mean |log ratio|. Keep them

@@ -4,7 +4,7 @@
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | one token: half range, ratios, KL, chi-square to total variation  | `tokens`, `divergences`, `averages`       |
 | a sequence, a reward, a policy gradient                           | `sequences`, `rewards`, `gradients`       |
-| the drift of a reward itself, where rewards are known              | `reward_intervals`                        |
+| the drift of a reward itself, where rewards are known             | `reward_intervals`                        |
 | backwards from a budget                                           | `rewards`, `inverses`                     |
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |

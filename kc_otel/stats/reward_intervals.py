@@ -62,9 +62,8 @@ def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[fl
         msg = f"reward: shape {share.shape} is not that of log_ratio, {hidden.shape}; give one for each sequence"
         raise ValueError(msg)
     known = (share >= 0.0) & (share <= 1.0)
-    worst = np.maximum(hidden, 0.0)
-    sides = np.stack([hidden * (1.0 - share), hidden * share])
-    return np.where(known, sides, worst) + 0.0
+    share = np.where(known, share, 0.0)
+    return np.where(known, [hidden * (1.0 - share), hidden * share], np.maximum(hidden, 0.0)) + 0.0
 
 
 def reward_drift_bounds(

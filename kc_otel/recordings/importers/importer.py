@@ -169,7 +169,8 @@ class Importer:
         masses = [each.train_kept for each in chunk if each.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
         train = [each.train if each.train_kept is None else each.train + each.train_kept for each in chunk]
-        rewards = [reward_of(each.attributes) for each in chunk]
+        known = np.array([reward_of(each.attributes) for each in chunk])
+        rewards = None if np.isnan(known).all() else known
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
         for recorder in (self._recorder, of_step):
             if recorder is not None:

@@ -225,3 +225,19 @@ def test_logits_that_are_no_numbers_hold_the_gate():
     assert gate.decision.outcome is GateOutcome.WAIT
     assert gate.decision.missing == ("held: logits of 1 tokens are no numbers",)
     assert RecordingObservations(made).of("tv_exact_by_sequence").total == made.lengths.size - 1
+
+
+def test_a_gate_judges_the_drift_of_the_rewards_that_a_recording_has():
+    """Rows without a reward count for the worst; without any, the clause is left out and says what it takes."""
+    head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")
+    contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.1}\n")
+    made = recording(sequences=4000)
+    (left,) = judge(contract, by_contract(made, contract), 0.0).left_out
+    assert "it takes one whose rows have a reward" in str(left)
+    rewards = np.random.default_rng(0).integers(0, 2, 4000)
+    attributes = [{**each, "score": int(reward)} for each, reward in zip(made.attributes, rewards, strict=True)]
+    attributes[0] = {"task": "code"}
+    found = judge(contract, by_contract(replace(made, attributes=tuple(attributes)), contract), 0.0)
+    verdict = next(one for one in found.verdicts if one.cell.clause == "reward" and one.cell.slice == "all")
+    assert (verdict.status, verdict.samples) == ("PASS", 4000)
+    assert "E_P[r] - E_Q[r] is" in verdict.reason
