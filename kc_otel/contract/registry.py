@@ -272,7 +272,8 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, 1000.0, "max",
-        "Optimizer steps by which the inference kernel's weights are behind the training kernel's.", _XU_WU,
+        "Optimizer steps by which the inference kernel's weights are behind the training kernel's; an observation for "
+        "each version that sampled tokens of the batch.", _XU_WU,
     ),
 )  # fmt: skip
 
@@ -590,13 +591,20 @@ _ATTRIBUTES: Final = (
     Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
     Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),
     Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",), "string[]"),
+    Attribute(
+        "kc.compare.straddling", "Sequences with tokens of several weight versions, where these are known.", ("span",),
+        "int",
+    ),
     Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",), "double"),
     Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",), "double"),
     Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",), "int"),
     Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",), "int"),
     Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",), "int"),
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
-    Attribute("kc.weights.inference", "Weight version of the inference kernel.", ("span",)),
+    Attribute(
+        "kc.weights.inference",
+        "Weight version of the inference kernel; several, joined by commas, where an update came under way.", ("span",),
+    ),
 )  # fmt: skip
 
 ATTRIBUTES: Final[dict[str, Attribute]] = {a.name: a for a in _ATTRIBUTES}

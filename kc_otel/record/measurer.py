@@ -30,19 +30,20 @@ from kc_otel.record.telemetry.compare_span import compare_span
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, TokenExemplar, drift_metrics, kernel_info
 from kc_otel.record.telemetry.sdk_points import gauge
+from kc_otel.record.weight_versions import BatchVersions, batch_versions
 from kc_otel.record.work import (
     KernelSide,
     LogitsComparison,
     OperatorComparison,
     PairChange,
     SampledComparison,
-    Weights,
     Work,
 )
 
 __all__ = ["Measurer"]
 
 _MAX_RETIRED: Final = 8
+_STRADDLING: Final = "kc.compare.straddling"
 _LOOKED_AT: Final = 16
 """Batches of a kernel pair whose storage is looked at, and rows of each: what stores them does not change."""
 _MAX_LINKS: Final = 128  # what the SDK keeps of a span's links by default
@@ -170,22 +171,25 @@ class Measurer:
         arrays = dict(rows.arrays)
         if isinstance(work, SampledComparison) and work.rewards is not None:
             arrays["rewards"] = capture.per_sequence("rewards", work.rewards, given)[rows.kept]
+        train, inference = work.weights
+        versions = batch_versions(
+            inference, arrays.pop("versions", None), arrays["mask"], arrays["train"].shape[:2], membership
+        )
         with self._lock:
             streams = self._streams_of(work.origin.pair)
             add = streams.accumulator.add_logits if logits else streams.accumulator.add_sampled
             batch = add(**arrays, membership=membership, processing=work.processing)
             streams.batches += 1
-            lag = _lag(*work.weights)
-            if lag is not None and batch.tokens:
-                streams.accumulator.add_values("weights_lag", [lag], membership=membership.any(axis=0, keepdims=True))
+            if versions is not None and isinstance(train, int) and batch.tokens:
+                streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
         for reason, count in batch.invalid.items():
-            self._counters.invalid(reason, count, _shapes(rows.arrays) if reason == "shape_mismatch" else None)
+            self._counters.invalid(reason, count, _shapes(arrays) if reason == "shape_mismatch" else None)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if not logits:
                 self._look_at_storage(rows.arrays)
             try:
-                self._explain(work, batch, rows)
+                self._explain(work, batch, rows, versions)
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
@@ -225,10 +229,18 @@ class Measurer:
         if found.member.size:
             self._counters.measured(0, 0)
 
-    def _explain(self, work: SampledComparison | LogitsComparison, batch: Batch, rows: capture.Rows) -> None:
+    def _explain(
+        self,
+        work: SampledComparison | LogitsComparison,
+        batch: Batch,
+        rows: capture.Rows,
+        versions: BatchVersions | None,
+    ) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
         worst, end = batch.worst, time.time_ns()
         train, inference = work.weights
+        if inference is None and versions is not None:
+            inference = str(versions)
         weights = {
             name: version
             for name, version in (("kc.weights.train", train), ("kc.weights.inference", inference))
@@ -247,6 +259,7 @@ class Measurer:
                 "kc.compare.slices": batch.slices,
                 "kc.compare.tv_token": batch.tv_token,
                 **({} if worst is None else _worst(worst, rows.kept)),
+                **({} if versions is None or work.weights[1] is not None else {_STRADDLING: versions.straddling}),
                 **weights,
             },
             parent=work.origin.parent,
@@ -333,9 +346,3 @@ def _lengths(arrays: Mapping[str, Any]) -> str:
             given = ", ".join(f"{name} {length}" for name, length in zip(lists, lengths, strict=True))
             return f"sequence {row} has {given} tokens. {remedy('shape_mismatch')}"
     return remedy("shape_mismatch")
-
-
-def _lag(train: Weights, inference: Weights) -> float | None:
-    if isinstance(train, int) and isinstance(inference, int):
-        return float(max(train - inference, 0))
-    return None

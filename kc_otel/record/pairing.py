@@ -44,6 +44,7 @@ class Side:
         logprobs: Their log-probabilities under the kernel, nats, [tokens].
         kernel: The kernel.
         weights: Its weight version.
+        versions: Instead of it, the step that sampled each token, [tokens]; None where that was one.
         processing: Its sampling processing, as declared.
         attributes: What decides the slices.
         advantages: Of the tokens, [tokens]; None where there are none.
@@ -60,6 +61,7 @@ class Side:
     advantages: NDArray[np.floating] | None = None
     spans: tuple[SpanContext, ...] = ()
     reward: float = math.nan
+    versions: NDArray[np.integer] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +184,7 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
             _advantages(arrays, row)[inside].copy() if "advantages" in arrays else None,
             spans,
             math.nan if rewards is None else float(rewards[index]),
+            arrays["versions"][row][inside].copy() if "versions" in arrays else None,
         )
         yield _key(work, ids, index, total), side
 
@@ -190,7 +193,8 @@ def versions_of(pair: Pair) -> Hashable:
     """What pairs must have in common to be measured as one batch: both kernels, weight versions and processings."""
     sides = (pair.scored, pair.sampled)
     processing = [None if each.processing is None else tuple(sorted(each.processing.items())) for each in sides]
-    return *(each.kernel for each in sides), *(each.weights for each in sides), *processing
+    several = pair.sampled.versions is not None
+    return *(each.kernel for each in sides), *(each.weights for each in sides), several, *processing
 
 
 def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
@@ -219,6 +223,7 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
         rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
         weights=(scored.weights, sampled.weights),
+        versions=None if sampled.versions is None else [pair.sampled.versions for pair in pairs],
     )
 
 

@@ -26,6 +26,7 @@ from kc_otel.record.process import ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry.pair_streams import KernelPair
+from kc_otel.record.weight_versions import split
 from kc_otel.record.work import (
     Attributes,
     BatchOrigin,
@@ -34,6 +35,7 @@ from kc_otel.record.work import (
     OperatorComparison,
     Processing,
     SampledComparison,
+    TokenWeights,
     Weights,
 )
 
@@ -126,7 +128,7 @@ class Recorder:
         inference_token_ids: Any = None,
         kept: tuple[Any, Any] | None = None,
         processing: tuple[Processing, Processing] | None = None,
-        weights: tuple[Weights, Weights] | None = None,
+        weights: tuple[Weights, TokenWeights] | None = None,
         links: Sequence[trace.SpanContext] = (),
         key: Hashable = None,
         presampled: bool = False,
@@ -154,14 +156,19 @@ class Recorder:
             processing: Temperature, top-p and the like of the training and the inference side, where known; batches
                 where they differ are invalid, because that would measure the sampler and not the kernel.
             weights: Weight versions of the training and the inference kernel; of two integers the lag is measured.
+                Where an update came while sequences were sampled, the inference kernel's is the step of each token,
+                shaped like the log-probabilities.
             links: Spans of the requests that sampled the batch; the current span becomes the parent.
             key: Decides by its hash whether the batch is in the sample; without one, chance does.
             presampled: The caller has sampled already: measure it in any case.
         """
-        train_kept, inference_kept = kept if isinstance(kept, tuple | list) and len(kept) == 2 else (None, None)
-        if kept is not None and train_kept is None and inference_kept is None:
-            self.drop("kept-mass", "kept: is not a pair (training, inference) of log masses, one of which is given")
-            return
+        for name, given in (("kept", kept), ("weights", weights)):
+            if given is not None and not (isinstance(given, tuple | list) and len(given) == 2):
+                self.drop(f"{name}-argument", f"{name}: {type(given).__name__} is not a pair (training, inference)")
+                return
+        train_kept, inference_kept = kept or (None, None)
+        train_weights, inference_weights = weights or (None, None)
+        version, versions = split(inference_weights)
         engine = self._admitted(key, presampled)
         if engine is None:
             return
@@ -177,7 +184,8 @@ class Recorder:
             train_kept=train_kept,
             inference_kept=inference_kept,
             processing=processing,
-            weights=weights or (None, None),
+            weights=(train_weights, version),
+            versions=versions,
         )
         engine.submit(work)
 
@@ -275,7 +283,7 @@ class Recorder:
         prompt_ids: Any = None,
         attributes: Attributes = None,
         processing: Processing | None = None,
-        weights: Weights = None,
+        weights: TokenWeights = None,
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Record what the inference kernel sampled; it is compared when `scored` gets the same key.
@@ -288,13 +296,14 @@ class Recorder:
             prompt_ids: Prompt of each sequence, without padding; only used for the name.
             attributes: What decides the slices; those of both sides count.
             processing: Temperature, top-p and the like; compared where both sides say it.
-            weights: Weight version of the inference kernel.
+            weights: Weight version of the inference kernel, or the step of each token, as in `compare`.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
         if engine is None:
             return
+        version, versions = split(weights)
         engine.submit(
             KernelSide(
                 origin=self._origin(attributes, links),
@@ -305,7 +314,8 @@ class Recorder:
                 prompts=prompt_ids,
                 key=list(key) if isinstance(key, list) else key,
                 processing=processing,
-                weights=weights,
+                weights=version,
+                versions=versions,
             )
         )
 

@@ -33,6 +33,7 @@ __all__ = [
     "Processing",
     "Role",
     "SampledComparison",
+    "TokenWeights",
     "Weights",
     "Work",
 ]
@@ -41,6 +42,8 @@ Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """Of every sequence alike, or one mapping for each."""
 Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
+TokenWeights = Any
+"""A weight version, or the optimizer step of each token: integers [sequences, tokens], or a list of them."""
 Weights = int | str | None
 """A weight version: an optimizer step, or a name where there is no step."""
 Role = Literal["sampled", "scored"]
@@ -124,11 +127,13 @@ class SampledComparison(QueuedBatch):
     Attributes:
         processing: Sampling processing of the training and the inference kernel, as declared.
         weights: Weight versions of the training and the inference kernel.
+        versions: Instead of the inference kernel's one, the step that sampled each token, [sequences, tokens].
     """
 
     ARRAYS = (
         "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept",
         "rewards",
+        "versions",
     )  # fmt: skip
 
     train: capture.Tree
@@ -140,6 +145,7 @@ class SampledComparison(QueuedBatch):
     train_kept: capture.Tree = None
     inference_kept: capture.Tree = None
     rewards: capture.Tree = None
+    versions: capture.Tree = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
 
@@ -182,9 +188,10 @@ class KernelSide(QueuedBatch):
         prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
         processing: Sampling processing of this kernel, as declared.
         weights: Weight version of this kernel.
+        versions: Instead of it, the step that sampled each token.
     """
 
-    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts", "rewards")
+    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts", "versions", "rewards")
 
     role: Role
     token_ids: capture.Tree
@@ -193,6 +200,7 @@ class KernelSide(QueuedBatch):
     advantages: capture.Tree = None
     prompts: capture.Tree = None
     rewards: capture.Tree = None
+    versions: capture.Tree = None
     key: Hashable | list[Hashable] = None
     processing: Processing | None = None
     weights: Weights = None

@@ -68,6 +68,7 @@ def assembled(table: RaggedTable) -> Recording:
         train_at_rollout=given.get("train_at_rollout"),
         policy=given.get("policy"),
         train_kept=given.get("train_kept"),
+        versions=given["versions"].astype(np.int64) if "versions" in given else None,
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
@@ -156,10 +157,7 @@ def _check(
 
     for role in (each for each in FLOATS if each in given):
         note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
-        if role == "advantages":
-            note(role, np.isinf(given[role]), "an advantage is a finite number")
-        else:
-            note(role, given[role] > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?")
+        note(role, *_impossible(role, given[role]))
     if problems.all():
         return
     _renormalise(given, note)
@@ -175,6 +173,15 @@ def _check(
         problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(InvalidReason(codes[row]))}")
     if wrong.size > problems.cap:
         problems.add(f"{sides}: other rows", times=wrong.size - problems.cap)
+
+
+def _impossible(role: str, values: NDArray[np.float64]) -> tuple[NDArray[np.bool_], str]:
+    """Which numbers cannot be what their column says, and why."""
+    if role == "advantages":
+        return np.isinf(values), "an advantage is a finite number"
+    if role == "versions":
+        return values % 1 != 0, "the weights' version of a token is a step, an integer"
+    return values > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?"
 
 
 def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np.bool_], str], None]) -> None:

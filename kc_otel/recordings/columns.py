@@ -40,6 +40,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "policy": ("policy_logprobs", "per_token_logps", "curr_logprobs"),
         "train_kept": ("train_kept_logprobs",),
         "inference_kept": ("inference_kept_logprobs",),
+        "versions": ("weight_versions",),
         "train_logits": ("train_logits",),
         "inference_logits": ("inference_logits",),
     }
@@ -49,7 +50,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 LOGITS: Final = ("train_logits", "inference_logits")
 """Roles that have a row of numbers per token."""
 FLOATS: Final = (
-    "train", "inference", "advantages", "train_at_rollout", "policy", "train_kept", "inference_kept"
+    "train", "inference", "advantages", "train_at_rollout", "policy", "train_kept", "inference_kept", "versions"
 )  # fmt: skip
 """Roles that have a real number per token."""
 ATTRIBUTES: Final = "attributes"

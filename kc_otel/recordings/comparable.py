@@ -66,7 +66,9 @@ def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[
     return None
 
 
-def _other_weights(sampled: int | str, scored: int | str) -> bool:
+def _other_weights(sampled: int | str | tuple[tuple[int, int], ...], scored: int | str) -> bool:
     """Whether two versions differ and the difference is no number of steps, which would be measured as a lag."""
+    if isinstance(sampled, tuple):
+        return any(_other_weights(step, scored) for step, _ in sampled)
     both_steps = isinstance(sampled, int) and isinstance(scored, int)
     return not both_steps and str(sampled) != str(scored)

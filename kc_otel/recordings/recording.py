@@ -53,6 +53,7 @@ class Recording:
         policy: log-probability under the policy being optimised (after updates), float64 [N]; None where there is none.
         train_kept: log of P's mass on the tokens that truncation (top-p, top-k) kept, nats, float64 [N]: `train` and
             `inference` are renormalised over them. None where the file has none.
+        versions: Step of the weights that sampled each token, int64 [N]; None where the file has none.
         source: Where it came from, for messages.
         train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
         inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
@@ -68,6 +69,7 @@ class Recording:
     train_at_rollout: NDArray[np.float64] | None = None
     policy: NDArray[np.float64] | None = None
     train_kept: NDArray[np.float64] | None = None
+    versions: NDArray[np.int64] | None = None
     source: str = field(default="recording")
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
@@ -95,7 +97,8 @@ class Recording:
             return self
         tokens = np.repeat(kept, self.lengths)
         per_token = (
-            "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "train_logits", "inference_logits"
+            "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "versions", "train_logits",
+            "inference_logits",
         )  # fmt: skip
         given = {name: values for name in per_token if (values := getattr(self, name)) is not None}
         return replace(

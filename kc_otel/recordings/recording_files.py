@@ -30,7 +30,16 @@ _READ: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTa
     "parquet": read_parquet,
 }
 
-_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy", "train_kept")
+_PER_TOKEN: Final = (
+    "train",
+    "inference",
+    "token_ids",
+    "advantages",
+    "train_at_rollout",
+    "policy",
+    "train_kept",
+    "versions",
+)
 _PICKLED: Final = (".pkl", ".pickle", ".pt", ".pth")
 _ENDINGS: Final[Mapping[str, Format]] = {
     ".npz": "npz",
@@ -57,13 +66,15 @@ def load_recording(
     Where tokens were sampled with top-p or top-k, `train_kept_logprobs` and `inference_kept_logprobs` are the log of
     each kernel's mass on the tokens that were kept, for a side that is from before it: both are renormalised over them.
 
+    `weight_versions` is the step of the weights that sampled each token, where an update came under way.
+
     Rows that a mask leaves no token of are dropped, and counted in `Recording.masked`.
 
     Args:
         path: The file.
         columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
             Roles are train, inference, mask, lengths, token_ids, advantages, train_at_rollout, policy, train_kept,
-            inference_kept, train_logits and inference_logits.
+            inference_kept, versions, train_logits and inference_logits.
         format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:

@@ -5,6 +5,7 @@ On disk it is a row: three arrays as little-endian bytes, everything else as JSO
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,26 @@ from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 
-__all__ = ["COLUMNS", "Row", "SampledRequest", "decode", "encode", "size_of"]
+__all__ = ["COLUMNS", "KeptTokens", "Row", "SampledRequest", "decode", "encode", "size_of", "versions_per_token"]
 
 Row = tuple[str, bytes, bytes, bytes, str]
 """request_id, prompt_ids, token_ids, logprobs, about."""
 COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
 _IDS: Final = "<i4"
 _LOGPROBS: Final = "<f4"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTokens:
+    """The tokens that top-p, top-k or min-p kept, from which each sampled token was drawn.
+
+    Attributes:
+        ids: Their ids, token after token, int64 [kept tokens].
+        counts: How many there are for each sampled token, int64 [tokens].
+    """
+
+    ids: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +55,11 @@ class SampledRequest:
             `logprobs_mode`, since an engine may report log-probabilities from before it.
         logprobs_mode: `raw` when `logprobs` are from before processing, `processed` when from after it.
         attributes: What slices are made of.
-        weights: Weight version that sampled it; None when the engine does not say.
+        weights: Weight version that sampled it; where an update came between its tokens, each step with the index of
+            its first token, in order; None when the engine does not say.
         traceparent: W3C trace context of the request's span; empty when there is none.
         at: When it was finished, unix nanoseconds.
+        kept: The tokens that truncation kept, where the engine says; `logprobs` are then renormalised over them.
     """
 
     request_id: str
@@ -54,14 +70,24 @@ class SampledRequest:
     processing: Mapping[str, Scalar] = field(default_factory=dict)
     logprobs_mode: str = "raw"
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
-    weights: int | str | None = None
+    weights: int | str | tuple[tuple[int, int], ...] | None = None
     traceparent: str = ""
     at: int = 0
+    kept: KeptTokens | None = None
 
 
 def size_of(request: SampledRequest) -> int:
     """About the bytes that a request takes in memory and on disk; too many rather than too few."""
-    return 8 * (request.prompt_ids.size + request.token_ids.size) + 4 * request.logprobs.size + 2048
+    kept = 0 if request.kept is None else 16 * (request.kept.ids.size + request.kept.counts.size)
+    return 8 * (request.prompt_ids.size + request.token_ids.size) + 4 * request.logprobs.size + kept + 2048
+
+
+def versions_per_token(request: SampledRequest) -> NDArray[np.int64] | None:
+    """The step of the weights that sampled each token, int64 [tokens]; None where there were not several."""
+    if not isinstance(request.weights, tuple):
+        return None
+    steps, starts = np.array(request.weights, dtype=np.int64).T
+    return np.repeat(steps, np.diff(starts, append=request.token_ids.size))
 
 
 def encode(request: SampledRequest) -> Row:
@@ -73,7 +99,7 @@ def encode(request: SampledRequest) -> Row:
     if request.token_ids.shape != request.logprobs.shape or request.token_ids.ndim != 1:
         msg = f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
         raise ValueError(msg)
-    about = {
+    about: dict[str, Any] = {
         "kernel": request.kernel.to_plain(),
         "processing": dict(request.processing),
         "logprobs_mode": request.logprobs_mode,
@@ -82,6 +108,8 @@ def encode(request: SampledRequest) -> Row:
         "traceparent": request.traceparent,
         "at": request.at,
     }
+    if request.kept is not None:
+        about["kept"] = [base64.b64encode(_ids(each)).decode() for each in (request.kept.ids, request.kept.counts)]
     return (
         request.request_id,
         _ids(request.prompt_ids),
@@ -100,6 +128,11 @@ def decode(row: Row) -> SampledRequest:
     request_id, prompt_ids, token_ids, logprobs, about = row
     try:
         plain: dict[str, Any] = read_json_text(about)
+        if isinstance(plain["weights"], list):
+            plain["weights"] = tuple((int(step), int(start)) for step, start in plain["weights"])
+        if "kept" in plain:
+            ids, counts = (base64.b64decode(each, validate=True) for each in plain["kept"])
+            plain["kept"] = KeptTokens(*(np.frombuffer(each, dtype=_IDS).astype(np.int64) for each in (ids, counts)))
         return SampledRequest(
             request_id=request_id,
             prompt_ids=np.frombuffer(prompt_ids, dtype=_IDS).astype(np.int64),

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.comparable import SUPPORTED, effective
+from kc_otel.recordings.request import KeptTokens
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Scorer", "hf_scorer", "processed", "sampled_logprobs"]
+__all__ = ["Scorer", "hf_scorer", "kept_mass", "processed", "sampled_logprobs"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -36,16 +37,23 @@ class Scorer(Protocol):
         prompt_ids: Sequence[Any],
         token_ids: Sequence[Any],
         processing: Mapping[str, Scalar] | None = None,
+        kept: Sequence[KeptTokens] | None = None,
     ) -> Sequence[Any]:
         """Score tokens that are given.
+
+        `kept` is only given to functions that have an argument of this name. For others processing has to say enough:
+        top_p then cuts where the training kernel would, and a token beyond that has -inf.
 
         Args:
             prompt_ids: Prompt of each sequence, integers [prompt].
             token_ids: Tokens that follow it, integers [tokens].
             processing: Temperature, top_p, top_k and min_p by name, of all sequences alike; None for none.
+            kept: Per sequence the tokens that the inference kernel's truncation kept, in the place of top_p, top_k and
+                min_p.
 
         Returns:
-            Per sequence the log-probability of each of its tokens, nats, floating [tokens], NumPy or torch.
+            Per sequence the log-probability of each of its tokens, nats, floating [tokens], NumPy or torch. With `kept`
+            [2, tokens]: that, before truncation, and the log of the mass of the tokens that were kept.
         """
 
 
@@ -76,10 +84,15 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
     keeps = "logits_to_keep" in inspect.signature(_innermost(model).forward).parameters
 
     def score(
-        prompt_ids: Sequence[Any], token_ids: Sequence[Any], processing: Mapping[str, Scalar] | None = None
+        prompt_ids: Sequence[Any],
+        token_ids: Sequence[Any],
+        processing: Mapping[str, Scalar] | None = None,
+        kept: Sequence[KeptTokens] | None = None,
     ) -> list[NDArray[np.float32]]:
         wanted = _checked(processing)
         prompts, tokens = _sequences(prompt_ids, token_ids)
+        if kept is not None:
+            wanted = {name: value for name, value in wanted.items() if name == "temperature"}
         device = next(model.parameters()).device
         found = []
         with (
@@ -88,7 +101,10 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
             torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
         ):
             for rows in _forwards(prompts, tokens, max_logits // _vocabulary(model), keeps=keeps):
-                found += _forward(model, [prompts[i] for i in rows], [tokens[i] for i in rows], wanted, keeps=keeps)
+                masks = None if kept is None else [kept[i] for i in rows]
+                found += _forward(
+                    model, [prompts[i] for i in rows], [tokens[i] for i in rows], wanted, masks, keeps=keeps
+                )
         return found
 
     return score
@@ -134,6 +150,35 @@ def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> 
         ValueError: If the processing cannot be applied.
     """
     return _processed(logits, _checked(processing))
+
+
+def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, Scalar] | None = None) -> torch.Tensor:
+    """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept.
+
+    Args:
+        logits: [positions, vocabulary], any floating dtype.
+        kept: Those tokens, for each position.
+        processing: What was done before the truncation: the temperature.
+
+    Raises:
+        ValueError: If there is not one set of tokens for each position.
+    """
+    import torch  # noqa: PLC0415 - the core does without torch
+
+    wanted, (positions, vocabulary) = _checked(processing), logits.shape
+    if kept.counts.size != positions:
+        raise ValueError(f"kept: has {kept.counts.size} sets of tokens for {positions} positions; give one for each")
+    at = torch.from_numpy(np.repeat(np.arange(positions), kept.counts)).to(logits.device)
+    ids = torch.from_numpy(kept.ids).to(logits.device)
+    ends = np.cumsum(kept.counts)
+    mass = torch.zeros(positions, dtype=torch.float64, device=logits.device)
+    dtype, step = torch.promote_types(logits.dtype, torch.float32), max(_BLOCK // vocabulary, 1)
+    for start in range(0, positions, step):
+        block = _processed(logits[start : start + step].to(dtype), wanted)
+        part = slice(int(ends[start] - kept.counts[start]), int(ends[min(start + step, positions) - 1]))
+        share = (block[at[part] - start, ids[part]] - block.logsumexp(-1)[at[part] - start]).double().exp()
+        mass.index_add_(0, at[part], share)
+    return mass.log()
 
 
 def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:
@@ -198,6 +243,7 @@ def _forward(
     prompts: Sequence[NDArray[np.int64]],
     tokens: Sequence[NDArray[np.int64]],
     processing: Mapping[str, float],
+    masks: Sequence[KeptTokens] | None,
     *,
     keeps: bool,
 ) -> list[NDArray[np.float32]]:
@@ -219,9 +265,10 @@ def _forward(
     found = []
     for row, (prompt, completion) in enumerate(zip(prompts, tokens, strict=True)):
         start, end = prompt.size - 1, prompt.size - 1 + completion.size
-        chosen = sampled_logprobs(
-            logits[row, start - first : end - first], input_ids[row, start + 1 : end + 1], processing
-        )
+        here, sampled = logits[row, start - first : end - first], input_ids[row, start + 1 : end + 1]
+        chosen = sampled_logprobs(here, sampled, processing)
+        if masks is not None:
+            chosen = torch.stack((chosen, kept_mass(here, masks[row], processing)))
         found.append(chosen.float().cpu().numpy())
     return found
 

@@ -14,7 +14,14 @@ import pytest
 
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.integrations.trl.rollouts import OWN
-from kc_otel.integrations.vllm.completion import Completion, FinishedCapture, processing_of, request_of, weights_of
+from kc_otel.integrations.vllm.completion import (
+    Completion,
+    FinishedCapture,
+    kept_of,
+    processing_of,
+    request_of,
+    weights_of,
+)
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
@@ -120,12 +127,12 @@ def test_processing_holds_what_changes_the_distribution():
 
 @pytest.mark.parametrize(
     ("versions", "weights"),
-    [((), None), (("default",), None), (("17",), 17), (("step-9",), "step-9"), (("3", "4"), "3,4"),
+    [((), None), (("default",), None), (("17",), 17), (("step-9",), "step-9"), (("3", "4"), ((3, 0), (4, 7))),
      (("default", "4"), "default,4")],
 )  # fmt: skip
 def test_weight_versions(versions, weights):
     """One version is itself, a number where it can be; several that changed under way are never taken for one."""
-    assert weights_of(versions) == weights
+    assert weights_of([(version, 7 * place) for place, version in enumerate(versions)]) == weights
 
 
 def test_sources_are_read_from_text():
@@ -224,6 +231,20 @@ def test_a_full_queue_drops_and_counts(caplog):
     assert delivery.close()
 
 
+def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
+    """Of one token, or of several with offsets, as vLLM's `SamplingMaskLists`; a mask that is missing makes none."""
+    one = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)
+    two = SimpleNamespace(token_ids=np.array([1, 2, 3], np.int32), offsets=np.array([0, 1, 3]))
+    kept = kept_of([one, two], 3)
+    assert kept.ids.tolist() == [4, 9, 1, 2, 3]
+    assert kept.counts.tolist() == [2, 1, 2]
+    assert kept_of([one, two], 4) is None
+    assert kept_of([], 2) is None
+    mine = finished()
+    mine.capture.masks += [one, one]
+    assert request_of(mine.completion(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
+
+
 def test_what_fails_on_the_other_thread_is_counted():
     """Neither a sink, a completion nor an attributes function that fails ends the thread."""
 
@@ -232,7 +253,7 @@ def test_what_fails_on_the_other_thread_is_counted():
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
     broken.submit(finished())
-    broken.submit(finished(capture=SimpleNamespace()))
+    broken.submit(finished(capture=SimpleNamespace(masks=())))
     broken.submit(finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}

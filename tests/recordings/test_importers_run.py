@@ -61,6 +61,19 @@ def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, mem
     assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
 
 
+def test_versions_of_tokens_are_read_where_an_update_came_under_way(recorders, memory, write):
+    """Each version has its lag, behind the training kernel's one."""
+    line = sequence(train_weights=9, weight_versions=[7] * 5 + [8] * 15)
+    made = recorders()
+    assert Importer(made).file(write("log.jsonl", [line]))
+    (lag,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (lag.count, lag.max, lag.sum) == (2, 2.0, 3.0)
+    bad = write("bad.jsonl", [line | {"weight_versions": [7.5] * 20}])
+    importer = Importer(made)
+    assert not importer.file(bad)
+    assert "weight_versions: token 0 is 7.5; the weights' version of a token is a step" in importer.totals.failed[bad]
+
+
 def test_the_mass_that_truncation_kept_is_measured_with_the_drift(recorders, memory, write):
     """Over the tokens that were kept; a file that says nothing of truncation has no such mass."""
     line = sequence(seed=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescore import RescoreError, Rescorer, refusal
 from kc_otel.recordings.rescore.rescorer import TokenBudget, batches, length
 from kc_otel.recordings.spool import Spool, SpoolReader
@@ -156,6 +156,45 @@ def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, rec
         assert (point.count, point.sum) == (tokens, pytest.approx(drift, abs=1e-5))
     assert max(memory.count("code", each) for each in range(len(memory.exports))) == 9
     assert made.run(threading.Event()).requests == 3
+
+
+def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer, memory):
+    """The scorer is asked for P's mass on the kept tokens; scorers that cannot say it go on as before."""
+    asked = []
+
+    def score_kept(prompt_ids, token_ids, processing=None, kept=None):
+        assert (len(prompt_ids), processing) == (len(token_ids), {"top_k": 3})
+        asked.append(kept)
+        sides = [np.full(each.size, -1.0) for each in token_ids]
+        return sides if kept is None else [np.stack((side + np.log(0.8), np.full(6, np.log(0.8)))) for side in sides]
+
+    def flat(prompt_ids, token_ids, processing=None, kept=None):
+        assert kept is not None
+        return score(prompt_ids, token_ids, processing)
+
+    mask = KeptTokens(np.arange(18), np.full(6, 3))
+    served = {"processing": {"top_k": 3}, "logprobs_mode": "processed"}
+    requests = [request("a", kept=mask, **served), request("b", **served)]
+    assert rescorer(*requests, score=score_kept).run(threading.Event()).requests == 2
+    assert sum(each is None for each in asked) == 1
+    assert [each.ids.size for kept in asked if kept is not None for each in kept] == [18]
+    (outside,) = memory.points("kc.drift.outside_mass", kc_slice="all")
+    assert (outside.count, outside.sum) == (6, pytest.approx(1.2))
+    (drift,) = memory.points("kc.drift.abs_log_ratio", kc_slice="all")
+    assert (drift.count, drift.sum) == (12, pytest.approx(0.0, abs=1e-6))
+    assert rescorer(request("c", kept=mask, **served)).run(threading.Event()).requests == 1
+    with pytest.raises(RescoreError, match=r"return one log-probability per sampled token, and below these the log of"):
+        rescorer(request("d", kept=mask), score=flat).run(threading.Event())
+
+
+def test_requests_that_an_update_came_under_are_measured_with_the_lag_of_each_token(rescorer, memory):
+    """With steps; with a checkpoint's name they are refused, as one of their versions is another's."""
+    straddling = {"weights": ((3, 0), (4, 2))}
+    assert rescorer(request("a", **straddling), request("b", weights=4), weights=5).run(threading.Event()).requests == 2
+    (lag,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (lag.count, lag.max, lag.sum) == (3, 2.0, 4.0)
+    totals = rescorer(request("c", **straddling), weights="step-4").run(threading.Event())
+    assert totals.refused == {"wrong_weights": 1}
 
 
 def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, memory):

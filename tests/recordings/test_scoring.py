@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.recordings import scoring
-from kc_otel.recordings.scoring import hf_scorer, sampled_logprobs
+from kc_otel.recordings.request import KeptTokens
+from kc_otel.recordings.scoring import hf_scorer, kept_mass, sampled_logprobs
 
 VOCABULARY = 23
 
@@ -47,6 +48,20 @@ def test_processed_log_probs_are_those_of_a_distribution_over_what_is_left(seed,
         inside = torch.zeros_like(kept).scatter(0, ordered.indices, before < top_p) & kept
         settled = ~torch.zeros_like(kept).scatter(0, ordered.indices, edge)
         assert torch.equal((got > -np.inf)[settled], inside[settled])
+
+
+@pytest.mark.parametrize("block", [1, VOCABULARY * 3, 1 << 22])
+def test_the_mass_of_the_kept_tokens_is_that_of_the_whole_vocabulary_over_them(monkeypatch, block):
+    """After the temperature and before any truncation, whatever is worked on at a time; an empty set has none."""
+    monkeypatch.setattr(scoring, "_BLOCK", block)
+    values, rng = logits(5), np.random.default_rng(0)
+    sets = [rng.choice(VOCABULARY, count, replace=False) for count in (3, 1, 0, 23, 5, 2, 7)]
+    kept = KeptTokens(np.concatenate(sets), np.array([each.size for each in sets]))
+    found = kept_mass(values.bfloat16(), kept, {"temperature": 0.7}).exp().numpy()
+    whole = (values.bfloat16().double() / 0.7).softmax(1).numpy()
+    assert found == pytest.approx([row[ids].sum() for row, ids in zip(whole, sets, strict=True)], rel=1e-5)
+    with pytest.raises(ValueError, match="7 sets of tokens for 6 positions"):
+        kept_mass(values[:6], kept)
 
 
 def test_the_smallest_nucleus_holds_the_most_likely_token():
@@ -116,6 +131,17 @@ def test_any_module_with_logits_can_be_scored():
     assert found[1].shape == (0,)
     np.testing.assert_allclose(found[2], [table[5, 9]], rtol=1e-5)
     assert model.table.grad is None
+
+
+def test_a_scorer_gives_the_mass_of_the_tokens_that_were_kept_beside_log_p():
+    """Of each sequence, with the temperature applied and no truncation of its own."""
+    model = Bigram()
+    kept = [KeptTokens(np.array([7, 8, 9, 8]), np.array([3, 1])), KeptTokens(np.array([9, 1]), np.array([2]))]
+    found = hf_scorer(model)([[1], [5]], [[7, 8], [9]], {"temperature": 0.5, "top_k": 3, "top_p": 0.9}, kept)
+    table = (model.table / 0.5).log_softmax(1).detach().numpy()
+    np.testing.assert_allclose(found[0][0], [table[1, 7], table[7, 8]], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(found[0][1]), [np.exp(table[1, [7, 8, 9]]).sum(), np.exp(table[7, 8])], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(found[1]), [[np.exp(table[5, 9])], [np.exp(table[5, [9, 1]]).sum()]], rtol=1e-5)
 
 
 def test_wrong_arguments_are_named():

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.request import SampledRequest, decode, encode, size_of
+from kc_otel.recordings.request import KeptTokens, SampledRequest, decode, encode, size_of, versions_per_token
 from kc_otel.recordings.spool import Spool, SpoolError, SpoolReader
 
 KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16", extra={"block": 16})
@@ -77,6 +78,22 @@ def test_a_request_comes_back_as_it_was(name, prompt, sampled, attributes, weigh
     row = encode(before)
     assert same(before, decode(row))
     assert sum(len(part) for part in row[1:4]) <= size_of(before)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=9))
+def test_what_truncation_kept_and_the_versions_of_tokens_come_back(kept):
+    """As they were, token by token; a request that has neither says nothing of them."""
+    counts = np.array([len(each) for each in kept], dtype=np.int64)
+    masks = KeptTokens(np.array([token for each in kept for token in each], dtype=np.int64), counts)
+    before = replace(request(tokens=len(kept)), kept=masks, weights=((3, 0), (5, min(2, len(kept)))))
+    row = encode(before)
+    after = decode(row)
+    np.testing.assert_array_equal(after.kept.ids, masks.ids)
+    np.testing.assert_array_equal(after.kept.counts, counts)
+    np.testing.assert_array_equal(versions_per_token(after), [3] * min(2, len(kept)) + [5] * (len(kept) - 2))
+    assert sum(len(part) for part in row[1:]) <= size_of(before)
+    assert decode(encode(request())).kept is None
+    assert versions_per_token(request()) is None
 
 
 def test_what_was_acknowledged_is_read_in_order(spool):

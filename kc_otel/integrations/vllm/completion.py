@@ -17,9 +17,9 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.comparable import NEUTRAL, effective
-from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.request import KeptTokens, SampledRequest
 
-__all__ = ["Completion", "FinishedCapture", "processing_of", "request_of", "weights_of"]
+__all__ = ["Completion", "FinishedCapture", "kept_of", "processing_of", "request_of", "weights_of"]
 
 # What restricts the tokens in ways that a number does not say; only that it was there is kept.
 _RESTRICTIONS: Final = (
@@ -49,11 +49,12 @@ class Completion:
         finish_reason: `stop`, `length` or `repetition`.
         model: Name under which the model is served.
         lora: Name of the LoRA adapter; empty for none.
-        weight_versions: Versions that sampled it, in order; mostly one.
+        weight_versions: Versions that sampled it, each with the index of its first token, in order; mostly one.
         headers: Headers of the HTTP request by lower-case name; empty outside of the server.
         baggage: W3C baggage of the request.
         traceparent: W3C trace context of the request.
         at: When it finished, unix nanoseconds.
+        kept: The tokens that top-p, top-k or min-p kept; None where the engine does not say.
     """
 
     request_id: str
@@ -65,11 +66,12 @@ class Completion:
     finish_reason: str = ""
     model: str = ""
     lora: str = ""
-    weight_versions: Sequence[str] = ()
+    weight_versions: Sequence[tuple[str, int]] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     baggage: Mapping[str, str] = field(default_factory=dict)
     traceparent: str = ""
     at: int = 0
+    kept: KeptTokens | None = None
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -85,7 +87,7 @@ class FinishedCapture:
         capture: What was collected while it was sampled.
         prompt_ids: Prompt tokens.
         token_ids: Sampled tokens.
-        versions: Weight versions that sampled it, in order.
+        versions: Weight versions that sampled it, each with the index of its first token, in order.
         model: Name under which the model is served.
         kernel: What sampled it; may still be asked for, and is waited for where the request is recorded.
         logprobs_mode: `raw` or `processed`.
@@ -94,7 +96,7 @@ class FinishedCapture:
     capture: RequestCapture
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
-    versions: Sequence[str]
+    versions: Sequence[tuple[str, int]]
     model: str
     kernel: Future[Kernel]
     logprobs_mode: str
@@ -102,7 +104,8 @@ class FinishedCapture:
     @property
     def numbers(self) -> int:
         """How many numbers it holds, for the bound on what waits."""
-        return len(self.prompt_ids) + 2 * len(self.token_ids)
+        kept = sum(len(mask.token_ids) for mask in self.capture.masks)
+        return len(self.prompt_ids) + 2 * len(self.token_ids) + kept
 
     def completion(self) -> Completion:
         """The completion, with the headers and the trace that its request came with."""
@@ -123,6 +126,7 @@ class FinishedCapture:
             baggage=_baggage(context.get("otel"), headers),
             traceparent=_traceparent(context.get("otel"), context.get("trace") or headers),
             at=capture.at,
+            kept=kept_of(capture.masks, len(self.token_ids)),
         )
 
 
@@ -156,6 +160,7 @@ def request_of(
         weights=weights_of(completion.weight_versions),
         traceparent=completion.traceparent,
         at=completion.at,
+        kept=completion.kept,
     )
 
 
@@ -167,12 +172,33 @@ def processing_of(params: Any) -> dict[str, Scalar]:
     return changes | dict.fromkeys((name for name in _RESTRICTIONS if getattr(params, name, None)), True)
 
 
-def weights_of(versions: Sequence[str]) -> int | str | None:
-    """One version as a number where it is one; several, when weights changed under way, joined by commas."""
-    named = [version for version in versions if version != _UNASSERTED]
-    if len(named) == 1 and len(versions) == 1:
-        return int(named[0]) if named[0].isdecimal() else named[0]
-    return ",".join(versions) if named else None
+def kept_of(masks: Sequence[Any], tokens: int) -> KeptTokens | None:
+    """The tokens that truncation kept, from vLLM's `SamplingMaskLists` of each step; None unless there is one a token.
+
+    Args:
+        masks: `token_ids` of one token, or of several with `offsets` that say where each one's begin.
+        tokens: How many tokens were sampled.
+    """
+    if not masks:
+        return None
+    counts = [[len(mask.token_ids)] if mask.offsets is None else np.diff(mask.offsets) for mask in masks]
+    found = KeptTokens(
+        np.concatenate([mask.token_ids for mask in masks]).astype(np.int64), np.concatenate(counts).astype(np.int64)
+    )
+    return found if found.counts.size == tokens and found.counts.sum() == found.ids.size else None
+
+
+def weights_of(versions: Sequence[tuple[str, int]]) -> int | str | tuple[tuple[int, int], ...] | None:
+    """One version, as a number where it is one; several, when weights changed under way, as `SampledRequest` has them.
+
+    Names that are no steps are joined by commas: no lag follows from them.
+    """
+    names = [version for version, _ in versions]
+    if all(name == _UNASSERTED for name in names):
+        return None
+    if not all(name.isdecimal() for name in names):
+        return ",".join(names)
+    return int(names[0]) if len(names) == 1 else tuple((int(name), start) for name, start in versions)
 
 
 def _automatic(completion: Completion) -> dict[str, Scalar]:

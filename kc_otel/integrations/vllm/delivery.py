@@ -15,7 +15,7 @@ from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
-from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.request import SampledRequest, versions_per_token
 
 __all__ = ["CaptureStats", "RecorderSink", "RequestDelivery", "RequestSink"]
 
@@ -161,5 +161,5 @@ class RecorderSink:
             attributes=request.attributes,
             # Log-probabilities from before processing are those of a request without any.
             processing={} if request.logprobs_mode == "raw" else request.processing,
-            weights=request.weights,
+            weights=versions_per_token(request) if isinstance(request.weights, tuple) else request.weights,
         )

@@ -158,7 +158,7 @@ class Engines:
                 capture,
                 list(capture.prompt_ids),
                 list(capture.detokenizer.output_token_ids),
-                tuple(version for version, _ in capture.versions),
+                tuple(capture.versions),
                 engine.model,
                 engine.kernel,
                 str(engine.logprobs_mode),

@@ -50,9 +50,13 @@ class RequestCapture:
     finish_reason: str = ""
     at: int = 0
     logprobs: list[float] = field(default_factory=list)
+    masks: list[Any] = field(default_factory=list)
 
-    def take(self, lists: Any, finish_reason: object | None) -> None:
-        """Take one step's log-probabilities, vLLM's `LogprobsLists`, and why the core stopped, if it did."""
+    def take(self, lists: Any, finish_reason: object | None, mask: Any = None) -> None:
+        """Take one step's log-probabilities, vLLM's `LogprobsLists`, and why the core stopped, if it did.
+
+        Where the engine runs with `return_sampling_mask`, `mask` is vLLM's `SamplingMaskLists` of the same tokens.
+        """
         if self.step.closed:
             return
         if lists is not None:
@@ -63,6 +67,8 @@ class RequestCapture:
                 self.logprobs.append(found.item(0))
             else:
                 self.logprobs += found[:, 0].tolist()
+        if mask is not None:
+            self.masks.append(mask)
         self.step.touched.append(self)
         if finish_reason is not None:
             self.finish(str(finish_reason))
@@ -141,7 +147,7 @@ def _capturing_processor() -> type:
             if lists is not None and not capture.asked:
                 output.new_logprobs = None
             try:  # noqa: SIM105 - `suppress` costs more than what it would guard
-                capture.take(lists, output.finish_reason)
+                capture.take(lists, output.finish_reason, output.new_sampling_mask)
             except Exception:  # noqa: BLE001, S110 - what is missing shows in the count of log-probabilities
                 pass
             super().update_from_output(output)

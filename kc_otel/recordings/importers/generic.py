@@ -16,7 +16,8 @@ __all__ = ["read"]
 def read(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Imported]:
     """The sequences of a recording; a file with one bad sequence is refused as a whole.
 
-    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions.
+    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
+    has the inference kernel's for each token.
 
     Raises:
         ImportFileError: If the recording cannot be used; every problem, one line each.
@@ -36,6 +37,7 @@ def read(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Impor
             None if log.advantages is None else log.advantages[here],
             attributes,
             (train, inference),
+            versions=None if log.versions is None else log.versions[here],
             train_kept=None if log.train_kept is None else log.train_kept[here],
         )
 

@@ -35,6 +35,7 @@ class Imported:
         weights: Weight versions of the training and the inference kernel, as far as the file says.
         train_kept: log of P's mass on the tokens that truncation kept, nats, float64 [T]: both sides are renormalised
             over them; None where the file has none.
+        versions: Step of the weights that sampled each token, int64 [T]; None where the file has none.
         processing: Temperature and the like of both sides alike; None where the file does not say.
     """
 
@@ -46,6 +47,7 @@ class Imported:
     weights: tuple[int | str | None, int | str | None] = (None, None)
     processing: Mapping[str, Scalar] | None = None
     train_kept: NDArray[np.float64] | None = None
+    versions: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

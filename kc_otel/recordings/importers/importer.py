@@ -171,6 +171,7 @@ class Importer:
         train = [each.train if each.train_kept is None else each.train + each.train_kept for each in chunk]
         known = np.array([reward_of(each.attributes) for each in chunk])
         rewards = None if np.isnan(known).all() else known
+        versions = [each.versions for each in chunk]
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
         for recorder in (self._recorder, of_step):
             if recorder is not None:
@@ -183,7 +184,7 @@ class Importer:
                     kept=(masses, None) if masses else None,
                     attributes=[{**each.attributes, **self._attributes} for each in chunk],
                     processing=None if first.processing is None else (first.processing, first.processing),
-                    weights=first.weights,
+                    weights=first.weights if first.versions is None else (first.weights[0], versions),
                     presampled=True,
                 )
 
@@ -212,4 +213,11 @@ class Importer:
 def _alike(each: Imported) -> Hashable:
     """What sequences of one batch have in common."""
     processing = None if each.processing is None else tuple(sorted(each.processing.items()))
-    return each.weights, processing, each.token_ids is None, each.advantages is None, each.train_kept is None
+    return (
+        each.weights,
+        processing,
+        each.token_ids is None,
+        each.advantages is None,
+        each.train_kept is None,
+        each.versions is None,
+    )

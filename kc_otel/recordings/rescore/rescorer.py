@@ -10,6 +10,7 @@ one processing, one weight version and about one length, as fast as a budget all
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import Counter, defaultdict
@@ -23,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.comparable import effective, refusal
-from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.request import SampledRequest, versions_per_token
 from kc_otel.recordings.scoring import Scorer
 from kc_otel.recordings.spool import SpoolReader
 
@@ -63,7 +64,7 @@ class Rescorer:
         reader: The spool.
         recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
         score: The training kernel: log P of given tokens after given prompts. The sequences of one call have the same
-            processing.
+            processing. Where it has an argument `kept`, what the engine says of its truncation is used.
         weights: Weight version of the training kernel.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
@@ -92,6 +93,7 @@ class Rescorer:
         self._reader = reader
         self._recorder = recorder
         self._score = score
+        self._takes_kept = "kept" in inspect.signature(score).parameters
         self._weights = weights
         self._batch_tokens = batch_tokens
         self._budget = budget
@@ -165,24 +167,29 @@ class Rescorer:
         return [request for request, _ in found], [logprobs for _, logprobs in found]
 
     def _logprobs(self, requests: Sequence[SampledRequest]) -> list[Any]:
+        kept = [request.kept for request in requests if request.kept is not None] if self._takes_kept else []
         found = self._score(
             [request.prompt_ids for request in requests],
             [request.token_ids for request in requests],
             effective(requests[0].processing),
+            **({"kept": kept} if kept else {}),
         )
-        return _checked(requests, found)
+        return _checked(requests, found, 2 if kept else 1)
 
     def _record(self, requests: Sequence[SampledRequest], logprobs: Sequence[Any]) -> None:
         first = requests[0]
         processing = effective(first.processing)
         self._recorder.rollout(inference=first.kernel)
+        masses = [each[1] for each in logprobs] if np.ndim(logprobs[0]) == 2 else None
+        versions = [versions_per_token(request) for request in requests]
         self._recorder.compare(
-            list(logprobs),
+            list(logprobs) if masses is None else [each[0] for each in logprobs],
             [request.logprobs for request in requests],
             token_ids=[request.token_ids for request in requests],
             attributes=[request.attributes for request in requests],
             processing=(processing, processing),
-            weights=(self._weights, first.weights),
+            kept=None if masses is None else (masses, None),
+            weights=(self._weights, first.weights if versions[0] is None else versions),
             links=[link for request in requests if (link := _link(request.traceparent)) is not None],
             presampled=True,
         )
@@ -212,14 +219,15 @@ class Rescorer:
         self._recorder.refuse(reason, why)
 
 
-def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any]) -> list[Any]:
+def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: int) -> list[Any]:
     if len(logprobs) != len(requests):
         raise RescoreError(f"the score function returned {len(logprobs)} arrays for {len(requests)} requests")
     for request, each in zip(requests, logprobs, strict=True):
-        if np.shape(each) != request.token_ids.shape:
+        if np.shape(each) != (request.token_ids.shape if rows == 1 else (rows, request.token_ids.size)):
+            more = "" if rows == 1 else ", and below these the log of the mass of the tokens that were kept"
             raise RescoreError(
                 f"request {request.request_id}: the score function returned shape {np.shape(each)} for "
-                f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token"
+                f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token{more}"
             )
     return list(logprobs)
 
@@ -261,7 +269,9 @@ def batches(requests: Sequence[SampledRequest], batch_tokens: int) -> Iterator[l
 
 
 def _alike(request: SampledRequest) -> Hashable:
-    return request.kernel, request.weights, tuple(sorted(effective(request.processing).items()))
+    several = isinstance(request.weights, tuple)
+    processing = tuple(sorted(effective(request.processing).items()))
+    return request.kernel, several or request.weights, several, processing, request.kept is None
 
 
 class TokenBudget:
