@@ -8,6 +8,7 @@ import pytest
 from examples.tiny_model import prompts
 from kc_otel.integrations.vllm import KernelContractInstrumentor
 from kc_otel.record.sampling import position_of
+from kc_otel.recordings.request import versions_per_token
 from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, put_away, without_id
 
 pytestmark = pytest.mark.slow
@@ -309,6 +310,32 @@ def test_weights_that_were_named_are_recorded(llm, instrument, sink):
     instrumentor.flush()
     assert sink.of(before.request_id)[0].weights is None
     assert sink.of(after.request_id)[0].weights == 17
+
+
+def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument, sink):
+    """The response says the same spans; versions that are no steps are named together."""
+    from vllm import SamplingParams
+
+    instrumentor = instrument()
+    engine, spans = llm.llm_engine, {}
+    try:
+        for name, versions in (("steps", ("3", "4")), ("names", ("step-3", "step-4"))):
+            llm.update_weight_version(versions[0])
+            engine.add_request(name, TEXTS[0], SamplingParams(max_tokens=6, ignore_eos=True))
+            sampled = 0
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    sampled, spans[name] = len(output.outputs[0].token_ids), output.outputs[0].weight_versions
+                if sampled == 2:
+                    llm.update_weight_version(versions[1])
+    finally:
+        llm.update_weight_version("default")
+    instrumentor.flush()
+    (steps,), (names,) = sink.of("steps"), sink.of("names")
+    assert steps.weights == tuple((int(span.version), span.start) for span in spans["steps"])
+    assert [step for step, _ in steps.weights] == [3, 4]
+    assert versions_per_token(steps).size == 6
+    assert names.weights == "step-3,step-4"
 
 
 def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch):
