@@ -28,7 +28,12 @@ def int4(weight: torch.Tensor) -> torch.Tensor:
     return (weight / scale).round().clamp(-8, 7) * scale
 
 
-KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"bfloat16": torch.Tensor.bfloat16, "int4": int4}
+KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float32": torch.Tensor.float,
+    "bfloat16": torch.Tensor.bfloat16,
+    "float16": torch.Tensor.half,
+    "int4": int4,
+}
 
 
 def weights(seed: int = 0) -> list[torch.Tensor]:
@@ -45,10 +50,9 @@ def step(policy: list[torch.Tensor], state: torch.Tensor, token: torch.Tensor) -
     return state, (state @ head).float().log_softmax(-1)
 
 
-def record(kernel: str, seed: int) -> Recording:
+def record(kernel: str, seed: int, trainer: str = "float32") -> Recording:
     """Sequences of the inference kernel `kernel`, with both kernels' log-probabilities of every token."""
-    train = weights()
-    inference = [KERNELS[kernel](matrix) for matrix in train]
+    train, inference = ([KERNELS[name](matrix) for matrix in weights()] for name in (trainer, kernel))
     draw = torch.Generator().manual_seed(seed)
     token = torch.randint(VOCABULARY, (SEQUENCES,), generator=draw)
     task = [TASKS[int(first) * len(TASKS) // VOCABULARY] for first in token]

@@ -16,6 +16,7 @@ from kc_otel.charts.distribution_chart import draw_distribution
 from kc_otel.charts.history_chart import draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
 from kc_otel.charts.markers import Marker, markers_of
+from kc_otel.charts.matrix_chart import draw_matrix
 from kc_otel.charts.tradeoff_chart import TradeoffPoint, draw_tradeoff
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "draw_distribution",
     "draw_history",
     "draw_interval",
+    "draw_matrix",
     "draw_sparkline",
     "draw_tradeoff",
     "escaped",

@@ -11,6 +11,7 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.gate_live import live
+from kc_otel.cli.gate_matrix import matrix
 from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
 from kc_otel.cli.terminal import refuse, unusable
 from kc_otel.contract.json_text import read_json_text
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         help="Whether a kernel version may leave its stage, and the evidence of it.", no_args_is_help=True
     )
-    for command in (run, live, plan, status, verify):
+    for command in (run, live, plan, matrix, status, verify):
         commands.command(command.__name__)(command)
     app.add_typer(commands, name="gate")
 
