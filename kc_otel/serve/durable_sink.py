@@ -10,7 +10,6 @@ they are examples, of which the worst are kept.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from asyncio import AbstractEventLoop, get_running_loop
@@ -27,7 +26,7 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
 from kc_otel.offline.replay.traffic_entries import EVALUATED, entry_of, ours
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
+from kc_otel.serve.store.write_ahead_log import LogError, MessageTooLongError, WriteAheadLog
 
 __all__ = ["DurableSink", "NotKeptError", "recover", "tick_on_record"]
 
@@ -80,9 +79,9 @@ class DurableSink(ColumnSink):
             return self._core.metrics(request, now)
         try:
             return await self._log.append(kept, now, partial(self._apply, request, now))
+        except MessageTooLongError as error:
+            raise TooLargeError(f"cannot be kept: {error.strerror}") from None
         except LogError as error:
-            if error.errno == errno.EFBIG:
-                raise TooLargeError(f"cannot be kept: {error.strerror}") from None
             raise NotKeptError(f"cannot be kept on disk at the moment: {error.strerror or error}") from None
 
     def traces(self, request: Any) -> ExportResult:

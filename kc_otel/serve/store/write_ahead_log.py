@@ -33,7 +33,7 @@ from kc_otel.record.worker import BoundedWorker
 from kc_otel.serve.config import Sync
 from kc_otel.serve.store.log_segments import LogRecord, Segment
 
-__all__ = ["LogError", "WriteAheadLog"]
+__all__ = ["LogError", "MessageTooLongError", "WriteAheadLog"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,10 @@ _NAME: Final = re.compile(r"(\d{20})\.otlp")
 
 class LogError(OSError):
     """The log cannot be written or read; the message says why and what to do."""
+
+
+class MessageTooLongError(LogError):
+    """A request is longer than a message of the log may be, on any disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,9 @@ class WriteAheadLog:
             LogError: If it cannot be kept: nothing of it is in the log, nor applied.
         """
         if len(message) + SEAL_BYTES > MOST_BYTES:
-            raise LogError(errno.EFBIG, f"a message of {len(message)} bytes is more than a log's message may have")
+            raise MessageTooLongError(
+                errno.EFBIG, f"a message of {len(message)} bytes is more than a log's message may have"
+            )
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(sealed_frame(message, at, what), apply, done)
         if not self._worker.put(lambda: waiting, len(waiting.frame)):

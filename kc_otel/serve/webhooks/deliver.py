@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 import httpx
 
@@ -28,6 +29,8 @@ from kc_otel.serve.webhooks.outbox import REFUSED, DeliveryState, Outbox, Webhoo
 __all__ = ["Dispatcher", "retry_after_seconds"]
 
 _log = logging.getLogger(__name__)
+_SET: Final = 60.0
+"""Seconds between two looks at the outbox by which two clocks do not come apart unless one is set."""
 
 
 def _default_client() -> httpx.AsyncClient:
@@ -45,6 +48,7 @@ class Dispatcher:
         endpoints: Endpoints by name. Messages to others stay in the outbox, and are logged once.
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
+        steady: Seconds of a clock that nobody sets.
         timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
     """
@@ -56,6 +60,7 @@ class Dispatcher:
         *,
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
         timeout: float = 20.0,
         poll: float = 1.0,
     ) -> None:
@@ -64,7 +69,8 @@ class Dispatcher:
         self._outbox = outbox
         self._endpoints = dict(endpoints)
         self._client_factory = client_factory
-        self._clock = clock
+        self._clock, self._steady = clock, steady
+        self._ahead = clock() - steady()
         self._timeout = timeout
         self._poll = poll
         self._wake = asyncio.Event()
@@ -108,6 +114,7 @@ class Dispatcher:
     def _start_due(self) -> int:
         started = 0
         try:
+            self._follow_clock()
             self._outbox.expire(self._clock())
             due = self._outbox.due(self._clock())
         except sqlite3.OperationalError as error:  # a locked or full disk: the messages are still there
@@ -124,6 +131,13 @@ class Dispatcher:
                 self._lanes[lane] = asyncio.create_task(self._attempt(lane, endpoint, message))
                 started += 1
         return started
+
+    def _follow_clock(self) -> None:
+        """Where the clock was set by a day, nothing that has waited for a second is too old for it."""
+        ahead = (now := self._clock()) - self._steady()
+        if abs(ahead - self._ahead) > _SET:
+            self._outbox.clock_moved(ahead - self._ahead, now)
+            self._ahead = ahead
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:

@@ -305,6 +305,12 @@ class Outbox:
                 self._trim(DeliveryState.PARKED)
         return expired
 
+    def clock_moved(self, seconds: float, now: float) -> None:
+        """The clock was set ahead by `seconds`, or back, to `now`: what waits is no older for that."""
+        self._connection.execute(
+            "UPDATE outbox SET created = min(created + ?, ?) WHERE state = 'waiting'", (max(seconds, 0.0), now)
+        )
+
     def enable(self, endpoint: str) -> None:
         """Send to an endpoint again after it answered 410."""
         self._connection.execute("DELETE FROM outbox_endpoints WHERE endpoint = ?", (endpoint,))
