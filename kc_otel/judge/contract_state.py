@@ -166,6 +166,12 @@ class ContractState:
             gap=_ns(self._window),
         )
 
+    def was_ahead(self, now: float, tolerance: float) -> bool:
+        """Whether the clock has gone back by more than `tolerance`, or into an earlier pane."""
+        if now >= self.clock:
+            return False
+        return now < self.clock - tolerance or any(ring.index(now) < ring.index(self.clock) for ring in self.template)
+
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it."""
         stream, slices = self.streams.get(point.stream), tuple(slices)

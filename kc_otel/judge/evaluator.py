@@ -171,7 +171,7 @@ class Evaluator:
             if message:
                 messages[message] = None
 
-        if self._columns is not None and any(now < state.clock for state in self.states.values()):
+        if self._columns is not None and any(state.was_ahead(now, self._tolerance) for state in self.states.values()):
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None

@@ -219,7 +219,7 @@ def fold(
             and point.negative_size <= SIDE
             and row.zero_count <= point.zero_count < _MOST
             and row.count > 0
-            and slot_of[row.series] != CLOSED
+            and slot_of[row.series, 0] != CLOSED
             and math.isfinite(point.sum)
             and abs(point.sum) < _LARGEST_SUM
         )
@@ -288,8 +288,8 @@ def fold(
             if moved or highest > most_value:
                 highest = most_value
             time = min(point.time / 1e9, now)
-            short, long = math.floor(time / limit.short), math.floor(time / limit.long)
-            slot_number = slot_of[row.series]
+            short, long = np.int64(math.floor(time / limit.short)), np.int64(math.floor(time / limit.long))
+            slot_number = slot_of[row.series, short & 1]
             if slot_number >= 0:
                 slot = slots[slot_number]
                 if not (
@@ -318,7 +318,7 @@ def fold(
             if slot_number < 0:
                 slot_number = np.int64(used)
                 used += 1
-                slot_of[row.series] = slot_number
+                slot_of[row.series, short & 1] = slot_number
                 slot = slots[slot_number]
                 slot.series, slot.short, slot.long = row.series, short, long
                 slot.scale, slot.zero_threshold = point.scale, point.zero_threshold

@@ -34,7 +34,8 @@ class SeriesSlots:
         slots: What was counted, but for the buckets: SLOT [n].
         buckets: Counts of buckets of both signs [n, 2, SPAN].
         used: How many slots are in use.
-        of: The slot that each series counts into [series], or NONE, or CLOSED.
+        of: The slots that each series counts into, one for even and one for odd short panes: where a pane ends, some
+            senders are still in the one before [series, 2]. NONE for no slot, CLOSED for a series that takes nothing.
     """
 
     def __init__(self, states: Sequence[ContractState]) -> None:
@@ -48,7 +49,7 @@ class SeriesSlots:
         """Know no series; what was counted has to be settled before."""
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
         self._keys: list[tuple[int, SeriesKey]] = []
-        self.of = np.full(64, NONE)
+        self.of = np.full((64, 2), NONE)
 
     def number_of(self, contract: int, key: SeriesKey) -> int:
         """The number of a series, which is open from now on."""
@@ -56,9 +57,9 @@ class SeriesSlots:
         if number is None:
             number = self._numbers[contract, key] = len(self._keys)
             self._keys.append((contract, key))
-            if number == self.of.size:
-                self.of = np.concatenate([self.of, np.full(number, NONE)])
-        elif self.of[number] == CLOSED:
+            if number == len(self.of):
+                self.of = np.concatenate([self.of, np.full((number, 2), NONE)])
+        elif self.of[number, 0] == CLOSED:
             self.of[number] = NONE
         return number
 

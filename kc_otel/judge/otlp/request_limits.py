@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, TooLargeError, UnsupportedMediaError
 
 __all__ = ["Limits", "inflate"]
 
+
+def _zlib() -> Any:
+    """ISA-L's, where the extra `fast` is installed: it takes two thirds of the time."""
+    try:
+        from isal import isal_zlib  # noqa: PLC0415 - an extra
+    except ImportError:
+        return zlib
+    return isal_zlib
+
+
+_INFLATING: Final = _zlib()
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _ZLIB: Final = zlib.MAX_WBITS
 
@@ -85,7 +96,7 @@ def _inflate(body: bytes, window: int, encoding: str, limits: Limits) -> bytes:
     room = limits.max_bytes
     try:
         while body:  # a gzip body may consist of several members
-            stream = zlib.decompressobj(window)
+            stream = _INFLATING.decompressobj(window)
             part = stream.decompress(body, room + 1)
             if len(part) > room:
                 raise limits.too_large()
@@ -94,6 +105,6 @@ def _inflate(body: bytes, window: int, encoding: str, limits: Limits) -> bytes:
             parts.append(part)
             room -= len(part)
             body = stream.unused_data
-    except zlib.error as error:
+    except _INFLATING.error as error:
         raise BadRequestError(f"the body is not {encoding}: {error}") from None
     return b"".join(parts)
