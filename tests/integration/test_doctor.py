@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.conftest import Evaluator
 
 
@@ -21,6 +23,7 @@ def doctor(*words: str, **environ: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Evaluator], contract_file: Path) -> None:
     """The endpoint that answers is said, and that no request came."""
     evaluator = serve()

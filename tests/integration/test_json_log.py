@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_every_line_is_an_object(contract_file: Path, tmp_path: Path) -> None:
     """The start, what is announced, and the end: each line says its time, level and message."""
     ports = [word for name in ("grpc", "http", "api") for word in (f"--{name}-port", "0")]

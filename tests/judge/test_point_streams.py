@@ -236,6 +236,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int, list[int]]], list[i
     return snapshots, order
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(histories())
 def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
@@ -260,6 +261,7 @@ def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
     assert math.isclose(sum(item.sum for item in counted), sum(2.0**v * n for v, n in expected.items()))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.integers(-8, 8), max_size=30),

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 import kc_otel
@@ -74,11 +75,12 @@ def make_core(contract: Contract, open_file: Callable[..., sqlite3.Connection]) 
     return make
 
 
-@pytest.fixture
-def drift(contract: Contract) -> Callable[[float], object]:
+@pytest.fixture(scope="session")
+def drift() -> Callable[[float], ExportMetricsServiceRequest]:
     """An OTLP request of sequences of slice `code` whose log ratios have a given standard deviation."""
+    contract = load_text(POLICY, "policy.yaml")
 
-    def make(sigma: float) -> object:
+    def make(sigma: float) -> ExportMetricsServiceRequest:
         rng, exporter = np.random.default_rng(0), Capture()
         inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
         train = np.minimum(inference + rng.normal(0.0, sigma, inference.shape), 0.0)

@@ -24,6 +24,7 @@ from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import CellHistory
 from kc_otel.serve.promotions import Promotions
@@ -254,7 +255,7 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
             done.set()
 
     async def some() -> None:
-        ticking = asyncio.create_task(_tick_forever(core, 0.01, told, ticked, StatePlace(None)))
+        ticking = asyncio.create_task(_tick_forever(core, ServeConfig(tick=0.01), told, ticked, StatePlace(None)))
         await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
         ticking.cancel()
 

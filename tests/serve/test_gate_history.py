@@ -53,12 +53,12 @@ def test_a_round_costs_next_to_nothing(changing: bool) -> None:
         history.add("policy", evaluation(6.0 * at, status(at)))
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    for at in range(20, 420):
+    for at in range(20, 120):
         history.add("policy", evaluation(6.0 * at, status(at)))
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert len(history.since("policy", 0.0)) == 420
-    assert grown / (400 * CELLS) < 16.0
+    assert len(history.since("policy", 0.0)) == 120
+    assert grown / (100 * CELLS) < 16.0
 
 
 def test_statuses_are_those_of_their_time_and_the_newest_numbers_are_whole() -> None:

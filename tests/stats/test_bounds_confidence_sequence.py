@@ -64,6 +64,7 @@ def ever_missed(of, truth, runs=200, seed=5):
     return missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "truth", "least"),
     [

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -63,6 +63,12 @@ SIGNED = {"by": "someone", "why": "because"}
 @pytest.fixture
 def core(drift):
     """Two contracts, of which both break; each has an event, a route, a silence, a pin, a promotion and a webhook."""
+    with _two_tenants(drift) as made:
+        yield made
+
+
+@contextmanager
+def _two_tenants(drift):
     with closing(open_state(None)) as connection:
         contracts = [load_text(MINE, "mine.yaml"), load_text(SECRET, "secret.yaml")]
         made = Core(contracts, connection, external_url="http://evaluator", now=0.0)
@@ -109,7 +115,11 @@ def counts():
 @pytest.fixture
 def site(core, tmp_path, counts):
     """What is served at the API's port."""
-    path = tmp_path / "access.yaml"
+    return _site_of(core, tmp_path, counts)
+
+
+def _site_of(core, folder, counts):
+    path = folder / "access.yaml"
     path.write_text(yaml.safe_dump(ACCESS))
 
     def make(contracts):
@@ -122,6 +132,10 @@ def site(core, tmp_path, counts):
 @pytest.fixture
 def ask(site):
     """Asks as somebody."""
+    return _asking(site)
+
+
+def _asking(site):
     client = TestClient(site, follow_redirects=False)
 
     def asked(who, method, path, **options):
@@ -129,6 +143,13 @@ def ask(site):
         return client.request(method, path, headers=headers | options.pop("headers", {}), **options)
 
     return asked
+
+
+@pytest.fixture(scope="module")
+def look(drift, tmp_path_factory):
+    """Asks as somebody, for what changes nothing: of one site for all tests."""
+    with _two_tenants(drift) as core:
+        yield _asking(_site_of(core, tmp_path_factory.mktemp("look"), RequestCounts()))
 
 
 def _reads(core):
@@ -209,13 +230,13 @@ def test_nobody_finds_another_tenants_incident(core, ask):
     assert {one.contract for one in core.incidents()} == {"mine", "secret-policy"}
 
 
-def test_one_reads_ones_own(ask):
+def test_one_reads_ones_own(look):
     """The tenant's own contract is all there."""
-    assert [one["name"] for one in ask("reader", "GET", "/api/v1/contracts").json()["contracts"]] == ["mine"]
-    assert {one["contract"] for one in ask("reader", "GET", "/api/v1/events").json()["events"]} == {"mine"}
-    table = ask("reader", "GET", "/api/v1/decisions").json()
+    assert [one["name"] for one in look("reader", "GET", "/api/v1/contracts").json()["contracts"]] == ["mine"]
+    assert {one["contract"] for one in look("reader", "GET", "/api/v1/events").json()["events"]} == {"mine"}
+    table = look("reader", "GET", "/api/v1/decisions").json()
     assert {one["contract"] for one in table["routes"] + table["pins"]} == {"mine"}
-    assert 'kc_contract="mine"' in ask("reader", "GET", "/metrics").text
+    assert 'kc_contract="mine"' in look("reader", "GET", "/metrics").text
 
 
 _ORDERS = [
@@ -280,7 +301,6 @@ def test_what_others_decide_does_not_move_ones_table(core, ask):
         ("reader", "DELETE", "/api/v1/decisions", 403),
         (None, "GET", "/", 303),
         (None, "GET", "/healthz", 200),
-        (None, "GET", "/readyz", 200),
         (None, "GET", "/page/main.js", 200),
         (None, "GET", "/handbook/", 200),
         (None, "GET", "/openapi.json", 200),
@@ -288,13 +308,18 @@ def test_what_others_decide_does_not_move_ones_table(core, ask):
         (None, "GET", "/page/..%2f..%2fmetrics", 404),
     ],
 )
-def test_each_role_has_what_is_its_own(ask, who, method, path, status):
+def test_each_role_has_what_is_its_own(look, who, method, path, status):
     """Without a token there are health, handbook and the page's files; reading does not act, sending does neither."""
-    answer = ask(who, method, path, json={} if method == "POST" else None)
+    answer = look(who, method, path, json={} if method == "POST" else None)
     assert answer.status_code == status
     assert not FOREIGN.search(answer.text)
     if status == 401:
         assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_whoever_asks_is_told_whether_it_is_ready(ask):
+    """Without a token, as health checks have none."""
+    assert ask(None, "GET", "/readyz").status_code == 200
 
 
 def test_refusals_are_counted(ask, counts):

@@ -68,8 +68,9 @@ def client_of(core: Core) -> TestClient:
 
 
 @pytest.fixture(scope="module")
-def client(core: Core) -> TestClient:
-    return client_of(core)
+def client(core: Core) -> Iterator[TestClient]:
+    with client_of(core) as opened:  # one loop for all requests, not one for each
+        yield opened
 
 
 @pytest.fixture
@@ -78,8 +79,9 @@ def fresh_core(make_core: Callable[..., Core]) -> Core:
 
 
 @pytest.fixture
-def fresh_client(fresh_core: Core) -> TestClient:
-    return client_of(fresh_core)
+def fresh_client(fresh_core: Core) -> Iterator[TestClient]:
+    with client_of(fresh_core) as opened:
+        yield opened
 
 
 def post(client: TestClient, path: str, body: Any) -> Any:
@@ -122,24 +124,22 @@ def test_a_good_request_is_not_called_malformed(fresh_client: TestClient, path: 
     assert post(fresh_client, path, GOOD[path]).status_code in {200, 404, 409}
 
 
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_texts_that_nothing_can_show_are_refused(
-    client: TestClient, core: Core, path: str, name: str, value: Any
-) -> None:
+def test_texts_that_nothing_can_show_are_refused(client: TestClient, core: Core, path: str, name: str) -> None:
     """Control characters, surrogates, turned text and what is too long or no text, wherever a text is asked for."""
-    answer = post(client, path, GOOD[path] | {name: value})
-    assert refused(answer, 422), answer.text[:500]
-    assert answer.json()["detail"].startswith(f"{name}: ")
+    for kind, value in HOSTILE.items():
+        answer = post(client, path, GOOD[path] | {name: value})
+        assert refused(answer, 422), (kind, answer.text[:500])
+        assert answer.json()["detail"].startswith(f"{name}: "), kind
     assert unchanged(client, core)
 
 
-@pytest.mark.parametrize("value", ["1e300", "NaN", "Infinity", "-1", "0", "1" + "0" * 400, "1" * 5000, '"noon"'])
 @pytest.mark.parametrize(("path", "name"), TIMES)
-def test_times_without_a_date_are_refused(client: TestClient, core: Core, path: str, name: str, value: str) -> None:
+def test_times_without_a_date_are_refused(client: TestClient, core: Core, path: str, name: str) -> None:
     """A time is a number of seconds that has a date."""
-    raw = json.dumps(GOOD[path] | {name: MARK}).replace(f'"{MARK}"', value)
-    assert refused(post(client, path, raw.encode()), 400, 422)
+    for value in ("1e300", "NaN", "Infinity", "-1", "0", "1" + "0" * 400, "1" * 5000, '"noon"'):
+        raw = json.dumps(GOOD[path] | {name: MARK}).replace(f'"{MARK}"', value)
+        assert refused(post(client, path, raw.encode()), 400, 422), value[:20]
     assert unchanged(client, core)
 
 

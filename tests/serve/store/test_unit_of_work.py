@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -12,10 +14,10 @@ from tests.tools.full_disk import refuse_commits
 
 
 @pytest.fixture
-def connection() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute("CREATE TABLE content (value TEXT)")
-    return connection
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE content (value TEXT)")
+        yield connection
 
 
 def test_what_is_committed_takes_force_in_the_order_of_the_calls(connection: sqlite3.Connection) -> None:

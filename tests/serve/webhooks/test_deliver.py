@@ -278,6 +278,7 @@ def test_a_rate_limited_endpoint_gets_each_event_once_and_the_other_does_not_wai
     assert not outbox.messages(DeliveryState.WAITING)
 
 
+@pytest.mark.slow
 def test_an_event_that_is_refused_holds_back_no_other(outbox, receiver, incident):
     """The rest of the message is sent; the message is parked, and says how many were refused."""
     receiver.answers["/pager"] = [(204, {}), (400, {})] + [(204, {})] * SIZE
