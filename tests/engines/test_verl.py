@@ -23,9 +23,11 @@ CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: fsdp}, inference: {engine: vllm}}
+assumptions: {reward_range: [0, 1]}
 slices: {code: {where: {data_source: code}}, tables: {where: {data_source: tables}}}
 statistical:
 - {id: token-tv, metric: tv_token, cap: 0.25, limit: 0.05}
+- {id: reward, metric: reward_drift, limit: 0.5}
 - {id: favoured, metric: advantage_drift_positive, limit: 0.5}
 runtime: [{id: weights, metric: weights_lag, statistic: max, limit: 0}]
 observability: {min_samples: 100, min_sequences: 20}
@@ -93,6 +95,8 @@ def test_a_run_is_watched_by_an_environment_variable_alone(watched):
     assert found["token-tv", "tables"].estimate > 0.08
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
     assert 0 < found["favoured", "tables"].estimate < 0.5
+    assert found["reward", "tables"].samples == 64
+    assert found["reward", "code"].estimate < 0.1
 
 
 def test_the_trainer_before_v1_is_watched_too(watched):

@@ -19,6 +19,7 @@ kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
 kernels: {train: {engine: fsdp}, inference: {engine: vllm}}
 slices: {code: {where: {data_source: code}}}
+assumptions: {reward_range: [0, 1]}
 statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
 """
 ROWS, WIDTH = 6, 5
@@ -102,6 +103,7 @@ def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
         assert watch.around_debug_metrics(done, None, (data,), {}) == "done"
         assert made == []
         data.batch.update(response_mask=mask * 0, advantages=torch.full((ROWS, WIDTH), 2.0))
+        data.batch.update(token_level_scores=torch.eye(ROWS, WIDTH))
         assert watch.around_data_metrics(done, None, (), {"batch": data}) == "done"
         assert watch.around_data_metrics(done, None, (), {"batch": data}) == "done"
 
@@ -113,6 +115,7 @@ def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
     assert torch.equal(given["mask"], mask)
     assert torch.equal(given["token_ids"], data.batch["responses"])
     assert (given["advantages"] == 2).all()
+    assert given["rewards"].tolist() == [1, 1, 1, 1, 1, 0]
     assert given["weights"] == (7, None)
     assert given["attributes"][1] == {"data_source": "prose", "prompt_tokens": 3, "completion_tokens": 4}
     assert given["processing"] == ({"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9})

@@ -156,6 +156,7 @@ class TrainerWatch:
         trainer = self._trainer
         recorder = self._recorder = self._recorder or self._made(trainer)
         processing = None if trainer is None else processings(trainer.config)
+        rewards = pending.rewards if self._contract.assumptions.reward_range is not None else None
         for version, rows in by_version(pending):
             if not rows.size:
                 continue
@@ -166,6 +167,7 @@ class TrainerWatch:
                 token_ids=pending.tokens[rows],
                 attributes=[pending.attributes[row] for row in rows],
                 advantages=None if pending.advantages is None else pending.advantages[rows],
+                rewards=None if rewards is None else rewards[rows],
                 processing=processing,
                 weights=(_trained(trainer), version),
             )
