@@ -1,0 +1,205 @@
+"""What an honest sender notices of one who floods: `python tests/benchmarks/bench_overload.py [SECONDS]`.
+
+A real `kc-otel serve` with its defaults on one side. On the other 40 connections that send without pause, each message
+200 exponential points whose kernel versions are all new: more than can be read, and a label value for each point. The
+webhook's receiver takes connections and never answers. Beside them one sender reports a kernel that breaks its limit
+five times a second and, as OTLP says, tries again what was refused.
+
+Printed are: how many label values arrived, what became of requests and points, the honest sender's time to an
+acknowledgement, the largest resident memory, and the slowest answer of `/healthz`. `tests/integration/test_overload.py`
+runs the same for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import httpx
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+
+from tests.integration.conftest import SECRET, Evaluator
+
+__all__ = ["Overload", "overload"]
+
+CONNECTIONS = 40
+POINTS = 200
+CONTRACT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {window: 60s, long_window: 120s, min_samples: 500, heartbeat: 60s}
+escalation:
+  - {on: fail, severity: critical, do: [{webhook: pager}]}
+"""
+_HEADERS = {"content-type": "application/x-protobuf"}
+
+
+@dataclass
+class Overload:
+    """What happened.
+
+    Attributes:
+        values: Label values that were sent.
+        flooded: Answers to who floods, by status.
+        told: Answers that told who floods that something was not judged or not taken.
+        waits: Seconds from a report of the honest sender to its acknowledgement, each.
+        health: Seconds of each answer of `/healthz`.
+        memory: Largest resident size of the process, bytes.
+        status: Verdict on the honest sender's kernel, in the end.
+        requests: The evaluator's own counts of requests.
+        points: The same of points.
+        pending: Webhooks that wait.
+        tick: Seconds that the last evaluation took.
+    """
+
+    values: int = 0
+    flooded: Counter[int] = field(default_factory=Counter)
+    told: int = 0
+    waits: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    memory: int = 0
+    status: str = ""
+    requests: dict[str, int] = field(default_factory=dict)
+    points: dict[str, int] = field(default_factory=dict)
+    pending: int = 0
+    tick: float = 0.0
+
+
+def message(kernels: list[str], began: int, total: int) -> bytes:
+    """A cumulative histogram of each kernel version, all of it above the limit."""
+    request = ExportMetricsServiceRequest()
+    data = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
+    data.exponential_histogram.aggregation_temporality = 2
+    for kernel in kernels:
+        point = data.exponential_histogram.data_points.add(start_time_unix_nano=began, time_unix_nano=time.time_ns())
+        for key, value in (
+            ("contract", "policy"),
+            ("slice", "all"),
+            ("kernel.train", "a"),
+            ("kernel.inference", kernel),
+        ):
+            point.attributes.add(key=f"kc.{key}").value.string_value = value
+        point.count, point.sum = total, 0.5 * total
+        point.positive.offset = -2
+        point.positive.bucket_counts.append(total)
+    return request.SerializeToString()
+
+
+async def _measure(evaluator: Evaluator, seconds: float) -> Overload:
+    found, numbers, began = Overload(), count(), time.time_ns()
+    end = time.monotonic() + seconds
+    address = f"{evaluator.http}/v1/metrics"
+
+    async def flood() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            while time.monotonic() < end:
+                body = message([f"v{next(numbers):09d}" for _ in range(POINTS)], began, 1000)
+                try:
+                    answer = await client.post(address, content=body, headers=_HEADERS)
+                except httpx.HTTPError:
+                    found.flooded[0] += 1
+                    continue
+                found.values += POINTS
+                found.flooded[answer.status_code] += 1
+                if answer.status_code == 200:
+                    said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
+                    found.told += bool(said.error_message)
+
+    async def report() -> None:
+        total = 0
+        async with httpx.AsyncClient(timeout=60) as client:
+            while time.monotonic() < end:
+                total, first = total + 1000, time.monotonic()
+                body = message(["honest"], began, total)
+                while (await client.post(address, content=body, headers=_HEADERS)).is_error:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+                found.waits.append(time.monotonic() - first)
+                await asyncio.sleep(0.2)
+
+    async def watch() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            while time.monotonic() < end:
+                first = time.monotonic()
+                assert (await client.get(f"{evaluator.api}/healthz")).status_code == 200
+                found.health.append(time.monotonic() - first)
+                await asyncio.sleep(0.2)
+
+    honest = asyncio.create_task(report())
+    await asyncio.sleep(1.0)  # it was there first: what a kernel has is not taken from it
+    await asyncio.gather(honest, watch(), *(flood() for _ in range(CONNECTIONS)))
+    return found
+
+
+def overload(seconds: float, folder: Path) -> Overload:
+    """Flood an evaluator for so long.
+
+    Args:
+        seconds: How long.
+        folder: Takes contract and state.
+    """
+    (folder / "policy.yaml").write_text(CONTRACT)
+    with socket.create_server(("127.0.0.1", 0)) as dead:  # takes a connection, and that is all
+        environ = {
+            "KC_OTEL_WEBHOOK_PAGER_URL": f"http://127.0.0.1:{dead.getsockname()[1]}/",
+            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
+            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
+        }
+        evaluator = Evaluator(folder / "policy.yaml", folder / "state.sqlite", environ, "--tick", "1")
+        try:
+            found = asyncio.run(_measure(evaluator, seconds))
+            evaluator.wait("/api/v1/health", lambda answer: bool(answer["outbox"]))
+            health = evaluator.get("/api/v1/health")
+            found.requests, found.points = health["requests"], health["points"]
+            found.tick = health["tick_seconds"]
+            found.pending = sum(one["waiting"] for one in health["outbox"])
+            cells = evaluator.get("/api/v1/cells")["cells"]
+            found.status = next(
+                one["verdict"]["status"] for one in cells if one["verdict"]["kernel_inference"] == "honest"
+            )
+            said = Path(f"/proc/{evaluator.process.pid}/status").read_text()
+            found.memory = int(re.search(r"VmHWM:\s+(\d+)", said)[1]) * 1024  # type: ignore[index]
+        finally:
+            evaluator.stop()
+    return found
+
+
+def main() -> None:
+    """Print what was measured."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    with tempfile.TemporaryDirectory() as folder:
+        found = overload(seconds, Path(folder))
+    waits = sorted(found.waits)
+    print(
+        f"{found.values:,} label values in {seconds:g} s over {CONNECTIONS} connections; answers {dict(found.flooded)}"
+    )
+    print(f"  requests {found.requests}\n  points {found.points}; said so in {found.told} answers")
+    print(
+        f"  honest sender: {len(waits)} reports, median {statistics.median(waits):.3f} s, "
+        f"slowest {waits[-1]:.3f} s, verdict {found.status}; /healthz at most {max(found.health):.3f} s"
+    )
+    print(
+        f"  resident memory at most {found.memory / 2**20:.0f} MiB; webhooks that wait: {found.pending}; "
+        f"the last evaluation took {found.tick:.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""One who floods does not stop, blind or fill the evaluator for others; `bench_overload.py` is the same for minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.bench_overload import POINTS, overload
+
+
+@pytest.mark.slow
+def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> None:
+    """Forty connections of new kernel versions, a webhook that never answers: bounded, counted, told, and judged."""
+    found = overload(6.0, tmp_path)
+    assert found.status == "FAIL"
+    assert len(found.waits) >= 3
+    assert found.pending > 0
+    assert found.memory < 400 * 2**20
+    assert found.flooded[0] == 0, "every connection was answered"
+    assert set(found.flooded) <= {200, 503}
+    taken = found.requests["http accepted"]
+    assert found.flooded[200] + len(found.waits) == taken
+    assert sum(found.points.values()) == found.flooded[200] * POINTS + len(found.waits), "every point is counted"
+    assert found.points["unjudged"] > 0
+    assert found.told > 0
