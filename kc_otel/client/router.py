@@ -27,6 +27,9 @@ from kc_otel.judge.plain_json import to_json
 __all__ = ["Choice", "Kernel", "Router", "TableFile"]
 
 _log: Final = logging.getLogger(__name__)
+_MOST_ASKED: Final = 64
+"""Contracts and kinds of directives that are told; a process has a few."""
+_NO_DIRECTIVES: Final[Mapping[str, str]] = MappingProxyType({})
 _MAPPINGS: Final = (dict, Mapping)
 """dict first: the abstract class is slow to ask."""
 
@@ -72,7 +75,13 @@ class Router:
         self._setup(contracts, stale_after, on_stale, time.monotonic)
         self._table_file = None if keep is None else TableFile(Path(keep))
         self._poller: Poller | None = Poller(
-            url, self._arrived, self._touch, wait=wait, refresh=refresh, token_file=token_file
+            url,
+            self._arrived,
+            self._touch,
+            lambda: sorted(self._asked),
+            wait=wait,
+            refresh=refresh,
+            token_file=token_file,
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
@@ -102,6 +111,7 @@ class Router:
         if on_stale not in {TRAIN_KERNEL, INFERENCE_KERNEL}:
             raise ValueError(f"on_stale={on_stale!r} is not a kernel; write {TRAIN_KERNEL!r} or {INFERENCE_KERNEL!r}")
         self._contracts = {contract.name: contract for contract in contracts}
+        self._asked: set[tuple[str, DirectiveKind]] = set()
         self._clock = clock
         self._stale_after = stale_after
         self._on_stale: Kernel = on_stale
@@ -197,7 +207,7 @@ class Router:
 
     def sampling(self, contract: str, default: float) -> float:
         """Share of comparisons to measure: 1 while a `sample-more` step fires, else the default."""
-        return 1.0 if (contract, DirectiveKind.SAMPLING) in self._snapshot.directives else default
+        return 1.0 if self._directives(contract, DirectiveKind.SAMPLING) else default
 
     def halted(self, contract: str) -> str | None:
         """Why training should stop, while a `halt` step fires; else None."""
@@ -213,7 +223,7 @@ class Router:
 
     def quarantined(self, contract: str) -> Mapping[str, str]:
         """Slices whose rollouts should not be trained on, each with the reason; empty when there are none."""
-        return self._snapshot.directives.get((contract, DirectiveKind.QUARANTINE_ROLLOUTS), MappingProxyType({}))
+        return self._directives(contract, DirectiveKind.QUARANTINE_ROLLOUTS)
 
     def wait_for_table(self, timeout: float) -> bool:
         """Wait until the evaluator has answered; for start-up. Returns whether it has."""
@@ -237,8 +247,14 @@ class Router:
         self.close()
 
     def _first(self, contract: str, kind: DirectiveKind) -> str | None:
-        asked = self._snapshot.directives.get((contract, kind))
-        return next(iter(asked.values())) if asked else None
+        return next(iter(self._directives(contract, kind).values()), None)
+
+    def _directives(self, contract: str, kind: DirectiveKind) -> Mapping[str, str]:
+        """Slices and reasons; that the program asks at all is told to the evaluator with the next request."""
+        key = (contract, kind)
+        if key not in self._asked and len(self._asked) < _MOST_ASKED:
+            self._asked = {*self._asked, key}  # the poller reads it on another thread
+        return self._snapshot.directives.get(key, _NO_DIRECTIVES)
 
     def _touch(self) -> None:
         self._fresh_until = self._clock() + self._stale_after

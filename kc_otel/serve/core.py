@@ -38,6 +38,7 @@ from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
+from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
@@ -92,6 +93,7 @@ class Core:
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
+        self.listeners = Listeners()
         self.started_at = now
         self.external_url = external_url
         self.worst = tuple(worst)

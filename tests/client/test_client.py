@@ -25,6 +25,7 @@ class Evaluator:
         self.table = DecisionTable()
         self.changed = threading.Condition()
         self.asked = []
+        self.obeys = None
         self.raw = None
         self.stopping = False
         owner = self
@@ -36,6 +37,7 @@ class Evaluator:
                 query = parse_qs(urlsplit(self.path).query)
                 after, wait = int(query["after"][0]), float(query["wait"][0])
                 owner.asked.append((urlsplit(self.path).path, after))
+                owner.obeys = query.get("obeys", [])
                 with owner.changed:
                     owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
                     body = owner.raw or to_json(owner.table).encode()
@@ -255,3 +257,21 @@ def test_attributes_match_exactly_as_the_contract_says(contract, where, conditio
     router = Router.from_table(DecisionTable(version=1, routes=(route,)), contracts=[varied])
     expected = "train-kernel" if "code" in varied.slices_of(where) else "inference-kernel"
     assert router.choose("policy-7b", where, "inferB") == expected
+
+
+def test_the_evaluator_is_told_which_directives_the_program_looks_at(evaluator):
+    """Nothing by a router that only routes; a loop's questions go with the next request, as many as a process has."""
+    with Router(evaluator.url, refresh=0.01, wait=0.05) as router:
+        assert router.wait_for_table(5)
+        router.choose("policy", ["code"])
+        assert evaluator.obeys == []
+        router.sampling("policy", 0.1)
+        router.halted("policy")
+        for number in range(200):
+            router.quarantined(f"c{number}")
+        end = time.monotonic() + 5
+        while len(evaluator.obeys) < 64:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert {"policy/sample-more", "policy/halt", "c0/quarantine-rollouts"} <= set(evaluator.obeys)
+        assert len(evaluator.obeys) == 64

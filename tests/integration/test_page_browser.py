@@ -117,6 +117,32 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     }
 
 
+def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Of a directive that has been asked for long enough for a program to say that it looks at it."""
+    browser.open(serve().api)
+    browser.wait("document.querySelector('#decisions-body p')")
+
+    def shown(kind: str, since: int, heard: str) -> str:
+        return browser.evaluate(f"""import('/page/aside.js').then((page) => {{
+          page.showDecisions({{
+            decisions: {{
+              routes: [], directives: [{{ contract: 'p', kind: '{kind}', slice: 'code', since: {since} }}],
+            }},
+            contracts: [{{ name: 'p' }}],
+            health: {{ listeners: {{ p: {{ halt: {heard} }} }} }},
+            overview: {{ now: 1000 }},
+          }});
+          return document.querySelector('#decisions-body').innerText;
+        }})""")
+
+    said = "Asked, and nobody listens: no training loop asks whether it should stop (recorder.follow)."
+    assert said in shown("halt", 800, "null")
+    assert said in shown("halt", 800, "850")
+    assert "listens" not in shown("halt", 800, "950")
+    assert "listens" not in shown("halt", 950, "null")
+    assert "listens" not in shown("hold-promotion", 100, "null")
+
+
 def test_an_incident_has_an_address_that_a_message_can_link_to(
     browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
 ) -> None:

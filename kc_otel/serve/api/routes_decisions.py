@@ -33,8 +33,13 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         after: Annotated[int, Query(description="Version that the caller has; -1 for none.")] = -1,
         tag: Annotated[str, Query(description="ETag of what the caller has; empty to compare the version only.")] = "",
         wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer one.")] = 0.0,
+        obeys: Annotated[
+            list[str],
+            Query(max_length=200, description="Directives that the caller looks at, CONTRACT/DIRECTIVE each."),
+        ] = [],  # noqa: B006 - FastAPI copies it
     ) -> Response:
         """The decision table; 204 when what the caller has is still in force after the wait."""
+        core.listeners.heard(obeys, core.contracts, time.time())
         known = not tag or core.decisions.tag == tag
         if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204)

@@ -97,6 +97,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
                 name: dict(core.evaluator.invalid_input(name, now, contract.observability.window))
                 for name, contract in core.contracts.items()
             },
+            listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),
         )
 

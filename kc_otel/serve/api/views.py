@@ -309,6 +309,9 @@ class HealthView(_View):
     """Resets, gaps, evictions and the like."""
     invalid: dict[str, dict[str, int]]
     """Sequences that failed an input check within the short window, by contract and reason."""
+    listeners: dict[str, dict[str, float | None]]
+    """Unix time when a program last looked at a contract's directives, by contract and directive; null where none has
+    since the evaluator started."""
     outbox: list[EndpointStatus]
 
 

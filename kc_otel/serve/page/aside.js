@@ -26,14 +26,31 @@ const ASKED = {
   halt: "Trainers are told to halt",
 };
 
-export function showDecisions({ decisions, contracts }) {
+const LISTENS = 90; // seconds within which a program that looks at what is asked for says so
+
+/** Since when something is asked for that no program looks at; 0 where one does, or may not have said so yet. */
+export function unheard(one, health, now) {
+  const kinds = health?.listeners?.[one.contract];
+  if (!kinds || !(one.kind in kinds) || now - one.since < LISTENS) return 0;
+  return now - (kinds[one.kind] ?? 0) > LISTENS ? one.since : 0;
+}
+
+const NOBODY = {
+  "sample-more": "no recorder follows this evaluator (recorder.follow)",
+  "quarantine-rollouts": "no training loop keeps them out (recorder.follow)",
+  "resync-weights": "no training loop can send them (recorder.follow with send_weights)",
+  halt: "no training loop asks whether it should stop (recorder.follow)",
+};
+
+export function showDecisions({ decisions, contracts, health, overview }) {
   const names = new Set(contracts.map((one) => one.name));
   const routes = decisions.routes.filter((one) => names.has(one.contract));
   const asked = decisions.directives.filter((one) => names.has(one.contract));
   if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route and no hold: every slice is served by the inference kernel."));
   return fill(byId("decisions-body"), el("ul", { class: "plain" },
     byKernel(routes).map(([avoid, found]) => (found.length > FEW ? [together(avoid, found)] : found.map(alone))),
-    grouped(asked).map(([kind, slices, since]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}, since ${clock(since)}.`))));
+    grouped(asked).map(([kind, slices, since, one]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}, since ${clock(since)}.`,
+      unheard({ ...one, since }, health, overview?.now ?? 0) ? el("span", { class: "warning" }, " Asked, and nobody listens: ", NOBODY[kind] ?? "no program follows this evaluator", ".") : ""))));
 }
 
 function byKernel(routes) {
@@ -51,7 +68,7 @@ const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.
 function grouped(directives) {
   const by = new Map();
   for (const one of directives) {
-    const known = by.get(`${one.contract} ${one.kind}`) ?? [one.kind, [], one.since];
+    const known = by.get(`${one.contract} ${one.kind}`) ?? [one.kind, [], one.since, one];
     if (!known[1].includes(one.slice)) known[1].push(one.slice);
     known[2] = Math.min(known[2], one.since);
     by.set(`${one.contract} ${one.kind}`, known);

@@ -1,0 +1,49 @@
+"""Whether any program looks at what is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from starlette.testclient import TestClient
+
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.listeners import Listeners
+from kc_otel.serve.self_metrics import read
+
+
+@pytest.fixture
+def client(make_core: Callable[..., Core]) -> TestClient:
+    from collections import Counter
+
+    from kc_otel.judge.otlp.sink import RequestCounts
+
+    core = make_core()
+    core.tick(time.time())
+    return TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+
+
+def test_what_a_client_says_it_obeys_stands_in_health(client: TestClient) -> None:
+    """By contract and directive, with the time; a client that says nothing, as a browser, listens to nothing."""
+    assert client.get("/api/v1/decisions").status_code == 200
+    assert set(client.get("/api/v1/health").json()["listeners"]["policy"].values()) == {None}
+    before = time.time()
+    client.get("/api/v1/decisions", params={"obeys": ["policy/halt", "policy/sample-more"]})
+    heard = client.get("/api/v1/health").json()["listeners"]["policy"]
+    assert before <= heard["halt"] == heard["sample-more"] <= time.time()
+    assert heard["quarantine-rollouts"] is heard["resync-weights"] is None
+    assert "hold-promotion" not in heard
+
+
+def test_what_names_no_contract_and_no_directive_is_not_kept(client: TestClient) -> None:
+    """Whoever asks cannot fill the memory, nor be refused for asking about a contract of another evaluator."""
+    asked = ["other/halt", "policy/hold-promotion", "policy/", "/", "", "policy", "policy/halt/x", "x" * 3000]
+    assert client.get("/api/v1/decisions", params={"obeys": asked}).status_code == 200
+    assert set(client.get("/api/v1/health").json()["listeners"]["policy"].values()) == {None}
+    assert client.get("/api/v1/decisions", params={"obeys": ["a/b"] * 201}).status_code == 422
+    listeners = Listeners()
+    listeners.heard(asked, {"policy"}, 1.0)
+    assert listeners.view([]) == {}
