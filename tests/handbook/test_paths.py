@@ -1,0 +1,31 @@
+"""From install to a correct verdict with a page alone, by copy and paste, in under ten minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.handbook.newcomer import newcomer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_own_loop(tmp_path: Path) -> None:
+    """A loop that reports to an evaluator: the slice that drifts fails, and the other one passes."""
+    with newcomer(tmp_path) as reader:
+        said = reader.follows("measure/own-loop.md", "test_own_loop")
+    assert said.count("FAIL") >= 2  # prose, and all traffic with it
+
+
+def test_notebook(tmp_path: Path) -> None:
+    """A cell and its verdict, without an evaluator."""
+    with newcomer(tmp_path) as reader:
+        reader.follows("measure/own-loop.md", "test_notebook")
+
+
+def test_gate(tmp_path: Path) -> None:
+    """Two recordings and a contract: the one is let on, and the other one is not."""
+    with newcomer(tmp_path) as reader:
+        said = reader.follows("run/gates.md", "test_gate")
+    assert "prose" in said
