@@ -38,6 +38,7 @@ class TenantView(Core):
         self._own = frozenset(contracts) & core.contracts.keys()
         self.contracts = {name: contract for name, contract in core.contracts.items() if name in self._own}
         self.dry_run = core.dry_run & self._own
+        self.listeners = core.listeners  # says and takes nothing but of the contracts that it is asked about
         self.started_at = core.started_at
         self.external_url = core.external_url
         self.log = None
