@@ -36,7 +36,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "operators_command": ("operators",),
         "remedy_command": ("remedy",),
     },
-    "Find the cause": {"locate_command": ("locate",)},
+    "Find the cause": {"locate_command": ("locate", "capture")},
     "Run the evaluator": {
         "serve_command": ("serve",),
         "token_command": ("token",),

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, unusable
+from kc_otel.cli.terminal import PrintJson, pairs, refuse, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
 
 if TYPE_CHECKING:
     from kc_otel.contract.clause import Clause
-    from kc_otel.contract.model import Contract
+    from kc_otel.contract.model import Contract, KernelSpec
     from kc_otel.diagnose.located import Located
+    from kc_otel.diagnose.token_sequences import TokenSequence
 
 __all__ = ["register"]
+
+Engine = Annotated[
+    list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; again for more.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("locate")(locate_command)
+    app.command("capture")(capture_command)
 
 
 def locate_command(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract that fails.")],
-    train: Annotated[str, typer.Option(metavar="KERNEL", help="FILE.py:NAME, or a folder with a checkpoint.")],
-    infer: Annotated[str, typer.Option(metavar="KERNEL", help="Likewise.")],
+    train: Annotated[str, typer.Option(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or a capture.")],
+    infer: Annotated[str, typer.Option(metavar="KERNEL", help="Likewise, or vllm:FOLDER.")],
     sequences: Annotated[
         Path, typer.Option(metavar="FILE", help="A recording, a spool, or JSON lines with prompt_ids and token_ids.")
     ],
@@ -41,6 +48,7 @@ def locate_command(
         str | None, typer.Option(metavar="DTYPE", help="Number format whose rounding is no fault, such as bfloat16.")
     ] = None,
     shares: Annotated[bool, typer.Option(help="Divide the drift among what is above noise.")] = True,
+    engine: Engine = None,
     as_json: PrintJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer with its picture.")] = None,
 ) -> None:
@@ -52,16 +60,111 @@ def locate_command(
     with unusable(ModuleNotFoundError, TypeError):
         promise = load(contract)
         failing = _clause(promise, clause)
-        from kc_otel.diagnose.kernel_sources import torch_kernel_from  # noqa: PLC0415 - torch
-        from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
-        from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
+        from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415 - a quick --help
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        kernels = torch_kernel_from(train, promise.kernels.train), torch_kernel_from(infer, promise.kernels.inference)
-        located = locate(promise, *kernels, given, slice=slice, clause=failing, shares=shares, precision=precision)
+        if _is_captured(train) or _is_captured(infer):
+            located = _of_captures(promise, train, infer, given, slice, precision, pairs("--engine", engine or ()))
+        else:
+            located = _of_modules(promise, train, infer, given, slice, failing, precision, shares=shares)
     _show(located, as_json=as_json, html=html)
     if located.findings:
         raise typer.Exit(1)
+
+
+def capture_command(
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or vllm:FOLDER.")
+    ],
+    sequences: Annotated[Path, typer.Option(metavar="FILE", help="As for locate; another capture for its tokens.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The capture; an interrupted one is gone on with.")],
+    limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="The first so many.")] = 16,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="The other kernel's, whose rounding is to be no fault.")
+    ] = None,
+    decode: Annotated[int, typer.Option(min=0, metavar="TOKENS", help="An engine decodes so many a sequence.")] = 16,
+    engine: Engine = None,
+) -> None:
+    """Write what a kernel's operators give, to be compared with another machine's by locate.
+
+    Capture the inference kernel first, and the training kernel on its tokens (--sequences FIRST.capture).
+    """
+    with unusable(ModuleNotFoundError, TypeError):
+        from kc_otel.contract.model import KernelSpec  # noqa: PLC0415 - a quick --help
+        from kc_otel.diagnose.capture_file import CaptureWriter  # noqa: PLC0415
+        from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
+        from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
+
+        given = read_sequences(sequences, most=limit)
+        options = engine_options(pairs("--engine", engine or ()))
+        named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={each}" for key, each in options.items())])
+        writer = CaptureWriter(out, named)
+        left = [(index, each) for index, each in enumerate(given) if not writer.has(index, each.token_ids)]
+        captured = captured_by(
+            kernel,
+            KernelSpec(engine="any", dtype=dtype),
+            [each for _, each in left],
+            precision=precision,
+            options=options,
+            decode=decode,
+        )
+        for (index, asked), sequence in zip(left, captured, strict=True):
+            writer.write(index, asked.token_ids, sequence)
+        writer.seal()
+    typer.echo(f"{out}: {len(given)} sequences, {out.stat().st_size / 1e6:.1f} MB", err=True)
+
+
+def _is_captured(kernel: str) -> bool:
+    from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
+    from kc_otel.diagnose.kernel_sources import VLLM  # noqa: PLC0415
+
+    return kernel.startswith(VLLM) or is_capture(Path(kernel))
+
+
+def _of_modules(
+    contract: Contract,
+    train: str,
+    infer: str,
+    given: Sequence[TokenSequence],
+    slice: str,
+    clause: Clause | None,
+    precision: str | None,
+    *,
+    shares: bool,
+) -> Located:
+    from kc_otel.diagnose.kernel_sources import torch_kernel_from  # noqa: PLC0415 - torch
+    from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
+
+    kernels = torch_kernel_from(train, contract.kernels.train), torch_kernel_from(infer, contract.kernels.inference)
+    return locate(contract, *kernels, given, slice=slice, clause=clause, shares=shares, precision=precision)
+
+
+def _of_captures(
+    contract: Contract,
+    train: str,
+    infer: str,
+    given: Sequence[TokenSequence],
+    slice: str,
+    precision: str | None,
+    options: Mapping[str, str],
+) -> Located:
+    """At least one side is a capture or an engine: the other is captured on its tokens."""
+    from kc_otel.diagnose.capture_compare import compare_captures  # noqa: PLC0415 - a quick --help
+    from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
+    from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
+    from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
+
+    def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:
+        if is_capture(Path(kernel)):
+            return read_capture(Path(kernel))
+        arguments = engine_options(options)
+        return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=arguments)))
+
+    inference = side(infer, contract.kernels.inference, given, None)
+    tokens = [TokenSequence(each.token_ids, each.prompt_tokens) for each in inference.sequences]
+    reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
+    return compare_captures(contract, reference, inference, slice=slice)
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:

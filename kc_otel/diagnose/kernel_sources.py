@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +12,14 @@ from kc_otel.contract.model import KernelSpec
 from kc_otel.offline.python_names import python_name
 
 if TYPE_CHECKING:
+    from kc_otel.diagnose.capture_file import CapturedSequence
+    from kc_otel.diagnose.token_sequences import TokenSequence
     from kc_otel.diagnose.torch_kernel import TorchKernel
 
-__all__ = ["torch_kernel_from"]
+__all__ = ["VLLM", "captured_by", "engine_options", "torch_kernel_from"]
+
+VLLM: Final = "vllm:"
+"""In front of a checkpoint's folder: run it with vLLM."""
 
 _WHAT: Final = "a torch module, a kc_otel.diagnose.TorchKernel, or a function that returns one"
 
@@ -33,6 +39,8 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     """
     from kc_otel.diagnose.torch_kernel import TorchKernel  # noqa: PLC0415 - torch
 
+    if target.startswith(VLLM):
+        raise ValueError(f"{target}: an engine can be captured, and compared with what is captured; it is no module")
     folder = Path(target)
     if (folder / "config.json").is_file():
         return _checkpoint(folder, spec)
@@ -47,6 +55,59 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
         found = TorchKernel(found.eval())
     if not isinstance(found, TorchKernel):
         raise ValueError(f"{target}: is {type(found).__name__}, not {_WHAT}")  # noqa: TRY004 - a wrong argument
+    return found
+
+
+def captured_by(
+    target: str,
+    spec: KernelSpec,
+    sequences: Sequence[TokenSequence],
+    *,
+    precision: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    decode: int = 16,
+) -> Iterator[CapturedSequence]:
+    """What the kernel that a text names gives on sequences: as for `torch_kernel_from`, or `vllm:FOLDER`.
+
+    Args:
+        target: The text.
+        spec: What the contract says of it.
+        sequences: What it is run on.
+        precision: Number format whose rounding is measured in a torch kernel.
+        options: Arguments of `vllm.LLM`.
+        decode: Tokens that an engine decodes after each prompt.
+
+    Raises:
+        ValueError: If the text names nothing, or the number format is unknown.
+    """
+    if target.startswith(VLLM):
+        from kc_otel.diagnose.vllm_capture import capture_vllm, engine_from  # noqa: PLC0415 - vLLM
+
+        with extra("vllm", "an engine"):
+            engine = engine_from(target.removeprefix(VLLM), options or {})
+        try:
+            yield from capture_vllm(engine, sequences, decode=decode)
+        finally:
+            engine.llm_engine.engine_core.shutdown()
+        return
+    import torch  # noqa: PLC0415
+
+    from kc_otel.diagnose.torch_capture import capture_torch  # noqa: PLC0415
+
+    dtype = None if precision is None else getattr(torch, precision, None)
+    if precision is not None and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{precision!r} is no number format of torch, such as bfloat16")
+    yield from capture_torch(torch_kernel_from(target, spec), sequences, precision=dtype)
+
+
+def engine_options(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of an engine from texts: numbers, true and false as JSON has them, and else the text."""
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
     return found
 
 

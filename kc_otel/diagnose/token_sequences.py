@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.diagnose.capture_file import is_capture, read_capture
 from kc_otel.recordings import load_recording
 from kc_otel.recordings.spool import SpoolReader
 
@@ -42,8 +43,8 @@ def read_sequences(
 ) -> tuple[TokenSequence, ...]:
     """Sequences of a file, those of one slice.
 
-    JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; every other file is read as
-    a recording with token ids.
+    Of a capture they are what was captured, all of it. JSON lines have `token_ids` and, where known, `prompt_ids`,
+    `attributes` and `messages`; every other file is read as a recording with token ids.
 
     Args:
         path: The file.
@@ -57,6 +58,8 @@ def read_sequences(
     if contract is not None and slice != ALL and slice not in contract.slices:
         known = ", ".join((ALL, *contract.slices))
         raise ValueError(f"--slice: {slice!r} is not a slice of the contract; there are {known}")
+    if is_capture(path):
+        return tuple(TokenSequence(each.token_ids, each.prompt_tokens) for each in read_capture(path).sequences)
     rows = _spooled(path) if _is_spool(path) else _json_rows(path) if path.suffix == ".jsonl" else _recorded(path)
     wanted = (each for each in rows if contract is None or slice == ALL or _is_in(contract, slice, each))
     found = [each for each, _ in zip(wanted, range(most), strict=False)]

@@ -1,0 +1,243 @@
+"""Captures: what a kernel's operators gave, in a file that another machine can compare with its own.
+
+Small, and so not without loss: of each sequence 32 positions are kept, evenly spaced and with the last, and of each
+output 64 random projections, the same for every kernel. Differences are projected as values are, so that a relative
+error comes out within some tenth of what it is. Outputs of up to 64 features are kept as they are.
+
+While it is written a capture is a folder with a file for each sequence; it goes on where it was interrupted. Sealed
+it is one file with the SHA-256 of everything in it.
+
+Source: Johnson and Lindenstrauss 1984; Achlioptas 2003, Database-friendly random projections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.diagnose.boundaries import FUSED, Boundary
+
+__all__ = [
+    "Capture",
+    "CaptureWriter",
+    "CapturedSequence",
+    "fused",
+    "is_capture",
+    "kept_positions",
+    "projected",
+    "read_capture",
+]
+
+FORMAT: Final = "kc-otel capture 1"
+_FEATURES: Final = 64
+_POSITIONS: Final = 32
+_MOST_BYTES: Final = 1 << 31
+_HEADER, _SEAL = "header.json", "seal.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedSequence:
+    """One sequence as a kernel ran it.
+
+    Attributes:
+        token_ids: Its tokens.
+        prompt_tokens: How many of them are the prompt's.
+        positions: Positions that were kept, int64 [positions].
+        outputs: By boundary in the order of execution, projections float32 [positions, projections].
+        features: By boundary, features before the projection.
+        noise: By boundary, relative error of the kernel against itself in another batch; missing where not measured.
+        precision: By boundary, relative error of the kernel in the other's number format; likewise.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    positions: NDArray[np.int64]
+    outputs: Mapping[Boundary, NDArray[np.float32]]
+    features: Mapping[Boundary, int]
+    noise: Mapping[Boundary, float]
+    precision: Mapping[Boundary, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """What a kernel's operators gave on some sequences.
+
+    Attributes:
+        kernel: What it is, in words.
+        sequences: The sequences.
+    """
+
+    kernel: str
+    sequences: tuple[CapturedSequence, ...]
+
+
+def kept_positions(tokens: int) -> NDArray[np.int64]:
+    """Positions of a sequence that are kept, with the first and the last."""
+    return np.unique(np.linspace(0, tokens - 1, min(tokens, _POSITIONS)).round().astype(np.int64))
+
+
+def projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Outputs [positions, features] on random directions, [positions, at most 64]; lengths are kept on average.
+
+    >>> wide = np.random.default_rng(0).standard_normal((32, 4096), dtype=np.float32)
+    >>> bool(abs(np.linalg.norm(projected(wide)) / np.linalg.norm(wide) - 1) < 0.1)
+    True
+    """
+    if values.shape[1] <= _FEATURES:
+        return values
+    return np.asarray(values @ _directions(values.shape[1]), dtype=np.float32)
+
+
+@lru_cache(maxsize=64)
+def _directions(features: int) -> NDArray[np.float32]:
+    signs = np.random.default_rng([20260607, features]).integers(0, 2, (features, _FEATURES), dtype=np.int8)
+    return np.asarray((2 * signs - 1) / np.sqrt(_FEATURES), dtype=np.float32)
+
+
+def fused(outputs: Mapping[Boundary, NDArray[np.float32]]) -> dict[Boundary, NDArray[np.float32]]:
+    """Outputs with products of one input side by side, as engines compute them: queries, keys and values as one."""
+    found = dict(outputs)
+    for operator, parts in FUSED.items():
+        for layer in {each.layer for each in outputs}:
+            keys = [Boundary(layer, part) for part in parts]
+            if all(key in found for key in keys):
+                joined = np.concatenate([found[key] for key in keys], axis=1)
+                found = {
+                    (Boundary(layer, operator) if key == keys[-1] else key): (joined if key == keys[-1] else value)
+                    for key, value in found.items()
+                    if key not in keys[:-1]
+                }
+    return found
+
+
+class CaptureWriter:
+    """Writes a capture, sequence by sequence; one that was begun before is gone on with.
+
+    Args:
+        path: The file that it becomes.
+        kernel: What is captured, in words.
+
+    Raises:
+        ValueError: If the file is there, or what was begun is of another kernel.
+        OSError: If it cannot be written.
+    """
+
+    def __init__(self, path: Path, kernel: str) -> None:
+        self.path: Final = path
+        self._folder: Final = path.with_name(f"{path.name}.part")
+        if path.exists():
+            raise ValueError(f"{path}: is there; a sealed capture is not changed, give another name or remove it")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        header = json.dumps({"format": FORMAT, "kernel": kernel})
+        begun = self._folder / _HEADER
+        if begun.exists() and begun.read_text(encoding="utf-8") != header:
+            raise ValueError(f"{self._folder}: was begun for another kernel; remove it, or give another name")
+        begun.write_text(header, encoding="utf-8")
+
+    def has(self, index: int, token_ids: Sequence[int]) -> bool:
+        """Whether a sequence was written before the interruption."""
+        return self._member(index, token_ids).exists()
+
+    def write(self, index: int, asked: Sequence[int], sequence: CapturedSequence) -> None:
+        """Add what was captured of the tokens that were asked for; all of it or nothing is there afterwards."""
+        made = self._member(index, asked)
+        unfinished = made.with_suffix(".unfinished")
+        unfinished.write_bytes(_packed(sequence))
+        unfinished.replace(made)
+
+    def seal(self) -> None:
+        """Make one file of it, with the hash of every member."""
+        members = sorted(path for path in self._folder.iterdir() if path.suffix in {".npz", ".json"})
+        unfinished = self.path.with_name(f"{self.path.name}.unfinished")
+        hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in members}
+        with zipfile.ZipFile(unfinished, "w") as packed:
+            for path in members:
+                packed.write(path, path.name)
+            packed.writestr(_SEAL, json.dumps(hashes))
+        unfinished.replace(self.path)
+        shutil.rmtree(self._folder)
+
+    def _member(self, index: int, token_ids: Sequence[int]) -> Path:
+        digest = hashlib.sha256(np.asarray(token_ids, dtype="<i8").tobytes()).hexdigest()
+        return self._folder / f"{index:06d}-{digest[:16]}.npz"
+
+
+def is_capture(path: Path) -> bool:
+    """Whether a file is a sealed capture."""
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return False
+    with zipfile.ZipFile(path) as packed:  # a .npz is a zip, too
+        return not any(name.endswith(".npy") for name in packed.namelist())
+
+
+def read_capture(path: Path) -> Capture:
+    """A sealed capture.
+
+    Raises:
+        ValueError: If it is none, is not sealed, or was changed after it was.
+    """
+    try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(each.file_size for each in packed.infolist()) > _MOST_BYTES:
+                raise ValueError(f"{path}: is larger than {_MOST_BYTES >> 30} GiB; capture fewer sequences")
+            members = {each.filename: packed.read(each) for each in packed.infolist()}
+        seal = json.loads(members.pop(_SEAL))
+        header = json.loads(members[_HEADER])
+        if header.get("format") != FORMAT:
+            raise ValueError(f"{path}: is no capture of this version ({FORMAT}); capture again")
+        changed = [name for name, raw in members.items() if seal.get(name) != hashlib.sha256(raw).hexdigest()]
+        if changed or seal.keys() != members.keys():
+            raise ValueError(f"{path}: was changed after it was sealed: {(changed or sorted(seal))[0]}; capture again")
+        sequences = [_unpacked(members[name]) for name in sorted(members) if name != _HEADER]
+    except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: is no sealed capture ({error}); write one with `kc-otel capture`") from error
+    return Capture(str(header["kernel"]), tuple(sequences))
+
+
+def _packed(sequence: CapturedSequence) -> bytes:
+    keys = list(sequence.outputs)
+    about: dict[str, Any] = {
+        "prompt_tokens": sequence.prompt_tokens,
+        "boundaries": [
+            [
+                key.layer,
+                key.operator,
+                key.part,
+                sequence.features[key],
+                sequence.noise.get(key),
+                sequence.precision.get(key),
+            ]
+            for key in keys
+        ],
+    }
+    arrays: dict[str, Any] = {f"o{index}": sequence.outputs[key] for index, key in enumerate(keys)}
+    packed = io.BytesIO()
+    ids = np.asarray(sequence.token_ids, dtype=np.int64)
+    np.savez(packed, about=np.asarray(json.dumps(about)), token_ids=ids, positions=sequence.positions, **arrays)
+    return packed.getvalue()
+
+
+def _unpacked(raw: bytes) -> CapturedSequence:
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        about = json.loads(str(arrays["about"]))
+        rows = [(Boundary(layer, operator, part), rest) for layer, operator, part, *rest in about["boundaries"]]
+        return CapturedSequence(
+            token_ids=tuple(arrays["token_ids"].tolist()),
+            prompt_tokens=int(about["prompt_tokens"]),
+            positions=arrays["positions"],
+            outputs={key: arrays[f"o{index}"] for index, (key, _) in enumerate(rows)},
+            features={key: rest[0] for key, rest in rows},
+            noise={key: rest[1] for key, rest in rows if rest[1] is not None},
+            precision={key: rest[2] for key, rest in rows if rest[2] is not None},
+        )

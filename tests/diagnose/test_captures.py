@@ -1,0 +1,158 @@
+"""Captures of two machines: small, sealed, gone on with when interrupted, and enough to name the first divergence."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from typer.testing import CliRunner
+
+from kc_otel import cli
+from kc_otel.contract.model import Contract
+from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.capture_compare import compare_captures
+from kc_otel.diagnose.capture_file import Capture, CaptureWriter, fused, projected, read_capture
+from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.torch_capture import capture_torch, relative_error
+from kc_otel.diagnose.torch_kernel import TorchKernel
+from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
+
+CONTRACT = Contract.model_validate(
+    {
+        "apiVersion": "kernel-contract/v1",
+        "kind": "KernelContract",
+        "metadata": {"name": "planted", "version": 1, "owner": "tests"},
+        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
+    }
+)
+
+
+def captured(kernel, count=6):
+    return Capture("tests", tuple(capture_torch(kernel, conversations(count))))
+
+
+def test_a_projection_keeps_a_relative_error():
+    """Of any size, within a fifth, over 32 positions of 2048 features."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((32, 2048), dtype=np.float32)
+    for size in (1e-4, 1e-2, 1.0):
+        other = values + np.float32(size) * rng.standard_normal(values.shape, dtype=np.float32)
+        assert relative_error(projected(values), projected(other)) == pytest.approx(size, rel=0.2)
+
+
+def test_queries_keys_and_values_are_put_side_by_side():
+    """As an engine computes them, in the place of the last."""
+    keys = [Boundary(0, each) for each in ("attention_norm", "q_proj", "k_proj", "v_proj", "o_proj")]
+    joined = fused({key: np.full((3, 2), index, dtype=np.float32) for index, key in enumerate(keys)})
+    assert list(joined) == [keys[0], Boundary(0, "qkv_proj"), keys[4]]
+    assert joined[Boundary(0, "qkv_proj")][0].tolist() == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("fault", "operator"), [(FAULTS[0], "rotary"), (FAULTS[2], "o_proj"), (FAULTS[5], "router")])
+def test_the_first_divergence_is_the_planted_one(fault, operator):
+    """Everything behind it drifts too, and is not named."""
+    train, inference = pair(fault, 2)
+    located = compare_captures(CONTRACT, captured(train), captured(inference))
+    assert [each.boundary for each in located.findings] == [Boundary(2, operator, located.culprit.boundary.part)]
+    assert sum(row.is_above for row in located.boundaries) > 5
+
+
+def test_equal_kernels_have_no_culprit():
+    """Captures of the same kernel, each with its own noise."""
+    train, inference = pair(None, 0)
+    assert compare_captures(CONTRACT, captured(train), captured(inference)).findings == ()
+
+
+def test_other_checkpoints_and_other_tokens_are_refused():
+    """With the reason."""
+    kernel = TorchKernel(Model())
+    with pytest.raises(NotComparableError, match="the checkpoints are others"):
+        compare_captures(CONTRACT, captured(kernel), captured(TorchKernel(Model(seed=1))))
+    other = Capture("tests", tuple(capture_torch(kernel, conversations(3, seed=9))))
+    with pytest.raises(NotComparableError, match="no sequence of the same tokens"):
+        compare_captures(CONTRACT, captured(kernel), other)
+
+
+def test_an_interrupted_capture_is_gone_on_with(tmp_path):
+    """What was written is not run again, and what is sealed says everything that was captured."""
+    sequences = conversations(3)
+    made = list(capture_torch(TorchKernel(Model()), sequences))
+    first = CaptureWriter(tmp_path / "a.capture", "tests")
+    first.write(0, sequences[0].token_ids, made[0])
+    again = CaptureWriter(tmp_path / "a.capture", "tests")
+    assert [again.has(index, each.token_ids) for index, each in enumerate(sequences)] == [True, False, False]
+    for index in (1, 2):
+        again.write(index, sequences[index].token_ids, made[index])
+    again.seal()
+    read = read_capture(tmp_path / "a.capture")
+    assert [each.token_ids for each in read.sequences] == [each.token_ids for each in sequences]
+    for ours, theirs in zip(made, read.sequences, strict=True):
+        assert ours.noise == theirs.noise
+        assert all(np.array_equal(ours.outputs[key], theirs.outputs[key]) for key in ours.outputs)
+    with pytest.raises(ValueError, match="a sealed capture is not changed"):
+        CaptureWriter(tmp_path / "a.capture", "tests")
+
+
+def test_a_capture_of_another_kernel_is_not_gone_on_with(tmp_path):
+    """Two kernels would be mixed."""
+    CaptureWriter(tmp_path / "a.capture", "one")
+    with pytest.raises(ValueError, match="was begun for another kernel"):
+        CaptureWriter(tmp_path / "a.capture", "other")
+
+
+def test_a_changed_capture_is_refused(tmp_path):
+    """One bit in one member is enough, and so is a member that is gone."""
+    sequences = conversations(2)
+    writer = CaptureWriter(tmp_path / "a.capture", "tests")
+    for index, each in enumerate(capture_torch(TorchKernel(Model()), sequences)):
+        writer.write(index, sequences[index].token_ids, each)
+    writer.seal()
+    with zipfile.ZipFile(tmp_path / "a.capture") as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    victim = next(name for name in members if name.endswith(".npz"))
+    for changed in (
+        {**members, victim: members[victim][:-1] + b"x"},
+        {k: v for k, v in members.items() if k != victim},
+    ):
+        with zipfile.ZipFile(tmp_path / "b.capture", "w") as packed:
+            for name, raw in changed.items():
+                packed.writestr(name, raw)
+        with pytest.raises(ValueError, match="was changed after it was sealed"):
+            read_capture(tmp_path / "b.capture")
+    (tmp_path / "c.capture").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match="is no sealed capture"):
+        read_capture(tmp_path / "c.capture")
+
+
+def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
+    """Each captures its kernel, the second on the first's tokens, and locate reads both files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernels.py").write_text(
+        "from tests.diagnose.planted_faults import FAULTS, pair\ntrain, infer = pair(FAULTS[2], 1)\n"
+    )
+    (tmp_path / "contract.yaml").write_text(
+        "apiVersion: kernel-contract/v1\nkind: KernelContract\nmetadata: {name: planted, version: 1, owner: tests}\n"
+        "kernels: {train: {engine: torch}, inference: {engine: torch}}\n"
+        "statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]\n"
+    )
+    rows = [{"token_ids": each.token_ids} for each in conversations(6)]
+    (tmp_path / "tokens.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def run(*words):
+        cli._register(words[0])
+        return CliRunner().invoke(cli.app, words)
+
+    def capture(side, sequences):
+        return run("capture", f"kernels.py:{side}", "--sequences", sequences, "--out", f"{side}.capture")
+
+    assert capture("infer", "tokens.jsonl").exit_code == 0
+    assert capture("train", "infer.capture").exit_code == 0
+    sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture")
+    result = run("locate", "contract.yaml", *sides)
+    assert result.exit_code == 1, result.output
+    assert "culprit: layer 1, o_proj" in result.output
