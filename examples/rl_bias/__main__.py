@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from examples.rl_bias import tables
+from examples.rl_bias import long_horizons, tables
 from examples.rl_bias.exact import Pair, Training
 from examples.rl_bias.kernels import FAMILIES, Family, train_log_probs
 from examples.rl_bias.policy import Policy
@@ -94,6 +94,8 @@ def results(pairs: tables.Pairs, longest: int) -> str:
         tables.support(pairs, horizons),
         tables.estimates(cases, SIZES),
     ]
+    if longest >= TABLED[-1]:
+        found += [long_horizons.reward_drift(), long_horizons.gradient_bias()]
     return "\n".join(table.markdown() for table in found)
 
 

@@ -4,7 +4,7 @@
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | one token: half range, ratios, KL, chi-square to total variation  | `tokens`, `divergences`, `averages`       |
 | a sequence, a reward, a policy gradient                           | `sequences`, `rewards`, `gradients`       |
-| the drift of a reward itself, where rewards are known             | `reward_intervals`                        |
+| a reward's drift and a gradient's bias themselves                 | `reward_intervals`, `gradient_estimates`  |
 | backwards from a budget                                           | `rewards`, `inverses`                     |
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.bound import Bound
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
+    from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias, score_sketch
     from kc_otel.stats.gradients import clip_budget_share, gradient_bias
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
@@ -47,12 +48,14 @@ __all__ = [
     "Buckets",
     "EDetector",
     "ExponentialHistogram",
+    "GradientBias",
     "Holm",
     "Interval",
     "TopKBounds",
     "affine",
     "capped_mean_interval",
     "clip_budget_share",
+    "estimated_gradient_bias",
     "fraction_interval",
     "gradient_bias",
     "half_range",
@@ -64,6 +67,7 @@ __all__ = [
     "reward_drift",
     "reward_drift_interval",
     "reward_sides",
+    "score_sketch",
     "sequence_tv",
     "support_deficit",
     "token_tv",
@@ -78,6 +82,7 @@ _HOMES: Final = {
     "bound": ("Bound",),
     "e_detector": ("EDetector",),
     "fractions": ("fraction_interval", "two_valued_mean_interval"),
+    "gradient_estimates": ("GradientBias", "estimated_gradient_bias", "score_sketch"),
     "gradients": ("clip_budget_share", "gradient_bias"),
     "histogram": ("Buckets", "ExponentialHistogram"),
     "interval": ("Interval", "affine", "maximum_interval"),
