@@ -83,7 +83,7 @@ class Overload:
     tick: float = 0.0
 
 
-def message(kernels: list[str], began: int, total: int) -> bytes:
+def message(kernels: list[str], began: int, total: int, contract: str = "policy") -> bytes:
     """A cumulative histogram of each kernel version, all of it above the limit."""
     request = ExportMetricsServiceRequest()
     data = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
@@ -91,7 +91,7 @@ def message(kernels: list[str], began: int, total: int) -> bytes:
     for kernel in kernels:
         point = data.exponential_histogram.data_points.add(start_time_unix_nano=began, time_unix_nano=time.time_ns())
         for key, value in (
-            ("contract", "policy"),
+            ("contract", contract),
             ("slice", "all"),
             ("kernel.train", "a"),
             ("kernel.inference", kernel),
