@@ -215,6 +215,40 @@ def test_what_is_usual_is_taken_from_columns():
 
 
 @pytest.mark.slow
+def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
+    """Where a pane ends, reports of before and after alternate: each keeps its slot, and nothing is settled early."""
+    contract = make_contract()
+    fast, slow = Evaluator([contract]), Evaluator([contract])
+    fast.use_columns()
+    begin, both = NOW - NOW % 30.0 + 20.0, ((Sender(instance="0"), 0.0), (Sender(instance="1"), 12.0))
+    for step in range(8):
+        for sender, behind in both:
+            now = begin + 2.0 * step
+            body = sender.request(now - behind, [0.02, 0.3]).SerializeToString()
+            assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+    assert fast._columns._slots.used <= 3
+    fast.settle()
+    assert fast._columns.taken == 14
+    assert remembered(fast) == remembered(slow)
+
+
+@pytest.mark.slow
+def test_a_layout_is_compared_to_its_last_byte():
+    """A message that begins like a known one and has the same lengths, but one other name, is another one."""
+    contract = make_contract(slices={"code": {"where": {"task": "code"}}, "core": {"where": {"task": "core"}}})
+    fast, slow = Evaluator([contract]), Evaluator([contract])
+    fast.use_columns()
+    parts = {name: [Sender(), Sender(slice=name)] for name in ("code", "core")}
+    for step, name in enumerate(("code", "code", "code", "core", "code", "core", "core")):
+        now = NOW + 10.0 * step
+        body = merge(*(sender.request(now, [0.02, 0.3]) for sender in parts[name])).SerializeToString()
+        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+    fast.settle()
+    assert fast._columns.taken > 3
+    assert remembered(fast) == remembered(slow)
+
+
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 20))
 def test_bytes_that_are_no_message_are_for_protobuf_to_refuse(noise, at, cut):
