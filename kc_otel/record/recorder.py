@@ -162,7 +162,7 @@ class Recorder:
             key: Decides by its hash whether the batch is in the sample; without one, chance does.
             presampled: The caller has sampled already: measure it in any case.
         """
-        for name, given in (("kept", kept), ("weights", weights)):
+        for name, given in (("kept", kept), ("processing", processing), ("weights", weights)):
             if given is not None and not (isinstance(given, tuple | list) and len(given) == 2):
                 self.drop(f"{name}-argument", f"{name}: {type(given).__name__} is not a pair (training, inference)")
                 return

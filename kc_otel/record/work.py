@@ -79,8 +79,16 @@ class BatchOrigin:
         given = self.attributes
         if given is None and not self.links:
             return self
-        if given is not None:
-            given = dict(given) if isinstance(given, Mapping) else [dict(each) for each in given]
+        if given is not None and not isinstance(given, Mapping):
+            given = list(given)
+            if not all(isinstance(each, Mapping) for each in given):
+                msg = (
+                    f"attributes: {type(self.attributes).__name__} is no mapping, nor a list with one for each sequence"
+                )
+                raise ValueError(msg)
+            given = [dict(each) for each in given]
+        elif given is not None:
+            given = dict(given)
         return replace(self, attributes=given, links=tuple(self.links))
 
 

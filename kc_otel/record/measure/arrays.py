@@ -39,9 +39,20 @@ def as_host(data: Any) -> NDArray[Any]:
 
 
 def as_bool(data: Any) -> NDArray[np.bool_]:
-    """A mask as bool: whatever is not zero counts."""
+    """A mask as bool: whatever is not zero counts.
+
+    Raises:
+        ValueError: If it holds anything else than truth values or numbers, or NaN.
+    """
     mask = as_host(data)
-    return mask if mask.dtype == np.bool_ else mask != 0
+    if mask.dtype == np.bool_:
+        return mask
+    if mask.dtype.kind not in "fiu" or (mask.dtype.kind == "f" and np.isnan(mask).any()):
+        what = "holds NaN" if mask.dtype.kind == "f" else f"is of dtype {mask.dtype}"
+        msg = f"mask: {what}; pass truth values, or 0 and 1"
+        raise ValueError(msg)
+    counts: NDArray[np.bool_] = mask != 0
+    return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

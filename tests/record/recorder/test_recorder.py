@@ -522,3 +522,28 @@ def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logpr
     assert drift.sum == pytest.approx(0.0, abs=1e-4)
     assert recorder.stats().dropped == {"kept-argument": 3}
     assert recorder.stats().invalid == {"shape_mismatch": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train_logprobs": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
+        ({"train_logprobs": np.full((2, 8), None)}, "dtype: object does not hold real numbers"),
+        ({"train_logprobs": np.ones((2, 8), bool)}, "dtype: bool does not hold real numbers"),
+        ({"mask": np.full((2, 8), "x")}, "mask: is of dtype <U1; pass truth values, or 0 and 1"),
+        ({"mask": np.full((2, 8), np.nan)}, "mask: holds NaN; pass truth values, or 0 and 1"),
+        ({"advantages": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
+        ({"attributes": "code"}, "attributes: str is no mapping, nor a list with one for each sequence"),
+        ({"attributes": [{"task": "code"}]}, "attributes: 1 for 2 sequences"),
+        ({"processing": {"temperature": 1.0}}, "processing: dict is not a pair (training, inference)"),
+    ],
+)
+def test_what_no_argument_can_be_is_said_once_and_never_raised(recorders, logprobs, caplog, changes, said):
+    """By the argument's name, with what to pass; the batch is counted as dropped."""
+    train, inference = logprobs(2, 8)
+    recorder = recorders()
+    recorder.compare(**{"train_logprobs": train, "inference_logprobs": inference, **changes})
+    assert recorder.force_flush()
+    assert sum(recorder.stats().dropped.values()) == 1
+    assert recorder.stats().batches == 0
+    assert said in caplog.text
