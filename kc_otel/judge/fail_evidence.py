@@ -181,11 +181,14 @@ class FailEvidence:
                 self._clauses.setdefault(opposite, []).append(clause.id + _OTHER_SIDE)
         self._by_id = {clause.id: clause for clause in contract.clauses}
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
+        self._level = (0, math.nan)
 
     @property
     def level(self) -> float:
         """Logarithm of the M at which a cell fails: `log(A K)`."""
-        return alarm_level(self._panes, self.most)
+        if self._level[0] != self.most:
+            self._level = (self.most, alarm_level(self._panes, self.most))
+        return self._level[1]
 
     def test_of(self, cell: Cell) -> MeanTest | None:
         """What a cell's limit says as a limit on a mean; None where it cannot be said so."""

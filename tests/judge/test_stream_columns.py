@@ -241,7 +241,8 @@ def test_a_layout_is_compared_to_its_last_byte():
     parts = {name: [Sender(), Sender(slice=name)] for name in ("code", "core")}
     for step, name in enumerate(("code", "code", "code", "core", "code", "core", "core")):
         now = NOW + 10.0 * step
-        body = merge(*(sender.request(now, [0.02, 0.3]) for sender in parts[name])).SerializeToString()
+        values = [0.02, 0.3] * (20 if name == "core" else 1)  # more of each, as if they continued those of the other
+        body = merge(*(sender.request(now, values) for sender in parts[name])).SerializeToString()
         assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
     fast.settle()
     assert fast._columns.taken > 3
