@@ -1,7 +1,8 @@
 """Does what a newcomer does with a page: copies its blocks in order into an empty folder, in processes of their own.
 
 Nothing is changed but ports, which others may hold, and names of models, which a test cannot download. Lines with
-`pip install` are compared with the extras that there are and left out: what they install is installed.
+`pip install` are compared with the extras that there are and left out: what they install is installed. vLLM's wheel for
+CPUs has another name than its command looks for, so that `vllm serve` starts the server's module here.
 """
 
 from __future__ import annotations
@@ -39,8 +40,15 @@ class Newcomer:
         self._running: list[subprocess.Popen[str]] = []
         tools = folder / ".tools"
         tools.mkdir()
-        for name, command in (("kc-otel", f"{sys.executable} -m kc_otel"), ("python", sys.executable)):
-            (tools / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        for name, command in (
+            ("kc-otel", f'exec {sys.executable} -m kc_otel "$@"'),
+            ("python", f'exec {sys.executable} "$@"'),
+            (
+                "vllm",
+                f'shift; exec {sys.executable} -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --model "$@"',
+            ),
+        ):
+            (tools / name).write_text(f"#!/bin/sh\n{command}\n")
             (tools / name).chmod(0o755)
         path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_"))}
