@@ -22,6 +22,7 @@ from kc_otel.stats import Binned, Interval, fraction_interval, holm, quantile_in
 __all__ = [
     "LEAST_FLOOR",
     "MARGIN",
+    "NOT_FINITE",
     "SHARE",
     "BoundaryDrift",
     "Measured",
@@ -34,6 +35,8 @@ MARGIN: Final = 2.0
 """How many times the floor a sequence has to differ by."""
 SHARE: Final = 0.1
 """Share of sequences that may do so at a boundary where nothing is wrong."""
+NOT_FINITE: Final = 1e9
+"""Stands for the relative error of an output that is NaN or infinite where the other is not."""
 LEAST_FLOOR: Final = 2e-6
 """Relative error of fp32 sums in another order: nothing below it is ever named."""
 
@@ -172,8 +175,8 @@ def _p_value(beyond: NDArray[np.bool_]) -> float:
 
 def _median(values: NDArray[np.float64], alpha: float) -> Interval:
     known: Sequence[float] | NDArray[np.float64] = values[~np.isnan(values)]
-    # An order statistic is one also where some values are infinite: the largest finite number stands for them.
-    sample = Binned.of_samples(np.minimum(known, np.finfo(np.float64).max))
+    # An order statistic is one also where some values are infinite: a number beyond all others stands for them.
+    sample = Binned.of_samples(np.minimum(known, NOT_FINITE))
     return quantile_interval(sample, 0.5, alpha_lower=alpha / 2, alpha_upper=alpha / 2)
 
 

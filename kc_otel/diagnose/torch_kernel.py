@@ -185,7 +185,8 @@ class _Visit:
         features = output[0].numel() // self._width if output.shape[0] == len(self._rows) else output[0].numel()
         if new is None or any(new[row].numel() != self._lengths[row] * features for row in self._rows):
             return None
-        changed = output.clone(memory_format=torch.contiguous_format)
+        # Padding gets nothing of a kernel whose numbers may not be finite: masked attention would pass NaN on.
+        changed = torch.zeros_like(output) if self._replaced else output.clone(memory_format=torch.contiguous_format)
         view = axes(changed)
         for place, row in enumerate(self._rows):
             target = view[place, : self._lengths[row]]

@@ -16,6 +16,7 @@ from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
     LEAST_FLOOR,
     MARGIN,
+    NOT_FINITE,
     SHARE,
     BoundaryDrift,
     boundary_drift,
@@ -73,6 +74,8 @@ def locate(
     """
     began = time.monotonic()
     alpha = 1.0 - contract.observability.confidence
+    if not sequences:
+        raise ValueError("sequences: there is none; give some of the slice that fails")
     _known_tokens(train, inference, sequences)
     weights = tensor_differences(train, inference)
     findings, tokens_differ = _token_findings(train, inference, sequences)
@@ -213,6 +216,8 @@ def _drift_finding(
         f"relative error {number(error.estimate)} [{number(error.lower)}, {number(error.upper)}] on the training "
         f"kernel's inputs, {number(error.estimate / row.floor)} times the noise floor"
     )
+    if error.estimate >= NOT_FINITE:
+        sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
         sentence += f"; tensor {differing[0].name} differs by {number(100 * differing[0].relative)} %"
     return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))

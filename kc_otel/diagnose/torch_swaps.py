@@ -97,7 +97,8 @@ def _drifts(
 
 def token_tv(p: torch.Tensor, q: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """Total variation of each token's distribution."""
-    return 0.5 * (p.exp() - q.exp()).abs().sum(-1)
+    drift = 0.5 * (p.exp() - q.exp()).abs().sum(-1)
+    return drift.nan_to_num(nan=1.0)  # a kernel without numbers is as far away as can be
 
 
 def token_log_ratio(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

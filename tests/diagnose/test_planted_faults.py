@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from kc_otel.contract.model import Contract
+from kc_otel.diagnose.located_text import depth_chart
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, conversations, pair
 
@@ -55,3 +56,14 @@ def test_honest_rounding_has_no_culprit():
     located = locate(contract(dtype="bfloat16"), train, inference, conversations(), shares=False)
     assert located.findings == ()
     assert min(row.drift.estimate for row in located.boundaries[1:]) > 1e-4
+
+
+def test_numbers_that_are_not_finite_are_named_where_they_begin():
+    """NaN in one weight: nothing behind it is accused, and its share and picture are numbers."""
+    train, inference = pair(None, 0)
+    inference.module.layers[1].o_proj.weight.data[0, 0] = float("nan")
+    located = locate(contract(), train, inference, conversations(6))
+    assert [str(each.boundary) for each in located.findings] == ["layer 1, o_proj"]
+    assert "NaN or infinite" in located.culprit.sentence
+    assert located.shares[0].components[0].share.estimate == 1.0
+    assert "Marked: layer 1, o_proj." in depth_chart(located).text
