@@ -272,6 +272,33 @@ def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, e
     assert judge.points("kc.drift.advantage_drift_positive")
 
 
+def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkeypatch):
+    """Each sequence has what TRL makes of its reward functions and their weights, through shuffling and batches."""
+    changes = {"assumptions": {"reward_range": [0, 200]}}
+    recorder, judge = recording(**changes)
+    seen, compare = [], recorder.compare
+
+    def listened(*args, **given):
+        kept = [ids[mask != 0] for ids, mask in zip(given["token_ids"], given["mask"], strict=True)]
+        seen.extend(zip(kept, given["attributes"], given["rewards"], strict=True))
+        compare(*args, **given)
+
+    def length(completion_ids, **_):
+        return [float(len(ids)) for ids in completion_ids]
+
+    monkeypatch.setattr(recorder, "compare", listened)
+    running = trainer(reward_weights=[1.0, 0.5], trainer={"reward_funcs": [reward, length]})
+    with instrument(running, recorder):
+        running.train()
+    assert recorder.force_flush()
+    assert len(seen) == 64
+    for ids, attributes, found in seen:
+        text = engine.tokenizer.decode(ids, skip_special_tokens=True)
+        assert found == reward([text], [attributes["task"]])[0] + 0.5 * len(ids)
+    assert judge.point("kc.drift.reward_above").count == judge.point("kc.drift.reward_below").count == 64
+    assert running.reward_funcs == [reward, length]
+
+
 def test_without_old_log_probs_those_of_the_first_pass_are_taken(trainer, recording):
     """Where TRL computes none because the weights are the same, the model's own output is the training side."""
     recorder, judge = recording()
