@@ -80,20 +80,10 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
-        with asyncio.Runner(loop_factory=_event_loop()) as runner:
-            runner.run(_serve(contracts, config, endpoints, dry_run))
+        # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
+        asyncio.run(_serve(contracts, config, endpoints, dry_run))
     except (AccessError, BindError, TlsError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
         raise ServiceError(str(error)) from None
-
-
-def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed: a request costs it half as much."""
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return make
 
 
 def _closed(config: ServeConfig) -> None:
