@@ -244,6 +244,9 @@ def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> N
     for width in (1200, 390):
         browser.open(f"{api}/#/incident/{incident}", width=width)
         browser.wait("document.querySelectorAll('#incident .onsets tbody tr').length === 46", SLOW)
+        claims = browser.evaluate("document.querySelector('#incident-claims').textContent")
+        assert "A verdict is about the population: what this slice will show" in claims
+        assert "expected time between false alarms" in claims
         assert wrong(browser) == []
         assert browser.evaluate(WIDER) == []
         take(browser, pictures, f"incident-{'light' if width > 390 else 'phone'}.png")

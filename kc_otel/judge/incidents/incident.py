@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -214,8 +215,14 @@ class Incident:
 def _extent(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
-    times = f", at least {worst.badness:.2g} times that" if worst.badness > 1 else ""
+    times = f", at least {_at_least(worst.badness)} times that" if worst.badness > 1 else ""
     return (
         f"{number(worst.estimate)} on {place(worst.slice)} where {number(worst.limit)} is the limit{times} "
         f"(confidence interval {interval(worst.lower, worst.upper)})"
     )
+
+
+def _at_least(times: float) -> str:
+    """Two digits, downwards: what is said to be at least that is no less."""
+    step = 10.0 ** (math.floor(math.log10(times)) - 1)
+    return number(math.floor(times / step * (1 + 1e-12)) * step)

@@ -62,9 +62,16 @@ function show(one, state) {
   fill(byId("incident-body"),
     el("p", { class: "verdict" }, el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word)),
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
+    one.status === "FAIL" && contract ? el("p", { class: "quiet", id: "incident-claims" }, claims(one, contract).join(" ")) : null,
     el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
     el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
     onsets(one));
+}
+
+/** What a FAIL says, of which traffic, and how rarely it is wrong. */
+function claims(one, contract) {
+  const clauses = contract.clauses.filter((clause) => one.clauses.includes(clause.id));
+  return [...clauses.map((clause) => clause.meaning), ...contract.claims.toReversed()];
 }
 
 /** Every slice with its first onset; those that broke first, first. */
