@@ -97,9 +97,10 @@ def _add_plan(router: APIRouter, core: Core) -> None:
     async def plan(
         contract: str,
         tokens_per_second: Annotated[
-            float | None, Query(gt=0.0, description="All traffic; else what the last evaluation has seen.")
+            float | None,
+            Query(gt=0.0, allow_inf_nan=False, description="All traffic; else what the last evaluation has seen."),
         ] = None,
-        tokens_per_sequence: Annotated[float | None, Query(ge=1.0)] = None,
+        tokens_per_sequence: Annotated[float | None, Query(ge=1.0, allow_inf_nan=False)] = None,
         share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
     ) -> PlanView:
         """How long each position of a promotion takes at best, with identical kernels."""
