@@ -171,8 +171,8 @@ def test_too_little_to_say_is_no_pass(people):
 @pytest.mark.slow
 def test_the_handbooks_test_passes(people):
     """As it stands on the page of gates, with the kernels above."""
-    (snippet,) = [one for one in snippets(HANDBOOK / "run" / "gates.md", language="python") if one.run_by]
-    assert snippet.run_by.endswith("::test_the_handbooks_test_passes")
+    here = "tests/report/test_pytest_plugin.py::test_the_handbooks_test_passes"
+    (snippet,) = [one for one in snippets(HANDBOOK / "run" / "gates.md", language="python") if one.run_by == here]
     made = "import pathlib\n\ncontract(pathlib.Path(), TV)\ntasks = SLICES['task']\n\n"
     people(made + snippet.text).assert_outcomes(passed=1)
 
