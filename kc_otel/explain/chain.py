@@ -15,7 +15,7 @@ from kc_otel.explain.purpose import evidence, note, outcome_attributes, purpose
 from kc_otel.stats.bound import Bound
 from kc_otel.stats.gradients import clip_budget_share, ess_share, gradient_bias_from_tv
 from kc_otel.stats.inverses import largest_limit
-from kc_otel.stats.rewards import reward_drift
+from kc_otel.stats.rewards import reward_drift_bound
 from kc_otel.stats.tokens import chi2_from_log_ratio_range, ess_share_from_half_range
 
 __all__ = [
@@ -286,7 +286,7 @@ def _rungs(facts: Facts, assumptions: Assumptions, horizon: int | None) -> Itera
 
 def _consequences(assumptions: Assumptions, horizon: int | None, tv: Bound) -> Iterable[Guarantee]:
     if assumptions.reward_range is not None:
-        drift = reward_drift(tv.value, assumptions.reward_range)
+        drift = reward_drift_bound(tv.value, assumptions.reward_range)
         yield Guarantee("reward", drift, "(r_max - r_min) TV_seq", tv.value < _SAYS)
     if assumptions.advantage_max and assumptions.score_norm_max and horizon is not None:
         bias = gradient_bias_from_tv(

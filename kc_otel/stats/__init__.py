@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.multiplicity import Holm, holm
     from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.reward_intervals import reward_drift_interval, reward_sides
-    from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift, tv_for_reward_budget
+    from kc_otel.stats.rewards import half_range_for_sequence_tv, reward_drift_bound, tv_for_reward_budget
     from kc_otel.stats.sequences import sequence_tv
     from kc_otel.stats.support import support_deficit
     from kc_otel.stats.tokens import half_range, token_tv
@@ -64,7 +64,7 @@ __all__ = [
     "maximum_interval",
     "mean_interval",
     "quantile_interval",
-    "reward_drift",
+    "reward_drift_bound",
     "reward_drift_interval",
     "reward_sides",
     "score_sketch",
@@ -91,7 +91,7 @@ _HOMES: Final = {
     "multiplicity": ("Holm", "holm"),
     "quantiles": ("quantile_interval",),
     "reward_intervals": ("reward_drift_interval", "reward_sides"),
-    "rewards": ("half_range_for_sequence_tv", "reward_drift", "tv_for_reward_budget"),
+    "rewards": ("half_range_for_sequence_tv", "reward_drift_bound", "tv_for_reward_budget"),
     "sequences": ("sequence_tv",),
     "support": ("support_deficit",),
     "tokens": ("half_range", "token_tv"),

@@ -11,14 +11,14 @@ from kc_otel.stats.tokens import half_range_for_tv
 __all__ = [
     "half_range_for_sequence_tv",
     "log_ratio_for_sequence_tv",
-    "reward_drift",
+    "reward_drift_bound",
     "token_kl_for_sequence_tv",
     "token_tv_for_sequence_tv",
     "tv_for_reward_budget",
 ]
 
 
-def reward_drift(sequence_tv: float, reward_range: tuple[float, float]) -> float:
+def reward_drift_bound(sequence_tv: float, reward_range: tuple[float, float]) -> float:
     """`|E_P r - E_Q r| <= (r_max - r_min) TV_seq` for every reward in the range; attained by a 0/1 reward.
 
     Source: Xu and Wu 2026, arXiv:2606.07581; the dual form of total variation.

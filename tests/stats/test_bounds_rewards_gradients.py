@@ -23,7 +23,7 @@ def test_reward_bound_holds_and_is_attained(random_kernels, joint, divergences, 
     train, inference = random_kernels(*kernel)
     p, q = joint(train), joint(inference)
     tv = divergences(p, q)["tv"]
-    bound = rewards.reward_drift(tv, (low, low + width))
+    bound = rewards.reward_drift_bound(tv, (low, low + width))
     random_reward = low + width * np.random.default_rng(kernel[0]).random(p.size)
     assert abs((p - q) @ random_reward) <= bound + 1e-9
     best = low + width * (p > q)
@@ -155,7 +155,7 @@ def test_budgets_invert_the_chain(budget, horizon):
     reward_range = (-1.0, 1.0)
     tv = rewards.tv_for_reward_budget(2 * budget, reward_range)
     assert tv == pytest.approx(budget)
-    assert rewards.reward_drift(tv, reward_range) == pytest.approx(2 * budget)
+    assert rewards.reward_drift_bound(tv, reward_range) == pytest.approx(2 * budget)
     tau = rewards.token_tv_for_sequence_tv(tv, horizon)
     assert sequences.tv_sequence_uniform(tau, horizon) == pytest.approx(tv, rel=1e-9, abs=1e-12)
     kl = rewards.token_kl_for_sequence_tv(tv, horizon)
@@ -189,12 +189,12 @@ def test_a_budget_as_wide_as_the_range_allows_everything():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: rewards.reward_drift(1.5, (0, 1)), r"sequence_tv: 1\.5"),
+        (lambda: rewards.reward_drift_bound(1.5, (0, 1)), r"sequence_tv: 1\.5"),
         (lambda: rewards.token_tv_for_sequence_tv(1.5, 8), r"sequence_tv: 1\.5"),
         (lambda: rewards.token_kl_for_sequence_tv(1.5, 8), r"sequence_tv: 1\.5"),
-        (lambda: rewards.reward_drift(0.5, (1, 1)), r"reward_range: \(1, 1\)"),
-        (lambda: rewards.reward_drift(0.5, (1, 0)), r"reward_range: \(1, 0\)"),
-        (lambda: rewards.reward_drift(0.5, (0, math.nan)), r"reward_range: \(0, nan\)"),
+        (lambda: rewards.reward_drift_bound(0.5, (1, 1)), r"reward_range: \(1, 1\)"),
+        (lambda: rewards.reward_drift_bound(0.5, (1, 0)), r"reward_range: \(1, 0\)"),
+        (lambda: rewards.reward_drift_bound(0.5, (0, math.nan)), r"reward_range: \(0, nan\)"),
         (lambda: rewards.tv_for_reward_budget(-1, (0, 1)), r"budget: -1\.0"),
         (lambda: rewards.token_tv_for_sequence_tv(0.5, -3), "horizon: -3"),
         (lambda: gradients.clip_budget_share(0.1, 0.0), r"clip: 0\.0"),

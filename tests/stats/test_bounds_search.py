@@ -557,7 +557,7 @@ def reward_ratio(theta):
     low, high = -1.0, 3.0
     reward = low + (high - low) / (1 + np.exp(-np.clip(theta[:, 2 * PREFIXES :], -30, 30)))
     drift = np.abs(((s.p - s.q) * reward).sum(axis=1))
-    return over(drift, rows(lambda x: rewards.reward_drift(min(x, 1.0), (low, high)), s.tv))
+    return over(drift, rows(lambda x: rewards.reward_drift_bound(min(x, 1.0), (low, high)), s.tv))
 
 
 def budget_ratio(theta):
