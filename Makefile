@@ -151,12 +151,13 @@ $(OLDEST)/.oldest: pyproject.toml
 	@touch $@
 
 # The rule above makes the other environment's Python. Its torch is the one that vLLM for CPUs was built with, also where
-# there is a GPU.
+# there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours.
 $(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
 $(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
 	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
 	@echo "installing vLLM and TRL ..."
 	@$(ENGINES_PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(ENGINES_PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX)
 	@$(ENGINES_PIP) install --no-deps -r tests/engines/requirements.txt
+	@rm -rf "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests"
 	@$(ENGINES_PIP) install --no-deps --editable .
 	@touch $@
