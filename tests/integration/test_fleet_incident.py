@@ -245,7 +245,7 @@ def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> N
         browser.open(f"{api}/#/incident/{incident}", width=width)
         browser.wait("document.querySelectorAll('#incident .onsets tbody tr').length === 46", SLOW)
         claims = browser.evaluate("document.querySelector('#incident-claims').textContent")
-        assert "A verdict is about the population: what this slice will show" in claims
+        assert "A verdict is about the traffic: what its window saw only" in claims
         assert "expected time between false alarms" in claims
         assert wrong(browser) == []
         assert browser.evaluate(WIDER) == []
