@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -92,7 +93,7 @@ def _blocks(title: str, found: PrecisionMatrix) -> list[Block]:
 
 
 def _spent(cell: MatrixCell) -> str:
-    return f"{100 * cell.spent:,.0f} % of its limit"
+    return "not known" if math.isnan(cell.spent) else f"{100 * cell.spent:,.0f} % of its limit"
 
 
 def _said(cell: MatrixCell | None) -> str:

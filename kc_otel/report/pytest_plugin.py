@@ -176,7 +176,7 @@ class KernelContractCheck:
         Raises:
             BrokenContractError: If a clause does not pass on a slice: it FAILs, it is undecided on so few sequences, or
                 its limit lies below the noise of a control arm.
-            TypeError: Without a control arm.
+            TypeError: Without a control arm, or where it is the very array that it is compared with.
             ValueError: If arguments do not fit.
             RecordingError: If the sides cannot be compared.
         """
@@ -191,6 +191,12 @@ class KernelContractCheck:
                 "tokens by the same kernel in other batches; without it nobody knows whether a limit can be kept"
             )
             raise TypeError(msg)
+        for name, (again, once) in arms.items():
+            if again is once:
+                msg = (
+                    f"{name}: it is what it is compared with; run the kernel again on the same tokens, in other batches"
+                )
+                raise TypeError(msg)
 
         def judged(one: Any, other: Any) -> JudgedComparison:
             return compare(one, other, contract=contract, slices=slices, mask=mask, advantages=advantages)

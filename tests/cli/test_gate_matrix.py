@@ -66,6 +66,14 @@ def test_every_pair_is_in_its_place_with_what_is_worst(run, tmp_path):
     assert "fp32 with int8: FAIL" in page
 
 
+def test_a_slice_without_sequences_is_no_number(run):
+    """What is not known is called that, and is no PASS."""
+    said = -np.ones((60, 16))
+    np.savez("prose.npz", train_logprobs=said, inference_logprobs=said, task=np.array(["prose"] * 60))
+    code, shown = run("fp32/bf16=prose.npz")
+    assert (code, "| fp32 | NO\\_DATA: not known |" in shown, "nan" in shown) == (0, True, False), shown
+
+
 def test_json_has_the_numbers(run):
     """One object for each pair, with the verdict that is worst."""
     code, shown = run(*PAIRS, "--json")

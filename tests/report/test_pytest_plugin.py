@@ -129,7 +129,7 @@ def test_a_limit_below_the_noise_of_a_kernel_against_itself_is_refused(people):
 
         def test_fp32_keeps_it(kernel_contract, tmp_path):
             path = contract(tmp_path, "{band.replace("0.001", "0.01")}")
-            kernel_contract(train, train_again, contract=path, slices=SLICES, inference_again=train_again)
+            kernel_contract(train, train_again, contract=path, slices=SLICES, train_again=train_again)
         """
     )
     result.assert_outcomes(passed=1, failed=1)
@@ -160,6 +160,8 @@ def test_too_little_to_say_is_no_pass(people):
         def test_alone(kernel_contract, tmp_path):
             with pytest.raises(TypeError, match="needs a control arm: train_again= or inference_again="):
                 kernel_contract(train, fp16, contract=contract(tmp_path, TV), slices=SLICES)
+            with pytest.raises(TypeError, match="train_again: it is what it is compared with"):
+                kernel_contract(train, fp16, contract=contract(tmp_path, TV), slices=SLICES, train_again=train)
         """
     )
     result.assert_outcomes(passed=2, failed=1)
