@@ -337,19 +337,23 @@ def test_failures_are_kept_with_their_lines_beside_what_succeeded():
 
 def test_a_slow_answer_does_not_have_all_the_others_asked_meanwhile():
     """Who may stop early runs ahead of the first answer that is missing by twice what is under way, and no more."""
-    asked, meanwhile = [], []
+    asked, meanwhile, slow = [], [], set()
 
-    def slow_at_first(path, _body, right):
+    def one_is_slow(path, body, right):
         if path == "/v1/completions":
-            asked.append(path)
-            if len(asked) == 1:
+            asked.append(body["prompt"])
+            if body["prompt"] in slow:
                 time.sleep(1.0)
                 meanwhile.append(len(asked))
         return right, 200, {}
 
-    prompts = [Prompt(line, text="ab") for line in range(1, 61)]
-    with completions(table(), fault=slow_at_first) as inference, completions(table()) as train:
-        found = gathered(inference, train, prompts, max_tokens=3, concurrency=3, enough=lambda _: True, looks=(10, 20))
+    prompts = [Prompt(line, text="a" * line) for line in range(1, 61)]
+    many = {"max_tokens": 3, "enough": lambda _: True, "looks": (10, 20)}
+    with completions(table(), fault=one_is_slow) as inference, completions(table()) as train:
+        gathered(inference, train, prompts, concurrency=1, **many)
+        slow.add(asked[0])
+        asked.clear()
+        found = gathered(inference, train, prompts, concurrency=3, **many)
     assert meanwhile == [6]
     assert (found.recording.lengths.size, found.missing) == (10, 0)
     assert len(asked) <= 10 + 6
