@@ -13,7 +13,7 @@ from importlib.resources import files
 from kc_otel.charts.chart import Chart, escaped, unit_word
 from kc_otel.charts.depth_chart import draw_depth
 from kc_otel.charts.distribution_chart import draw_distribution
-from kc_otel.charts.history_chart import draw_history, draw_sparkline
+from kc_otel.charts.history_chart import draw_evidence, draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
 from kc_otel.charts.markers import Marker, markers_of
 from kc_otel.charts.matrix_chart import draw_matrix
@@ -26,6 +26,7 @@ __all__ = [
     "chart_style",
     "draw_depth",
     "draw_distribution",
+    "draw_evidence",
     "draw_history",
     "draw_interval",
     "draw_matrix",

@@ -13,10 +13,12 @@ from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path,
 from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
-__all__ = ["Point", "draw_history", "draw_sparkline"]
+__all__ = ["Point", "draw_evidence", "draw_history", "draw_sparkline"]
 
 _HEIGHT: Final = 200
 _SMALL: Final = 48
+_LOW: Final = 80
+"""Pixels of the plot of the evidence."""
 _STRIP: Final = 14
 """Pixels of the strip of verdicts at the bottom of the plot."""
 _VERDICTS: Final = (
@@ -27,6 +29,8 @@ _VERDICTS: Final = (
 )
 """(status, class, shape) by status code."""
 _FAIL: Final = 3
+_ALARM: Final = 100.0
+"""Per cent: the evidence at which a verdict becomes FAIL."""
 _TINY: Final = 1e-290  # below which a power of ten is no longer exact
 _RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
@@ -38,7 +42,10 @@ _GAP: Final = 3.5
 """Times the usual distance of points, beyond which nobody looked in between."""
 
 Point = Sequence[Any]
-"""(Unix time, estimate, lower, upper, limit, samples, status code); None for what is not known or not bounded."""
+"""(Unix time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm).
+
+None for what is not known or not bounded.
+"""
 
 
 def draw_history(
@@ -120,6 +127,47 @@ def draw_sparkline(
     text = ". ".join([_text(points, len(others), zone).rstrip("."), *(said for _, _, said in together)])
     signs = list(_signs(together, _SMALL))
     return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
+
+
+def draw_evidence(title: str, points: Sequence[Point], *, step: float = math.inf, zone: tzinfo = UTC) -> Chart | None:
+    """How what is held against a cell's limit grew and went; None where nothing was ever held.
+
+    Args:
+        title: What is drawn.
+        points: As for the history, whose moments the drawing has, too.
+        step: As for the history.
+        zone: As for the history.
+    """
+    held = [
+        (p[0], None if p[7] is None else _ALARM * min(max(p[7], 0.0), 1.0), None, None, _ALARM, p[5], p[6])
+        for p in points
+    ]
+    known = list(filter(_known, held))
+    if not known:
+        return None
+    values = linear_axis(0.0, 1.15 * _ALARM)
+    scene = _Scene(time_axis(points[0][0], points[-1][0], zone), values, _LOW, _GAP * step)
+    most = max(known, key=lambda p: p[1] or 0.0)
+    text = f"Evidence against the limit: {_percent(known[-1])} of an alarm at {_moment(known[-1][0], zone)}" + (
+        "" if most[1] == known[-1][1] else f", {_percent(most)} at most, at {_moment(most[0], zone)}"
+    )
+    text += ". An alarm is what chance reaches once in `false_alarms` while every limit is kept."
+    above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
+    behind = [*upward(values, _LOW, "% of an alarm"), *across(scene.span, _LOW, grid=False)]
+    return Chart(
+        svg=drawing(_LOW, title, text, behind, scene.curves(held, (), held), [above]),
+        text=text,
+        key=((swatch("c-line"), "evidence against the limit"), (swatch("c-limit"), "alarm: the verdict is FAIL")),
+        columns=("Time", "Verdict", "Evidence"),
+        rows=tuple(
+            (round(scene.x(p[0]), 1), (_moment(p[0], zone), f"{_VERDICTS[p[6]][2]} {_VERDICTS[p[6]][0]}", _percent(p)))
+            for p in held
+        ),
+    )
+
+
+def _percent(point: Point) -> str:
+    return number(None) if point[1] is None else f"{math.floor(point[1])} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +333,7 @@ def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
 
 
 def _row(point: Point, zone: tzinfo) -> tuple[str, ...]:
-    at, estimate, lower, upper, limit, samples, code = point
+    at, estimate, lower, upper, limit, samples, code, _ = point
     status, _, shape = _VERDICTS[code]
     return (
         _moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",

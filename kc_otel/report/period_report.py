@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kc_otel.charts import draw_distribution, draw_history, markers_of, unit_word
+from kc_otel.charts import draw_distribution, draw_evidence, draw_history, markers_of, unit_word
 from kc_otel.contract.clause import About
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
@@ -189,7 +189,7 @@ def _figures(period: Period, key: CellKey) -> list[Block]:
     contract, clause, slice = key[:3]
     title = f"{clause} on {place(slice)}"
     points = [point for point in period.histories.get(key, ()) if period.start <= point[0] <= period.end]
-    seen = period.distributions.get(key)
+    seen, step = period.distributions.get(key), period.steps.get(contract, math.inf)
     charts = (
         draw_history(
             f"{title} over time",
@@ -197,8 +197,9 @@ def _figures(period: Period, key: CellKey) -> list[Block]:
             kernel=key[4],
             markers=markers_of(period.events, contract, clause, slice),
             unit=_unit(period, contract, clause),
-            step=period.steps.get(contract, math.inf),
+            step=step,
         ),
+        draw_evidence(f"Evidence against {title}", points, step=step),
         draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice)) if seen else None,
     )
     figures = [Figure(chart, f"{title}: {chart.text}") for chart in charts if chart is not None]

@@ -16,6 +16,7 @@ from kc_otel.charts import (
     Marker,
     TradeoffPoint,
     draw_distribution,
+    draw_evidence,
     draw_history,
     draw_interval,
     draw_sparkline,
@@ -25,8 +26,8 @@ from kc_otel.charts import (
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
 
 PAST = [
-    [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0], [20.0, None, None, None, 0.02, 0, 2],
-    [40.0, 0.1, 0.08, None, 0.02, 99, 3], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3],
+    [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.0], [20.0, None, None, None, 0.02, 0, 2, None],
+    [40.0, 0.1, 0.08, None, 0.02, 99, 3, 1.0], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3, 0.557],
 ]  # fmt: skip
 SEEN = {
     "metric": "log_ratio", "unit": "nats", "window": 60.0, "edges": [0.01, 0.1, 1.0], "above": [3, 5], "below": [1, 0],
@@ -62,7 +63,10 @@ def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot() -> None:
 
 def test_the_limit_is_where_the_axis_says() -> None:
     """Estimates above it lie above it, and it steps where it was changed."""
-    points = [[0.0, 0.5, 0.4, 0.6, 1.0, 5, 0], [50.0, 0.5, 0.4, 0.6, 0.25, 5, 3], [100.0, 0.5, 0.4, 0.6, 0.25, 5, 3]]
+    points = [
+        [at, 0.5, 0.4, 0.6, limit, 5, code, None]
+        for at, limit, code in ((0.0, 1.0, 0), (50.0, 0.25, 3), (100.0, 0.25, 3))
+    ]
     chart = draw_history("x", points)
     (limit,) = paths(chart.svg, "c-limit")
     assert [x for x, _ in limit] == [0.0, 500.0, 500.0, 1000.0]
@@ -73,7 +77,7 @@ def test_the_limit_is_where_the_axis_says() -> None:
 def test_the_limit_is_written_where_the_estimate_is_not() -> None:
     """Below its line while the estimate runs just above it."""
     for estimate, side in ((0.022, 1), (0.018, -1)):
-        chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3] for at in (0.0, 10.0)])
+        chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3, 1.0] for at in (0.0, 10.0)])
         line = paths(chart.svg, "c-limit")[0][0][1]
         (node,) = (one for one in ET.fromstring(chart.svg).iter() if one.get("class") == "c-limit-text")
         assert (float(node.get("y")) - 20 - line) * side > 0
@@ -82,7 +86,7 @@ def test_the_limit_is_written_where_the_estimate_is_not() -> None:
 def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight() -> None:
     """A logarithmic axis where a linear one would press either of the two to its end."""
     for estimate in (1e-6, 50.0):
-        chart = draw_history("x", [[at, estimate, estimate / 2, 2 * estimate, 0.02, 5, 0] for at in (0.0, 10.0)])
+        chart = draw_history("x", [[at, estimate, estimate / 2, 2 * estimate, 0.02, 5, 0, 0.0] for at in (0.0, 10.0)])
         (limit,), (line,) = paths(chart.svg, "c-limit"), paths(chart.svg, "c-line")
         assert abs(limit[0][1] - line[0][1]) > 20
         assert all(10 < y < 190 for _, y in (limit[0], line[0]))
@@ -125,7 +129,7 @@ def test_every_value_is_also_text() -> None:
 
 def test_other_kernel_versions_are_drawn_dotted() -> None:
     """With their names in the key; one without data is not drawn."""
-    chart = draw_history("x", PAST, others={"old": PAST[:1], "silent": [[5.0, None, None, None, 0.02, 0, 2]]})
+    chart = draw_history("x", PAST, others={"old": PAST[:1], "silent": [[5.0, None, None, None, 0.02, 0, 2, None]]})
     assert len(paths(chart.svg, "c-other")) == 1
     assert [text for _, text in chart.key][-1] == "kernel old"
     assert "1 other kernel version on the same slice" in chart.text
@@ -165,9 +169,21 @@ def test_one_moment_is_a_dot() -> None:
     assert len(paths(draw_history("x", PAST[-1:]).svg, "c-dot c-over")) == 1
 
 
+def test_evidence_is_a_line_towards_an_alarm() -> None:
+    """It is drawn where something could be held, in per cent of an alarm, rounded down, with the alarm's own line."""
+    chart = draw_evidence("x", PAST)
+    assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
+    (alarm,) = paths(chart.svg, "c-limit")
+    assert paths(chart.svg, "c-over")[0][0][1] == alarm[0][1]
+    assert [row[1][2] for row in chart.rows] == ["0 %", "-", "100 %", "55 %"]
+    assert "55 % of an alarm" in chart.text
+    assert "100 % at most" in chart.text
+    assert draw_evidence("x", PAST[1:2]) is None
+
+
 number = st.floats(0.0, 1e300)
 optional = st.none() | number
-point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.integers(0), st.integers(0, 3))
+point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.integers(0), st.integers(0, 3), optional)
 
 
 @pytest.mark.slow
@@ -180,6 +196,8 @@ def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names:
     points.sort(key=lambda point: point[0])
     markers = [Marker(points[0][0], "▲", name) for name in names]
     chart = draw_history("".join(names), points, others=dict.fromkeys(names, points), markers=markers)
+    held = draw_evidence("x", points)
+    assert held is None or not re.search(r"\b(nan|inf)\b", held.svg)
     assert not re.search(r"\b(nan|inf)\b", chart.svg)
     for line in paths(chart.svg, "c-line") + paths(chart.svg, "c-limit") + paths(chart.svg, "c-band"):
         assert all(0 <= x <= 1000 and 0 <= y <= 200 for x, y in line)

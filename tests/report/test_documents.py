@@ -70,8 +70,8 @@ PERIOD = Period(
     health={"outbox": []},
     incidents=[INCIDENT],
     histories={
-        KEY: [[10.0, 0.01, 0.005, 0.015, 0.02, 9, 0], [20.0, None, None, None, 0.02, 0, 2],
-              [40.0, 0.1, 0.08, None, 0.02, 99, 3], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3]],
+        KEY: [[10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.2], [20.0, None, None, None, 0.02, 0, 2, None],
+              [40.0, 0.1, 0.08, None, 0.02, 99, 3, 1.0], [90.0, 0.1, 0.08, 0.12, 0.02, 99, 3, 1.0]],
     },
     distributions={
         KEY: {"metric": "tv_token", "unit": "1", "window": 60.0, "edges": [0.01, 0.1, 1.0], "above": [3, 5],
@@ -98,7 +98,7 @@ def test_equal_input_gives_equal_bytes_and_markup_stays_text() -> None:
 def test_drawings_are_well_formed_and_named() -> None:
     """Every picture is XML that a screen reader has a name for, with its sentence below."""
     figures = [block for block in period_blocks(PERIOD) if isinstance(block, Figure)]
-    assert len(figures) == 2
+    assert len(figures) == 3
     for figure in figures:
         root = ET.fromstring(figure.chart.svg)
         assert root.get("role") == "img"

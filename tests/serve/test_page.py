@@ -169,10 +169,10 @@ def test_the_past_of_a_cell_is_told_with_limit_and_samples(client: TestClient, c
     parameters = {"contract": "policy", "clause": "token-tv", "slice": "code"}
     answer = client.get("/api/v1/history", params=parameters).json()
     (series,) = answer["series"]
-    ((at, estimate, lower, upper, limit, samples, status),) = series["points"]
+    ((at, estimate, lower, upper, limit, samples, status, evidence),) = series["points"]
     assert at == core.evaluated_at
     assert limit == 0.02 < lower <= estimate <= upper
-    assert (samples, status) == (64 * 64, 3)
+    assert (samples, status, evidence) == (64 * 64, 3, 1.0)
     assert client.get("/api/v1/history", params=parameters | {"to": at - 1}).json()["series"] == []
     wrong = client.get("/api/v1/history", params=parameters | {"slice": "prose"})
     assert wrong.status_code == 404
@@ -212,6 +212,9 @@ def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core:
     assert verdict == "✕ FAIL"
     unknown = client.get("/api/v1/charts/history", params=parameters | {"zone": "../../etc/passwd"}).json()
     assert unknown["rows"][0][1][0].endswith(" UTC")
+    held = client.get("/api/v1/charts/evidence", params=parameters).json()
+    assert "100 % of an alarm" in held["text"]
+    assert client.get("/api/v1/charts/evidence", params=parameters | {"kernel_inference": "gone"}).json() is None
     glance = client.get("/api/v1/charts/sparkline", params=parameters).json()
     assert ET.fromstring(glance["svg"]).find("{*}title").text == "token-tv on code over time"
     assert client.get("/api/v1/charts/sparkline", params=parameters | {"kernel_inference": "gone"}).json() is None

@@ -10,7 +10,16 @@ from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query
 
-from kc_otel.charts import Chart, Marker, draw_distribution, draw_history, draw_sparkline, markers_of, unit_word
+from kc_otel.charts import (
+    Chart,
+    Marker,
+    draw_distribution,
+    draw_evidence,
+    draw_history,
+    draw_sparkline,
+    markers_of,
+    unit_word,
+)
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.verdict import Cell
@@ -27,7 +36,7 @@ Zone = Annotated[str, Query(description="Name of the time zone of the times that
 
 
 def chart_routes(core: Core) -> APIRouter:
-    """`/api/v1/charts/history`, `sparkline` and `distribution`."""
+    """`/api/v1/charts/history`, `evidence`, `sparkline` and `distribution`."""
     router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
 
     @router.get("/history")
@@ -55,6 +64,24 @@ def chart_routes(core: Core) -> APIRouter:
             step=core.history.step(contract),
             zone=_zone(zone),
         )
+
+    @router.get("/evidence")
+    async def evidence(
+        contract: str,
+        clause: str,
+        slice: str = ALL,
+        kernel_train: str = "",
+        kernel_inference: str = "",
+        start: Start = 0.0,
+        end: End = None,
+        zone: Zone = "UTC",
+    ) -> Chart | None:
+        """What was held against a cell's limit, as a share of an alarm; null where nothing was or can be."""
+        find_clause(core, contract, clause, slice)
+        own = Cell(contract, clause, slice, kernel_train, kernel_inference)
+        points = _past(core, contract, clause, slice, start, end).get(own, [])
+        title = f"Evidence against {clause} on {place(slice)}"
+        return draw_evidence(title, points, step=core.history.step(contract), zone=_zone(zone))
 
     @router.get("/sparkline")
     async def sparkline(

@@ -26,6 +26,7 @@ export function openCell(state, parts, closed) {
       el("button", { type: "button", class: "close", "aria-label": "Close", on: { click: () => dialog.close() } }, "✕")),
     el("div", { id: "cell-now" }),
     figure("history", "Over time", el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
+    figure("evidence", "Evidence against the limit"),
     figure("distribution", "What was observed"),
     worstSequences(() => ({ contract, clause, slice, kernel_inference: open?.now ?? inference })),
     el("section", { "aria-labelledby": "cell-kernels-title" }, el("h3", { id: "cell-kernels-title" }, "Kernels"), el("div", { id: "cell-kernels" })),
@@ -65,8 +66,10 @@ export async function refreshCell(state) {
   const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
   const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
-    const [history, distribution, events] = await Promise.all([
-      fetchJson(`/api/v1/charts/history?${query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE })}`),
+    const period = query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE });
+    const [history, evidence, distribution, events] = await Promise.all([
+      fetchJson(`/api/v1/charts/history?${period}`),
+      fetchJson(`/api/v1/charts/evidence?${period}`),
       fetchJson(`/api/v1/charts/distribution?${query(at)}`),
       fetchJson(`/api/v1/events?${query({ contract: mine.contract, newest: EVENTS })}`),
     ]);
@@ -74,10 +77,11 @@ export async function refreshCell(state) {
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
     showChart("history", history, "No evaluation is remembered for this period.");
+    showChart("evidence", evidence, "Nothing can be held against this limit, or nothing was: the verdict says why.");
     showChart("distribution", distribution, `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
-    for (const id of ["history-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
+    for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
   }
 }
 

@@ -31,7 +31,7 @@ from kc_otel.serve.store.unit_of_work import UnitOfWork
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _fields: Final = attrgetter("contract", "clause", "slice", "kernel_train", "kernel_inference")
 """Of a cell; `dataclasses.astuple` takes a hundred times as long."""
 

@@ -36,6 +36,7 @@ class HistoryPoint:
         limit: Limit then in force.
         samples: Observations in the deciding window.
         status: Code of the status.
+        evidence: What is held against the limit, in 0..1 of an alarm; None where nothing can be held.
     """
 
     at: float
@@ -45,6 +46,7 @@ class HistoryPoint:
     limit: float
     samples: int
     status: int
+    evidence: float | None
 
 
 def point_of(verdict: Verdict) -> HistoryPoint:
@@ -57,6 +59,7 @@ def point_of(verdict: Verdict) -> HistoryPoint:
         verdict.limit,
         verdict.samples,
         verdict.status.code,
+        finite_or_none(verdict.evidence),
     )
 
 
@@ -78,7 +81,8 @@ class ThinnedHistory:
         )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
-            "upper REAL, bound REAL, samples INTEGER, status INTEGER, PRIMARY KEY (line, slot)) WITHOUT ROWID"
+            "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, PRIMARY KEY (line, slot)) "
+            "WITHOUT ROWID"
         )
 
     def step(self, contract: str) -> float:
@@ -111,7 +115,7 @@ class ThinnedHistory:
         found: dict[Cell, list[HistoryPoint]] = {}
         prefix = json.dumps([contract, clause, slice])[:-1] + ", "
         rows = self._connection.execute(
-            "SELECT cell, at, estimate, lower, upper, bound, samples, status FROM cell_line "
+            "SELECT cell, at, estimate, lower, upper, bound, samples, status, evidence FROM cell_line "
             "JOIN cell_point ON line = id WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
             (len(prefix), prefix),
         )
@@ -136,7 +140,7 @@ class ThinnedHistory:
             [(name, point.at) for name, point in own],
         )
         self._connection.executemany(
-            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
+            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
             [(self._index(contract, point.at) % KEPT, *astuple(point), name) for name, point in own],
         )
         longest = KEPT * max(self._steps.values(), default=_SHORTEST)
