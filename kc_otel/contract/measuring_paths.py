@@ -79,6 +79,9 @@ _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
     }
 )
 _OPERATORS: Final = "outputs of operators come from Recorder.compare_operator, watch_modules or `kc-otel operators`"
+_COMPARED: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
+_WEIGHTS: Final = "whoever sends the weights compares them and gives the result to Recorder.observe"
+_ROUTES: Final = "routes of experts come from Recorder.compare_routes"
 _GEN_AI: Final = "it is no drift: your server's own OpenTelemetry instrumentation has to send it"
 
 
@@ -125,5 +128,7 @@ def why_not(clause: Clause, path: MeasuringPath) -> str:
     if quantity is None:
         return _GEN_AI
     if quantity.source is Origin.OPERATORS and path is not MeasuringPath.LOOP:
-        return _OPERATORS
+        return _ROUTES if quantity.key == "route_disagreement" else _OPERATORS
+    if quantity.key in _COMPARED and path is not MeasuringPath.LOOP:
+        return _WEIGHTS
     return _WHY.get((path, quantity.source), "")

@@ -271,9 +271,25 @@ _QUANTITIES: Final = (
         "is batch invariant.", "He et al. 2025, Defeating Nondeterminism in LLM Inference",
     ),
     Quantity(
+        "route_disagreement", "kc.drift.route_disagreement", "1", Unit.ROW, Origin.OPERATORS, 0.0, 1.0, 1.0, "mean",
+        "Share of a token's experts in a layer of a mixture of experts that the other kernel did not choose; the "
+        "operator is `router` for all layers together, and `router.3` for the fourth.",
+        "Ma et al. 2025, Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers",
+    ),
+    Quantity(
         "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, 1000.0, "max",
         "Optimizer steps by which the inference kernel's weights are behind the training kernel's; an observation for "
         "each version that sampled tokens of the batch.", _XU_WU,
+    ),
+    Quantity(
+        "weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
+        "Share of the trainer's weights, by elements, that are in tensors which the engine has otherwise after a sync; "
+        "an observation for each comparison.", "digests of each tensor in the engine's number format",
+    ),
+    Quantity(
+        "updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
+        "max", "Share of the weights changed since the last sync whose change rounds to nothing in the engine's number "
+        "format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1",
     ),
 )  # fmt: skip
 
@@ -575,7 +591,8 @@ _ATTRIBUTES: Final = (
     Attribute("kc.kernel.hardware", "Device that the kernel runs on, on kc.kernel.info.", ("metric",)),
     Attribute("kc.severity", "Severity of an escalation step.", ("metric", "log")),
     Attribute(
-        "kc.operator", "Name of an operator: attention, a norm, a matrix product; on kc.drift.operator_* only.",
+        "kc.operator", "Name of an operator: attention, a norm, a matrix product, a router; on kc.drift.operator_* "
+        "and kc.drift.route_disagreement.",
         ("metric",),
     ),
     Attribute(

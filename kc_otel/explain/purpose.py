@@ -31,6 +31,9 @@ _PURPOSE: Final = {
     "where distances between distributions say nothing, too",
     "weights_lag": "with stale weights every drift below is the policy's own change "
     "and not the kernels', so it has to be excluded first",
+    "weights_mismatch": "an engine without a tensor's update is another policy, so it has to be excluded first",
+    "updates_rounded_away": "what the engine's number format hides of an update; it tells how much, not how far the "
+    "kernels are apart",
 }
 _RUNTIME: Final = "it keeps a slow kernel from being promoted for being close"
 _OPERATOR: Final = "it finds the operator that changed; what its error does to the logits, later layers decide"
@@ -99,7 +102,7 @@ def evidence(clause: Clause, promise: Promise, slice: str = ALL, tail: Clause | 
     unit = "sequence" if native is Unit.SEQUENCE else "token"
     if promise.metric.startswith("gen_ai."):
         unit = "request"
-    elif promise.metric == "weights_lag":
+    elif clause.quantity is not None and clause.quantity.per is Unit.BATCH:
         unit = "batch"
     elif clause.operator is not None:
         unit = "row"

@@ -29,7 +29,7 @@ Window = Literal["short", "long"]
 
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
-) - {"weights_lag"}
+) - {"weights_lag", "updates_rounded_away"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _PROJECTION: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""

@@ -17,11 +17,12 @@ from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.util.types import AttributeValue
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import QUANTITIES
 from kc_otel.record import capture
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.reasons import remedy
 from kc_otel.record.measure.storage_grid import coarse_side
-from kc_otel.record.operator_rows import observed
+from kc_otel.record.operator_rows import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable
@@ -36,6 +37,8 @@ from kc_otel.record.work import (
     LogitsComparison,
     OperatorComparison,
     PairChange,
+    RouteComparison,
+    RuntimeValue,
     SampledComparison,
     Work,
 )
@@ -110,6 +113,10 @@ class Measurer:
                     self._measure(work)
                 case OperatorComparison():
                     self._measure_operator(work)
+                case RouteComparison():
+                    self._measure_routes(work)
+                case RuntimeValue():
+                    self._observe(work)
                 case KernelSide():
                     self._pair_up(work, now)
         return False
@@ -228,6 +235,34 @@ class Measurer:
         self._counters.invalid("operator_not_finite", found.not_finite, why)
         if found.member.size:
             self._counters.measured(0, 0)
+
+    def _measure_routes(self, work: RouteComparison) -> None:
+        members, found = observed_routes(work)
+        of_members = self._table.of_batch(work.origin.attributes, range(members), members)
+        left_out = 0
+        with self._lock:
+            streams = self._streams_of(work.origin.pair)
+            for name, member, values in found:
+                if streams.operators.has_room(name):
+                    streams.operators.add(name, {"route_disagreement": values}, of_members[member])
+                else:
+                    left_out += 1
+            streams.batches += 1
+        why = "no clause names the routers of some layers, and max_series leaves no more room"
+        self._counters.dropped("too-many-operators", why, left_out)
+        self._counters.measured(0, 0)
+
+    def _observe(self, work: RuntimeValue) -> None:
+        values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
+        members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
+        known = QUANTITIES[work.quantity]
+        if values.ndim != 1 or not ((values >= known.low) & (values <= known.high)).all():
+            raise ValueError(f"{work.quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
+        with self._lock:
+            streams = self._streams_of(work.origin.pair)
+            streams.accumulator.add_values(work.quantity, values, membership=members)
+            streams.batches += 1
+        self._counters.measured(0, 0)
 
     def _explain(
         self,

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record import capture
-from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.operator_drift import OperatorDrift, compare_outputs
-from kc_otel.record.work import OperatorComparison
+from kc_otel.record.measure.routes import route_disagreement
+from kc_otel.record.work import OperatorComparison, RouteComparison
 
-__all__ = ["Observed", "observed", "output_of", "values_of"]
+__all__ = ["Observed", "observed", "observed_routes", "output_of", "values_of"]
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
@@ -50,6 +51,32 @@ def observed(work: OperatorComparison) -> Observed:
     per_member = int(np.prod(train.shape[1:-1], dtype=np.int64))
     values = values_of(drift, of_batches=work.of_batches)
     return Observed(members, drift.rows // per_member, values, drift.not_finite)
+
+
+def observed_routes(work: RouteComparison) -> tuple[int, list[tuple[str, NDArray[np.intp], NDArray[np.float64]]]]:
+    """How many sequences there are; and of all layers' routers together, then of each, its name and observations.
+
+    Observations are the sequence that each is of, [n], and `route_disagreement`, [n].
+
+    Raises:
+        ValueError: If they cannot be compared.
+    """
+    train, inference = capture.on_host(work.train), capture.on_host(work.inference)
+    if train.shape != inference.shape or train.ndim not in (3, 4):
+        raise ValueError(f"routes {train.shape} and {inference.shape} are not both [sequences, tokens, layers, k]")
+    if train.ndim == 3:
+        train, inference = train[None], inference[None]
+    counts = np.ones(train.shape[:2], np.bool_) if work.mask is None else as_bool(capture.on_host(work.mask))
+    sequence, token = np.nonzero(counts.reshape(train.shape[:2]))
+    apart = route_disagreement(train[sequence, token], inference[sequence, token])
+    known = ~np.isnan(apart)
+    found = [("router", sequence[np.nonzero(known)[0]], apart[known])]
+    found += [
+        (f"router.{each}", sequence[known[:, each]], apart[known[:, each], each])
+        for each in range(apart.shape[1])
+        if known[:, each].any()
+    ]
+    return train.shape[0], found
 
 
 def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, NDArray[np.float64]]:

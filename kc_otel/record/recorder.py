@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Self
 
+import numpy as np
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics.export import MetricExporter
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import QUANTITIES, Origin
 from kc_otel.record.directives import Directives, GuidedLoop
 from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.engine import Engine, RecorderStats
@@ -34,6 +36,8 @@ from kc_otel.record.work import (
     LogitsComparison,
     OperatorComparison,
     Processing,
+    RouteComparison,
+    RuntimeValue,
     SampledComparison,
     TokenWeights,
     Weights,
@@ -42,6 +46,7 @@ from kc_otel.record.work import (
 __all__ = ["Recorder"]
 
 _TIMEOUT: Final = 10.0
+_OBSERVABLE: Final = [key for key, quantity in QUANTITIES.items() if quantity.source is Origin.RUNTIME]
 
 
 class Recorder:
@@ -272,6 +277,51 @@ class Recorder:
             of_batches=of_batches,
         )
         engine.submit(work)
+
+    def compare_routes(
+        self,
+        train_routes: Any,
+        inference_routes: Any,
+        *,
+        mask: Any = None,
+        attributes: Attributes = None,
+        key: Hashable = None,
+        presampled: bool = False,
+    ) -> None:
+        """Compare which experts the kernels sent tokens to, in each layer of a mixture of experts.
+
+        Each token and layer is one observation of `route_disagreement`: of the operator `router`, and of `router.0`,
+        `router.1` and so on for single layers, those that clauses name first.
+
+        Args:
+            train_routes: Ids of the experts that the training kernel chose, integers [tokens, layers, k] or [sequences,
+                tokens, layers, k], in any order; negative where a token has none.
+            inference_routes: Those of the inference kernel, same shape, such as vLLM's `routed_experts`.
+            mask: Which tokens count, [tokens] or [sequences, tokens]; None for all.
+            attributes: What decides the slices: one mapping for all sequences, or one for each.
+            key: Decides by its hash whether it is in the sample; without one, chance does.
+            presampled: The caller has sampled already: measure it in any case.
+        """
+        engine = self._admitted(key, presampled)
+        if engine is not None:
+            origin = self._origin(attributes, ())
+            engine.submit(RouteComparison(origin=origin, train=train_routes, inference=inference_routes, mask=mask))
+
+    def observe(self, metric: str, value: Any, *, attributes: Attributes = None) -> None:
+        """Record an observation of a runtime quantity that the program makes itself, such as `weights_mismatch`.
+
+        Args:
+            metric: Key of a quantity of origin `runtime`, as a clause's `metric:` names it.
+            value: The observation, or several, [n].
+            attributes: What decides the slices: one mapping for all, or one for each.
+        """
+        known = QUANTITIES.get(metric)
+        if known is None or known.source is not Origin.RUNTIME:
+            self.drop("unknown-metric", f"{metric!r} is not one of {', '.join(_OBSERVABLE)}")
+            return
+        engine = self._process.running()
+        if engine is not None:
+            engine.submit(RuntimeValue(origin=self._origin(attributes, ()), quantity=metric, value=np.asarray(value)))
 
     def sampled(
         self,

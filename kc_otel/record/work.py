@@ -3,6 +3,8 @@
     Recorder.compare          -> SampledComparison --.
     Recorder.compare_logits   -> LogitsComparison    |
     Recorder.compare_operator -> OperatorComparison  +--> BoundedWorker --> Measurer.handle
+    Recorder.compare_routes   -> RouteComparison     |
+    Recorder.observe          -> RuntimeValue        |
     Recorder.sampled, scored  -> KernelSide          |
     Recorder.rollout          -> PairChange        --'
 
@@ -32,6 +34,8 @@ __all__ = [
     "PairChange",
     "Processing",
     "Role",
+    "RouteComparison",
+    "RuntimeValue",
     "SampledComparison",
     "TokenWeights",
     "Weights",
@@ -187,6 +191,27 @@ class OperatorComparison(QueuedBatch):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RouteComparison(QueuedBatch):
+    """Two kernels' routes; arguments as in `Recorder.compare_routes`."""
+
+    ARRAYS = ("train", "inference", "mask")
+
+    train: capture.Tree
+    inference: capture.Tree
+    mask: capture.Tree = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RuntimeValue(QueuedBatch):
+    """An observation of a runtime quantity; arguments as in `Recorder.observe`."""
+
+    ARRAYS = ("value",)
+
+    quantity: str
+    value: capture.Tree
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelSide(QueuedBatch):
     """One kernel's log-probabilities of sampled tokens, to be compared with the other's when they come.
 
@@ -226,7 +251,7 @@ class PairChange:
     pair: KernelPair
 
 
-BatchWork = SampledComparison | LogitsComparison | OperatorComparison | KernelSide
+BatchWork = SampledComparison | LogitsComparison | OperatorComparison | RouteComparison | RuntimeValue | KernelSide
 """A batch to be measured."""
 Work = BatchWork | PairChange
 """What waits in the queue."""

@@ -102,7 +102,7 @@ def test_contracts_without_operators_keep_their_hash(contract):
 
 def test_the_registry_knows_them():
     """Rows of outputs, never averaged by sequence, told apart by one attribute of metrics."""
-    assert set(OPERATORS) == {
+    assert set(OPERATORS) == {"route_disagreement"} | {
         f"operator_{each}" for each in ("max_abs", "relative", "ulp", "cosine", "batch_dependence")
     }
     for key, quantity in OPERATORS.items():

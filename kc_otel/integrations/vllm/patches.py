@@ -9,7 +9,7 @@ worker before the token is sampled, endpoint plugins add routes and have to be a
   n completions, pass here;
 - `OutputProcessor.process_outputs`: where a step ends; one look at what finished, however many tokens it had;
 - `init_entrypoints_middleware`: what `--middleware` does, for headers and baggage of HTTP requests;
-- `WorkerBase` gets a method more, so that the worker can be asked for its attention backend.
+- `WorkerBase` gets two methods more, so that the worker can be asked for its attention backend and its weights.
 
 Modules that are not loaded yet are changed when they are: vLLM is not imported for the sake of being instrumented.
 """
@@ -27,18 +27,21 @@ from kc_otel._extras import extra
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, described
 from kc_otel.integrations.vllm.request_attributes import RequestHeaders
+from kc_otel.integrations.vllm.weights import WEIGHTS_METHOD, worker_digests
 
 __all__ = ["Patches", "add_worker_method"]
 
 _log = logging.getLogger(__name__)
 _WORKER: Final = "vllm.v1.worker.worker_base"
+_WORKER_METHODS: Final = {WORKER_METHOD: described, WEIGHTS_METHOD: worker_digests}
 
 
 def add_worker_method() -> None:
-    """Let workers of this process answer what they are asked for a kernel's fingerprint, if there may be any."""
+    """Let workers of this process answer what they are asked of their kernel and weights, if there may be any."""
     module = sys.modules.get(_WORKER)
     if module is not None:
-        setattr(module.WorkerBase, WORKER_METHOD, described)
+        for name, method in _WORKER_METHODS.items():
+            setattr(module.WorkerBase, name, method)
 
 
 class Patches:
@@ -83,7 +86,7 @@ class Patches:
             "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
             "vllm.v1.engine.async_llm": lambda module: self._async_engine(module.AsyncLLM),
             "vllm.entrypoints.launchers.app": self._server,
-            _WORKER: lambda module: self._put(module.WorkerBase, WORKER_METHOD, described),
+            _WORKER: self._workers,
         }
 
     def _loaded(self, wrap: Callable[[Any], None], module: Any) -> None:
@@ -93,6 +96,10 @@ class Patches:
             wrap(module)
         except Exception as error:  # noqa: BLE001 - another version of vLLM; it has to start all the same
             _log.warning("kc-otel: %s is not as expected (%r); it is not instrumented", module.__name__, error)
+
+    def _workers(self, module: Any) -> None:
+        for name, method in _WORKER_METHODS.items():
+            self._put(module.WorkerBase, name, method)
 
     def _output_processor(self, module: Any) -> None:
         engines, fail = self._engines, self._fail

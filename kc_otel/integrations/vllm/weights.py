@@ -1,0 +1,48 @@
+"""Asking a vLLM engine which weights it has, after a sync from a trainer.
+
+    report = check_weights(llm, model)
+    print(report)
+
+Workers answer by a method that the plugin of kc-otel gives them, so they may be other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kc_otel.record.weights_arrived import EngineWeights, WeightReport, compare_weights
+
+__all__ = ["WEIGHTS_METHOD", "check_weights", "worker_digests"]
+
+WEIGHTS_METHOD: Final = "kc_otel_weights"
+"""Name under which the worker's class gets `worker_digests`, so that `collective_rpc` can call it."""
+
+
+def worker_digests(worker: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Digests of what a worker's model holds, under a trainer's names; it runs there, as a method of the worker."""
+    from kc_otel.record.measure.module_digests import module_digests  # noqa: PLC0415 - only where it is asked
+
+    found: dict[str, Any] = module_digests(worker.get_model(), shapes)
+    return found
+
+
+def check_weights(engine: Any, model: Any, *, before: WeightReport | None = None) -> WeightReport:
+    """Compare a trainer's weights with an engine's; nothing of the two changes.
+
+    With an `AsyncLLM`, await `engine.collective_rpc("kc_otel_weights", args=(shapes,))` and give what it returns to
+    `EngineWeights.of` and `compare_weights`; over HTTP, in vLLM's development mode, POST /collective_rpc does the same.
+
+    Args:
+        engine: A `vllm.LLM`.
+        model: The trainer's torch module, whole, on any device.
+        before: The report of the sync before this one.
+
+    Raises:
+        ValueError: If a tensor has no values, or is split over processes.
+    """
+    named = [(name, tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.ndim]
+    shapes = {name: list(tensor.shape) for name, tensor in named}
+    return compare_weights(
+        named, EngineWeights.of(engine.collective_rpc(WEIGHTS_METHOD, args=(shapes,))), before=before
+    )

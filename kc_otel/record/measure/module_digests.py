@@ -1,0 +1,169 @@
+"""An engine's side of a weight sync: digests of what its modules hold, under the trainer's names of the tensors.
+
+An engine has products that a trainer does apart in one (queries, keys and values; gate and up; the experts of a layer),
+pads its vocabulary, and on a CPU packs the matrices of linear layers for its own kernels. So the tensors are found by
+the end of their names and taken apart by the trainer's shapes, and a layer that has packed its matrix is asked for it:
+its product with a unit matrix is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kc_otel._extras import extra
+from kc_otel.record.measure.weight_digest import digest_of
+
+with extra("torch", "digests of a module's weights"):
+    import torch
+
+__all__ = ["module_digests", "tail_of"]
+
+_PACKED: Final[Mapping[str, Sequence[str]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""What vLLM and SGLang fuse, where a model does not say it in `packed_modules_mapping`."""
+_EXPERT: Final = re.compile(r"^(.*\.experts)\.(\d+)\.(\w+)\.weight$")
+_HALVES: Final = {"gate_proj": ("w13_weight", 0), "w1": ("w13_weight", 0), "up_proj": ("w13_weight", 1)}
+_HALVES_MORE: Final = {"w3": ("w13_weight", 1), "down_proj": ("w2_weight", None), "w2": ("w2_weight", None)}
+_ROWS: Final = 256
+"""Rows of the unit matrix that a packed layer is asked with at a time."""
+
+Shapes = Mapping[str, Sequence[int]]
+Part = tuple[str, torch.Tensor]
+
+
+def tail_of(name: str) -> str:
+    """The end of a tensor's name that trainers and engines have in common: from the layer on, or the last two words.
+
+    >>> tail_of("_fsdp_wrapped_module.model.layers.3.self_attn.q_proj.weight"), tail_of("model.norm.weight")
+    ('layers.3.self_attn.q_proj.weight', 'norm.weight')
+    """
+    words = [word for word in name.split(".") if word not in {"_fsdp_wrapped_module", "_orig_mod", "module"}]
+    for place, word in enumerate(words[:-1]):
+        if word in {"layers", "h", "blocks"} and words[place + 1].isdigit():
+            return ".".join(words[place:])
+    return ".".join(words[-2:])
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def module_digests(model: torch.nn.Module, shapes: Shapes) -> dict[str, Any]:
+    """Digests of a module's tensors under a trainer's names.
+
+    Args:
+        model: The engine's.
+        shapes: Shape of each of the trainer's tensors, by its name.
+
+    Returns:
+        `tensors`, digest by the trainer's name as `TensorDigest.to_plain` gives it; `absent`, why there is none of the
+        others, by name. Lists, numbers and texts only, which pass through any remote call.
+    """
+    held = _Held(model)
+    packed = {**_PACKED, **dict(getattr(model, "packed_modules_mapping", None) or {})}
+    name_at = {tail_of(name): name for name in shapes}
+    found: dict[str, Any] = {}
+    absent = dict.fromkeys(shapes, "the engine has no tensor that it could be found in")
+    for tail, name in name_at.items():
+        for each, tensor in () if name in found else _parts(tail, name, name_at, packed, held, shapes):
+            if tensor.dtype.is_floating_point and tensor.element_size() > 1:
+                found[each] = digest_of(tensor).to_plain()
+                absent.pop(each, None)
+            else:
+                absent[each] = f"the engine has it in {str(tensor.dtype).removeprefix('torch.')}, with scales"
+    return {"tensors": found, "absent": absent}
+
+
+class _Held:
+    """An engine's tensors by the ends of their names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._at: dict[str, dict[int, tuple[torch.nn.Module, str]]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            for word, tensor in module.named_parameters(recurse=False):
+                if tensor.ndim:
+                    tail = tail_of(f"{path}.{word}").replace(".experts.routed_experts.", ".experts.")
+                    self._at.setdefault(tail, {})[id(module)] = (module, word)
+
+    def __call__(self, tail: str) -> torch.Tensor | None:
+        """The tensor with a tail; None where there is none, or several."""
+        modules = self._at.get(tail, {})
+        return _matrix(*next(iter(modules.values()))) if len(modules) == 1 else None
+
+
+def _parts(
+    tail: str,
+    name: str,
+    name_at: Mapping[str, str],
+    packed: Mapping[str, Sequence[str]],
+    held: Callable[[str], torch.Tensor | None],
+    shapes: Shapes,
+) -> Iterator[Part]:
+    """The engine's share of a trainer's tensor, and of those that it is fused with."""
+    if (alone := held(tail)) is not None:
+        return _cut(alone, (name,), shapes)
+    if (group := _group(tail, packed, name_at)) and (whole := held(group[0])) is not None:
+        return _cut(whole, group[1], shapes)
+    return _of_expert(name, tail, held)
+
+
+def _group(tail: str, packed: Mapping[str, Sequence[str]], name_at: Mapping[str, str]) -> tuple[str, list[str]] | None:
+    """Tail of the engine's fused tensor, and the trainer's names of its parts in order."""
+    words = tail.split(".")
+    for fused, parts in packed.items():
+        place = next((at for at, word in enumerate(words) if word in parts), None)
+        if place is None:
+            continue
+        of_parts = [".".join([*words[:place], part, *words[place + 1 :]]) for part in parts]
+        if len(parts) > 1 and all(each in name_at for each in of_parts):
+            return ".".join([*words[:place], fused, *words[place + 1 :]]), [name_at[each] for each in of_parts]
+    return None
+
+
+def _cut(tensor: torch.Tensor, names: Sequence[str], shapes: Shapes) -> Iterator[Part]:
+    """A tensor taken apart along its first axis by the trainer's shapes; rows behind those are padding.
+
+    Where the tensor is a share of each part, as tensor parallelism leaves it, the parts are such shares.
+    """
+    rows = [int(shapes[name][0]) for name in names]
+    total, have = sum(rows), tensor.shape[0]
+    if have < total and total % have == 0 and all(each * have % total == 0 for each in rows):
+        rows = [each * have // total for each in rows]
+    if sum(rows) > have:
+        return
+    start = 0
+    for name, count in zip(names, rows, strict=True):
+        yield name, tensor[start : start + count]
+        start += count
+
+
+def _of_expert(name: str, tail: str, tensor_at: Callable[[str], torch.Tensor | None]) -> Iterator[Part]:
+    """One expert's matrix in the tensor of all: gate and up are the halves of one."""
+    matched = _EXPERT.match(tail)
+    where = None if matched is None else {**_HALVES, **_HALVES_MORE}.get(matched[3])
+    if matched is None or where is None:
+        return
+    every = tensor_at(f"{matched[1]}.{where[0]}")
+    if every is None or every.ndim != 3 or int(matched[2]) >= every.shape[0]:
+        return
+    one = every[int(matched[2])]
+    half = one.shape[0] // 2
+    yield name, one if where[1] is None else one[where[1] * half : (where[1] + 1) * half]
+
+
+def _matrix(module: torch.nn.Module, word: str) -> torch.Tensor | None:
+    """A module's tensor; of a linear layer that has packed its matrix and let go of it, what it multiplies by."""
+    tensor: torch.Tensor = getattr(module, word)
+    if tensor.numel():
+        return tensor.detach()
+    method = getattr(module, "quant_method", None)
+    width = getattr(module, "input_size_per_partition", None) or getattr(module, "input_size", None)
+    if word != "weight" or method is None or width is None:
+        return None
+    columns = []
+    for start in range(0, width, _ROWS):
+        unit = torch.zeros(min(_ROWS, width - start), width, dtype=tensor.dtype, device=tensor.device)
+        unit[torch.arange(unit.shape[0]), torch.arange(start, start + unit.shape[0])] = 1.0
+        columns.append(method.apply(module, unit, bias=None))
+    return torch.cat(columns).T.contiguous()

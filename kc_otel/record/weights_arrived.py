@@ -1,0 +1,180 @@
+"""Whether the weights that a trainer sent are those that an engine has, tensor by tensor.
+
+A sync that loses a tensor raises nothing: the engine goes on with the old one, and drift grows from step to step with
+no kernel to blame. Both sides make digests of each tensor, the trainer's rounded to the engine's number format first,
+and what differs is named. No tensor leaves its process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from kc_otel.record.measure.weight_digest import TensorDigest
+
+__all__ = ["EngineWeights", "UnequalTensor", "WeightReport", "compare_weights"]
+
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWeights:
+    """What an engine has, under the trainer's names.
+
+    Attributes:
+        workers: Of each worker, digests by name.
+        absent: Why there is no digest of a tensor, by name.
+    """
+
+    workers: tuple[Mapping[str, TensorDigest], ...]
+    absent: Mapping[str, str]
+
+    @classmethod
+    def of(cls, answers: Sequence[Mapping[str, Any]]) -> Self:
+        """From what `module_digests` returned in each worker, as it is or through JSON.
+
+        Raises:
+            ValueError: If it is not that.
+        """
+        from kc_otel.record.measure.weight_digest import TensorDigest  # noqa: PLC0415 - it needs torch
+
+        try:
+            workers = tuple(
+                {name: TensorDigest.from_plain(plain) for name, plain in answer["tensors"].items()}
+                for answer in answers
+            )
+            absent = {name: why for answer in answers for name, why in answer["absent"].items()}
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the engine's answer holds no digests of weights ({error!r})") from None
+        held = set().union(*workers)
+        return cls(workers, {name: why for name, why in absent.items() if name not in held})
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalTensor:
+    """A tensor that the engine has otherwise.
+
+    Attributes:
+        name: The trainer's.
+        trainer: Digest of the trainer's, in the engine's number format.
+        norm: Norm of the engine's.
+        apart: ||a - b|| / ||a||, estimated; nan where the engine has it in parts, on several workers.
+        stale: Whether it is what the trainer had at an earlier comparison.
+        reordered: Whether it has the same values in another order, such as rows of another layout.
+    """
+
+    name: str
+    trainer: TensorDigest
+    norm: float
+    apart: float
+    stale: bool
+    reordered: bool = False
+
+    def __str__(self) -> str:
+        apart = "" if math.isnan(self.apart) else f", apart by {self.apart:.2g} of it"
+        note = ", as it was before this sync" if self.stale else ", the same values in another order" * self.reordered
+        format = f"[{'x'.join(str(each) for each in self.trainer.shape)}] {self.trainer.dtype}"
+        return f"{self.name} {format}: norm {self.trainer.norm:.6g}, there {self.norm:.6g}{apart}{note}"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """What was found; its text names the first tensors that differ.
+
+    Attributes:
+        unequal: Tensors that the engine has otherwise, in the trainer's order.
+        compared: How many were compared.
+        elements: Elements of those.
+        not_compared: Why the others were not, by name.
+        digests: Digests of the trainer's tensors, for the next comparison.
+    """
+
+    unequal: tuple[UnequalTensor, ...]
+    compared: int
+    elements: int
+    not_compared: Mapping[str, str]
+    digests: Mapping[str, TensorDigest] = field(repr=False)
+
+    @property
+    def mismatch(self) -> float:
+        """Share of the compared elements that are in unequal tensors: `weights_mismatch` of a contract; nan of none."""
+        unequal = sum(each.trainer.elements for each in self.unequal)
+        return unequal / self.elements if self.elements else math.nan
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.unequal)} of {self.compared} tensors are not the trainer's in the engine, with "
+            f"{self.mismatch:.3g} of the {self.elements} elements that were compared"
+            if self.unequal
+            else f"the engine has the trainer's weights: {self.compared} tensors, {self.elements} elements"
+        ]
+        for title, rest in (
+            ("", [str(each) for each in self.unequal]),
+            ("not compared: ", [f"{name} ({why})" for name, why in self.not_compared.items()]),
+        ):
+            lines += [f"  {title}{each}" for each in rest[:_SHOWN]]
+            lines += [f"  {title}and {len(rest) - _SHOWN} more"] * (len(rest) > _SHOWN)
+        return "\n".join(lines)
+
+
+def compare_weights(
+    trainer: Iterable[tuple[str, Any]], engine: EngineWeights, *, before: WeightReport | None = None
+) -> WeightReport:
+    """Compare a trainer's tensors with an engine's digests, one after the other.
+
+    Args:
+        trainer: (name, whole tensor) pairs, as `named_parameters()` gives them; they may be made one by one.
+        engine: What the engine has, asked for with the shapes of these tensors.
+        before: The report of an earlier sync: a tensor that the engine still has from then is said to be so.
+
+    Raises:
+        ValueError: If a tensor has no values, or is split over processes.
+    """
+    import torch  # noqa: PLC0415 - only where weights are compared
+
+    from kc_otel.record.measure.weight_digest import digest_of  # noqa: PLC0415
+
+    unequal, digests, not_compared, elements = [], {}, {}, 0
+    for name, tensor in trainer:
+        theirs = [worker[name] for worker in engine.workers if name in worker]
+        if not theirs:
+            not_compared[name] = engine.absent.get(name, "the engine was not asked for it")
+            continue
+        try:
+            ours = digest_of(tensor, getattr(torch, theirs[0].dtype))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if sum(each.elements for each in theirs) < ours.elements:
+            not_compared[name] = f"the engine has {[list(each.shape) for each in theirs]} of {list(ours.shape)}"
+            continue
+        digests[name] = ours
+        elements += ours.elements
+        if not _arrived(name, ours, theirs):
+            known = None if before is None else before.digests.get(name)
+            whole = theirs[0].shape == ours.shape
+            unequal.append(
+                UnequalTensor(
+                    name,
+                    ours,
+                    theirs[0].norm if whole else math.sqrt(sum(each.squares for each in theirs)),
+                    ours.apart(theirs[0]) if whole else math.nan,
+                    known is not None and _arrived(name, known, theirs),
+                    whole and ours.values == theirs[0].values,
+                )
+            )
+    return WeightReport(tuple(unequal), len(digests), elements, not_compared, digests)
+
+
+def _arrived(name: str, ours: TensorDigest, theirs: Sequence[TensorDigest]) -> bool:
+    """Whether each worker has all of it, or all of them together do: digests of values add up, modulo 2^64."""
+    if all(each.elements == ours.elements for each in theirs):
+        # Engines lay out experts, and what they transpose, for their own kernels: the same values in another order.
+        free = ".experts." in name
+        return all(
+            each.values == ours.values and (free or each.shape != ours.shape or each.places == ours.places)
+            for each in theirs
+        )
+    return (sum(each.values for each in theirs) - ours.values) % (1 << 64) == 0

@@ -1,0 +1,37 @@
+"""Routes of a mixture of experts: how far apart two routers are, by token and layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kc_otel.record.measure import routes
+from kc_otel.record.measure.routes import route_disagreement
+
+
+def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):
+    """Against sets, one token and layer at a time, whatever the order and however many blocks it takes."""
+    monkeypatch.setattr(routes, "_BLOCK", 100)
+    numbers = np.random.default_rng(0)
+    ours, theirs = (np.argsort(numbers.random((50, 3, 16)), axis=-1)[..., :4].astype(np.uint8) for _ in range(2))
+    expected = [
+        [1 - len(set(a) & set(b)) / 4 for a, b in zip(left.tolist(), right.tolist(), strict=True)]
+        for left, right in zip(ours, theirs, strict=True)
+    ]
+    np.testing.assert_allclose(route_disagreement(ours, theirs), expected)
+    assert (route_disagreement(ours, ours[..., ::-1]) == 0).all()
+
+
+def test_places_without_a_choice_are_not_known():
+    """A negative id on either side: the layer has no experts, or the token was not computed."""
+    found = route_disagreement([[[0, 1], [2, 3]]], [[[0, 1], [-1, -1]]])
+    np.testing.assert_array_equal(found, [[0.0, np.nan]])
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 3)), np.zeros((2, 3, 2)), np.zeros((2, 3, 4), int), np.zeros((2, 3, 0), int)]
+)
+def test_what_is_no_routes_is_refused(wrong):
+    """Shapes that differ, numbers that are no ids, and no experts at all."""
+    with pytest.raises(ValueError, match="no experts' ids"):
+        route_disagreement(np.zeros((2, 3, 0) if wrong.shape[-1] == 0 else (2, 3, 2), int), wrong)
