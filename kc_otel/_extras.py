@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-__all__ = ["MissingExtraError", "extra"]
+__all__ = ["MissingExtraError", "extra", "machine_code"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -38,3 +41,23 @@ def extra(name: str, purpose: str) -> Iterator[None]:
             raise
         message = f"{purpose} needs {error.name}: pip install 'kc-otel[{name}]'"
         raise MissingExtraError(message, name=error.name) from error
+
+
+def machine_code(function: F, **options: Any) -> F:
+    """A function compiled by Numba when it is first called, and kept on disk between processes where that is possible.
+
+    Args:
+        function: What Numba can compile.
+        options: Of `numba.njit`.
+
+    Raises:
+        MissingExtraError: If Numba is not installed.
+    """
+    with extra("fast", "a loop as machine code"):
+        import numba  # noqa: PLC0415 - an extra
+
+    try:
+        fast: F = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder that the code could be kept in
+        fast = numba.njit(**options)(function)
+    return fast

@@ -14,11 +14,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from kc_otel._extras import extra
+from kc_otel._extras import machine_code
 from kc_otel.judge.column_message import WireColumns
-
-with extra("fast", "reading messages as columns"):
-    import numba
 
 __all__ = ["compiled", "compiled_in_any_order", "read_columns"]
 
@@ -42,21 +39,13 @@ _LEAST_POINT: Final = 32
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, kept on disk between processes where that is possible."""
-    return _compiled(function)
+    """The function as machine code."""
+    return machine_code(function)
 
 
 def compiled_in_any_order(function: F) -> F:
     """The same of a function that adds up doubles, in whichever order is quick."""
-    return _compiled(function, fastmath={"reassoc", "contract"})
-
-
-def _compiled(function: F, **options: Any) -> F:
-    try:
-        fast: F = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder that the code could be kept in
-        fast = numba.njit(**options)(function)
-    return fast
+    return machine_code(function, fastmath={"reassoc", "contract"})
 
 
 def read_columns(body: bytes) -> WireColumns | None:

@@ -2,7 +2,8 @@
 
 Written naively this makes a dozen arrays as large as the logits. Here a block of rows that stays in cache goes through
 all steps before the next is read, so that beyond the two inputs only a few rows' worth of memory is needed, also for
-half precision, which is widened block by block.
+half precision, which is widened block by block. Where Numba is installed (`kc-otel[fast]`), `logit_rows` does the
+same in a fifth of the time, once enough was compared for its compiling to pay.
 
 The difference of the log-probabilities, d = log p - log q, is taken from the difference of the logits, and p - q as
 q expm1(d): nothing is obtained by subtracting two nearly equal numbers, so float32 is enough for kernels that differ
@@ -18,13 +19,16 @@ product and logarithm guarded, so that -inf and differences of any size come out
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel._extras import MissingExtraError
 from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, on_gpu
 from kc_otel.record.measure.sampled import LOWEST
 
@@ -45,9 +49,14 @@ SATURATION: Final = -LOWEST
 
 _BLOCK: Final = 32_768
 """Logits per block and side: six float32 arrays of them fit a core's second-level cache."""
+_WORTH_COMPILING: Final = 1 << 25
+"""Logits from which on the seconds that compiling takes, once on a machine, are well spent."""
 _DEVICE_BLOCK: Final = 1 << 22
 _STEEP: Final = 60.0
 """Largest d for which exp(d) and its products stay ordinary float32 numbers."""
+
+_log = logging.getLogger(__name__)
+_seen = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,33 +93,96 @@ def logit_drift(
         targets: Token of each compared row, integers [rows].
 
     Raises:
-        ValueError: If the shapes differ or the numbers are not real.
+        ValueError: If the shapes differ, a target is not in the vocabulary, or the numbers are not real.
     """
-    if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2:
+    if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2 or not train.shape[-1]:
         msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
         raise ValueError(msg)
     if at is None:
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     tokens = None if targets is None else as_host(targets).astype(np.intp)
+    if tokens is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
+        wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
+        msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
+        raise ValueError(msg)
     if on_gpu(train) if _tensors is None else _tensors:
         return _on_device(train, inference, at, tokens)
     left, right = host_rows(train), host_rows(inference)
-    rows, vocab = at[0].size, train.shape[-1]
+    quick = np.float64 not in (left.data.dtype, right.data.dtype) and _worth_compiling(at[0].size * train.shape[-1])
+    with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+        values, logprobs = (_by_machine_code if quick else _in_blocks)(left, right, at, tokens)
+    return _result(values, None if targets is None else logprobs)
+
+
+def _worth_compiling(logits: int) -> bool:
+    """Whether so many more logits go through machine code: enough were seen before, and there is Numba."""
+    global _seen  # noqa: PLW0603 - one count for the process
+    _seen = min(_seen + logits, _WORTH_COMPILING)
+    return _seen == _WORTH_COMPILING and _loaded() is not None
+
+
+@cache
+def _loaded() -> Any:
+    """Module `logit_rows`; None where Numba is not installed or does not work here."""
+    try:
+        from kc_otel.record.measure import logit_rows  # noqa: PLC0415 - compiles
+
+        ones, at = np.ones((1, 2), dtype=np.float32), np.zeros(1, dtype=np.intp)
+        for code, z in ((logit_rows.float32_rows, ones), (logit_rows.bfloat16_rows, ones.view(np.uint16))):
+            code(z, z, at, at, np.empty((1, len(LOGITS))), np.empty((1, 2)), np.empty(1, dtype=np.int8))
+    except MissingExtraError:
+        return None
+    except Exception:  # noqa: BLE001 - without Numba's help it works too
+        _log.exception("logits are compared at a fifth of the speed: the code for them could not be compiled")
+        return None
+    return logit_rows
+
+
+def _by_machine_code(
+    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """As `_in_blocks`, of anything but float64."""
+    code, rows, vocab = _loaded(), at[0].size, left.shape[-1]
+    out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
+    wanted = np.full(rows, -1) if tokens is None else tokens
+    kinds = {np.uint16 if side.bfloat16 else side.data.dtype.type for side in (left, right)}
+    whole = left.data.flags.c_contiguous and right.data.flags.c_contiguous
+    if rows and whole and kinds in ({np.float32}, {np.uint16}):
+        measure = code.bfloat16_rows if left.bfloat16 else code.float32_rows
+        flat = np.ravel_multi_index(at, left.shape[:-1])
+        measure(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
+    else:
+        step = max(1, _BLOCK // vocab)
+        for first in range(0, rows, step):
+            part, here = tuple(axis[first : first + step] for axis in at), slice(first, first + step)
+            pair = [np.ascontiguousarray(_read(side, part)) for side in (left, right)]
+            every = np.arange(part[0].size)
+            code.float32_rows(*pair, every, wanted[here], out[here], logprobs[here], state[here])
+    rest = np.flatnonzero(state == code.LEFT)
+    if rest.size:
+        some = None if tokens is None else tokens[rest]
+        out[rest], of_targets = _in_blocks(left, right, tuple(axis[rest] for axis in at), some)
+        logprobs[rest] = of_targets.T
+    return out, logprobs.T
+
+
+def _in_blocks(
+    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Quantities [rows, 7] and, of targets, log-probabilities [2, rows], with NumPy."""
+    rows, vocab = at[0].size, left.shape[-1]
     out = np.empty((rows, len(LOGITS)))
     logprobs = np.empty((2, rows))
-    step = max(1, _BLOCK // max(1, vocab))
+    step = max(1, _BLOCK // vocab)
     buffers: list[NDArray[Any]] = []
-    with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        for first in range(0, rows, step):
-            part = tuple(axis[first : first + step] for axis in at)
-            z_train, z_inference = _read(left, part), _read(right, part)
-            dtype = np.result_type(z_train, z_inference)
-            buffers = buffers or [np.empty((step, vocab), dtype) for _ in range(6)]
-            here = slice(first, first + part[0].size)
-            out[here], logprobs[:, here] = _block(
-                z_train, z_inference, None if tokens is None else tokens[here], buffers
-            )
-    return _result(out, logprobs if targets is not None else None)
+    for first in range(0, rows, step):
+        part = tuple(axis[first : first + step] for axis in at)
+        z_train, z_inference = _read(left, part), _read(right, part)
+        dtype = np.result_type(z_train, z_inference)
+        buffers = buffers or [np.empty((step, vocab), dtype) for _ in range(6)]
+        here = slice(first, first + part[0].size)
+        out[here], logprobs[:, here] = _block(z_train, z_inference, None if tokens is None else tokens[here], buffers)
+    return out, logprobs
 
 
 def _read(rows: HostRows, at: tuple[NDArray[np.intp], ...]) -> NDArray[Any]:

@@ -1,6 +1,8 @@
 """Quantities of full logits, against the straight formulas in float64."""
 
+import importlib.util
 import math
+import sys
 import tracemalloc
 
 import numpy as np
@@ -11,10 +13,19 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from kc_otel.contract.registry import QUANTITIES, Origin
+from kc_otel.record.measure import logits
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
-PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["blocks", "device"])
+NUMBA = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="needs Numba: kc-otel[fast]")
+PATHS = pytest.mark.parametrize("path", ["blocks", pytest.param("code", marks=NUMBA), "device"])
 HALF_RANGE, TV, KL_PQ, KL_QP, JS, TOP1, ENTROPY = range(7)
+
+
+def compared(path, train, inference, **arguments):
+    """`logit_drift`, by NumPy, as machine code or as on a device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits, "_seen", logits._WORTH_COMPILING if path == "code" else -math.inf)
+        return logit_drift(train, inference, _tensors=path == "device", **arguments)
 
 
 def reference(train, inference):
@@ -53,67 +64,67 @@ def test_columns_are_the_registry_s_quantities() -> None:
 @PATHS
 @given(st.sampled_from([0.01, 0.1, 1.0, 4.0]), st.integers(1, 12), st.integers(2, 400), st.integers(0, 999))
 @settings(max_examples=40, deadline=None)
-def test_float32_agrees_with_the_straight_formulas(as_device, drift, rows, vocab, seed) -> None:
+def test_float32_agrees_with_the_straight_formulas(path, drift, rows, vocab, seed) -> None:
     """Every quantity agrees with float64 arithmetic to float32's precision, over drifts and shapes."""
     train, inference = pair(drift, rows, vocab, seed)
-    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     expected = reference(train, inference)
     np.testing.assert_allclose(values, expected, rtol=2e-4, atol=1e-6 * (1 + drift))
 
 
 @PATHS
-def test_kernels_that_differ_in_the_fifth_digit_are_resolved(as_device) -> None:
+def test_kernels_that_differ_in_the_fifth_digit_are_resolved(path) -> None:
     """Divergences of 1e-10 come out right: they are not the difference of two numbers near one."""
     train, inference = pair(1e-5, rows=4, vocab=2000)
     inference -= inference.max(1, keepdims=True)
-    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     expected = reference(train, inference)
     assert expected[:, KL_PQ].max() < 1e-9
     np.testing.assert_allclose(values[:, TV:TOP1], expected[:, TV:TOP1], rtol=0.05)
 
 
 @PATHS
-def test_float64_keeps_its_precision(as_device) -> None:
+def test_float64_keeps_its_precision(path) -> None:
     """Float64 logits are worked on in float64."""
     train, inference = (each.astype(np.float64) for each in pair(0.1))
-    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     np.testing.assert_allclose(values, reference(train, inference), rtol=1e-10, atol=1e-14)
 
 
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_means_what_it_holds(as_device, dtype) -> None:
+def test_half_precision_means_what_it_holds(path, dtype) -> None:
     """Half-precision logits give exactly what their float32 copies give."""
     train, inference = (torch.from_numpy(each).to(dtype) for each in pair(0.1))
-    half = logit_drift(train, inference, _tensors=as_device).values
-    full = logit_drift(train.float(), inference.float(), _tensors=as_device).values
+    half = compared(path, train, inference).values
+    full = compared(path, train.float(), inference.float()).values
     assert half.tolist() == full.tolist()
 
 
 @PATHS
-def test_a_constant_shift_is_no_drift(as_device) -> None:
+def test_a_constant_shift_is_no_drift(path) -> None:
     """Softmax ignores a constant, and so does every quantity."""
     z = np.float32([[1, 2, 3, -4]])
-    values = logit_drift(torch.from_numpy(z), torch.from_numpy(z + 8), _tensors=as_device).values
+    values = compared(path, torch.from_numpy(z), torch.from_numpy(z + 8)).values
     assert values.tolist() == [[0.0] * 7]
 
 
 @PATHS
 @given(st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
-def test_tokens_outside_of_both_distributions_count_for_nothing(as_device, seed) -> None:
+def test_tokens_outside_of_both_distributions_count_for_nothing(path, seed) -> None:
     """Logits of -inf on both sides give what the same rows without them give."""
     train, inference = pair(0.3, vocab=60, seed=seed)
     outside = np.random.default_rng(seed).random(60) < 0.5
     outside[0] = False
     expected = reference(train[:, ~outside], inference[:, ~outside])
     train[:, outside], inference[:, outside] = -np.inf, -np.inf
-    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values
+    values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     np.testing.assert_allclose(values, expected, rtol=2e-4, atol=1e-6)
 
 
 @PATHS
-def test_a_token_outside_of_one_distribution_saturates(as_device) -> None:
+def test_a_token_outside_of_one_distribution_saturates(path) -> None:
     """-inf on one side: half range and the divergence that is infinite are SATURATION, the others stay exact."""
     p, q = np.array([0.5, 0.25, 0.25, 0.0]), np.array([0.5, 0.5, 0.0, 0.0])
     with np.errstate(divide="ignore"):
@@ -124,39 +135,39 @@ def test_a_token_outside_of_one_distribution_saturates(as_device) -> None:
         want = list(expected)
         want[KL_PQ : KL_QP + 1] = want[KL_PQ : KL_QP + 1][::order]
         want[ENTROPY] *= order
-        values = logit_drift(torch.from_numpy(left), torch.from_numpy(right), _tensors=as_device).values
+        values = compared(path, torch.from_numpy(left), torch.from_numpy(right)).values
         np.testing.assert_allclose(values[0], want, atol=1e-12)
 
 
 @PATHS
-def test_differences_of_any_size_stay_finite(as_device) -> None:
+def test_differences_of_any_size_stay_finite(path) -> None:
     """Logits that differ by more than exp can hold give bounded, correct numbers."""
     train, inference = np.float32([[0, 200, -500, 3]]), np.float32([[300, 0, 100, 3]])
-    values = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device).values[0]
+    values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values[0]
     np.testing.assert_allclose(values, [SATURATION, 1, SATURATION, SATURATION, math.log(2), 1, 0], atol=1e-6)
 
 
 @PATHS
-def test_rows_that_are_not_distributions_are_not_valid(as_device) -> None:
+def test_rows_that_are_not_distributions_are_not_valid(path) -> None:
     """NaN, +inf and nothing but -inf make a row invalid and leave its neighbours alone."""
     train, inference = pair(0.1, rows=5)
     expected = reference(train, inference)
     train[0, 3], inference[1, 3], train[3] = np.nan, np.inf, -np.inf
-    found = logit_drift(torch.from_numpy(train), torch.from_numpy(inference), _tensors=as_device)
+    found = compared(path, torch.from_numpy(train), torch.from_numpy(inference))
     assert found.valid.tolist() == [False, False, True, False, True]
     assert np.isnan(found.values[[0, 1, 3]]).all()
     np.testing.assert_allclose(found.values[[2, 4]], expected[[2, 4]], rtol=2e-4, atol=1e-6)
 
 
 @PATHS
-def test_rows_are_chosen_and_targets_scored(as_device) -> None:
+def test_rows_are_chosen_and_targets_scored(path) -> None:
     """Only the rows asked for are read, also from a view with gaps, and their targets are scored."""
     train, inference = (torch.from_numpy(each.reshape(4, 5, -1)) for each in pair(0.1, rows=20, vocab=50))
     train[0, 0], inference[3, 4] = float("nan"), float("nan")
     at = np.array([0, 2, 2, 3]), np.array([1, 0, 3, 2])
     targets = np.array([7, 0, 49, 3])
     train, inference = train[:, :4], inference[:, :4]
-    found = logit_drift(train, inference, at=at, targets=targets, _tensors=as_device)
+    found = compared(path, train, inference, at=at, targets=targets)
     picked = train.numpy()[at], inference.numpy()[at]
     np.testing.assert_allclose(found.values, reference(*picked), rtol=2e-4, atol=1e-6)
     for logprob, z in zip((found.train_logprob, found.inference_logprob), picked, strict=True):
@@ -165,10 +176,10 @@ def test_rows_are_chosen_and_targets_scored(as_device) -> None:
 
 
 @PATHS
-def test_no_rows_are_no_error(as_device) -> None:
+def test_no_rows_are_no_error(path) -> None:
     """An empty selection gives empty results."""
     train, inference = (torch.from_numpy(each) for each in pair(0.1))
-    found = logit_drift(train, inference, at=(np.zeros(0, dtype=int),), targets=[], _tensors=as_device)
+    found = compared(path, train, inference, at=(np.zeros(0, dtype=int),), targets=[])
     assert found.values.shape == (0, 7)
     assert found.train_logprob.shape == (0,)
 
@@ -190,3 +201,67 @@ def test_shapes_that_differ_are_refused() -> None:
     """The message names the argument and both shapes."""
     with pytest.raises(ValueError, match=r"inference: shape \(5, 299\)"):
         logit_drift(np.zeros((5, 300)), np.zeros((5, 299)))
+
+
+@pytest.mark.parametrize("token", [-100, 300])
+def test_a_target_outside_of_the_vocabulary_is_refused(token) -> None:
+    """An ignored label does not score whatever lies there."""
+    train, inference = pair(0.1)
+    with pytest.raises(ValueError, match=f"targets: {token} is not a token of a vocabulary of 300"):
+        logit_drift(train, inference, targets=[0, 1, token, 2, 3])
+
+
+@NUMBA
+def test_machine_code_waits_until_compiling_pays(monkeypatch) -> None:
+    """A few logits are compared without it, many with it, and it is asked for once in a process."""
+    calls = []
+    monkeypatch.setattr(logits, "_by_machine_code", lambda *given: calls.append(1) or logits._in_blocks(*given))
+    monkeypatch.setattr(logits, "_seen", 0)
+    monkeypatch.setattr(logits, "_WORTH_COMPILING", 3000)
+    counts = []
+    for _ in range(4):
+        logit_drift(*pair(0.1))
+        counts.append(len(calls))
+    assert counts == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("failure", "said"), [(None, ""), (OSError("no room"), "could not be compiled")])
+def test_without_machine_code_the_numbers_are_the_same(monkeypatch, caplog, failure, said) -> None:
+    """Where Numba is not installed NumPy does the work; where it does not work, that is said, once."""
+    if failure is None:
+        monkeypatch.setitem(sys.modules, "numba", None)
+    else:
+        pytest.importorskip("numba")
+        from kc_otel import _extras
+
+        def fail(*_, **__):
+            raise failure
+
+        monkeypatch.setattr(_extras, "machine_code", fail)
+    monkeypatch.delitem(sys.modules, "kc_otel.record.measure.logit_rows", raising=False)
+    monkeypatch.delattr("kc_otel.record.measure.logit_rows", raising=False)
+    train, inference = pair(0.1)
+    expected = compared("blocks", train, inference).values
+    logits._loaded.cache_clear()
+    try:
+        for _ in range(2):
+            assert compared("code", train, inference).values.tolist() == expected.tolist()
+    finally:
+        logits._loaded.cache_clear()
+    assert [said in record.message for record in caplog.records] == [True] * bool(said)
+
+
+@NUMBA
+def test_machine_code_takes_what_it_is_given() -> None:
+    """One token, one that is certain, a vocabulary that fills no vector, mixed types and rows that are not in order."""
+    rng = np.random.default_rng(0)
+    for vocab in (1, 2, 255, 257, 4097, 9000):
+        train, inference = pair(0.5, rows=6, vocab=vocab, seed=vocab)
+        train[0], train[0, vocab // 2] = -60, 40
+        sides = (torch.from_numpy(train).bfloat16(), torch.from_numpy(inference)), (train[::-1], inference[:, ::-1])
+        for left, right in ((train, inference), *sides):
+            at = (rng.permutation(6),)
+            found = compared("code", left, right, at=at)
+            wide = (side.float().numpy() if isinstance(side, torch.Tensor) else side for side in (left, right))
+            expected = np.clip(reference(*wide), -SATURATION, SATURATION)[at]
+            np.testing.assert_allclose(found.values, expected, rtol=2e-4, atol=3e-6)
