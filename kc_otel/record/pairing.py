@@ -45,6 +45,7 @@ class Side:
         kernel: The kernel.
         weights: Its weight version.
         versions: Instead of it, the step that sampled each token, [tokens]; None where that was one.
+        kept: Log of its mass on the tokens that truncation kept, nats, [tokens]; None where it is renormalised.
         processing: Its sampling processing, as declared.
         attributes: What decides the slices.
         advantages: Of the tokens, [tokens]; None where there are none.
@@ -62,6 +63,7 @@ class Side:
     spans: tuple[SpanContext, ...] = ()
     reward: float = math.nan
     versions: NDArray[np.integer] | None = None
+    kept: NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,16 +187,17 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
             spans,
             math.nan if rewards is None else float(rewards[index]),
             arrays["versions"][row][inside].copy() if "versions" in arrays else None,
+            arrays["kept"][row][inside].copy() if "kept" in arrays else None,
         )
         yield _key(work, ids, index, total), side
 
 
 def versions_of(pair: Pair) -> Hashable:
-    """What pairs must have in common to be measured as one batch: both kernels, weight versions and processings."""
+    """What pairs of one batch have in common: kernels, weight versions, processings, which arrays there are."""
     sides = (pair.scored, pair.sampled)
     processing = [None if each.processing is None else tuple(sorted(each.processing.items())) for each in sides]
-    several = pair.sampled.versions is not None
-    return *(each.kernel for each in sides), *(each.weights for each in sides), several, *processing
+    given = pair.sampled.versions is not None, *(each.kept is not None for each in sides)
+    return *(each.kernel for each in sides), *(each.weights for each in sides), *given, *processing
 
 
 def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
@@ -219,6 +222,8 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
         train=[pair.scored.logprobs for pair in pairs],
         inference=[pair.sampled.logprobs for pair in pairs],
         token_ids=[pair.sampled.token_ids for pair in pairs],
+        train_kept=None if scored.kept is None else [pair.scored.kept for pair in pairs],
+        inference_kept=None if sampled.kept is None else [pair.sampled.kept for pair in pairs],
         advantages=None if any(each is None for each in advantages) else advantages,
         rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),

@@ -329,6 +329,7 @@ class Recorder:
         *,
         token_ids: Any,
         logprobs: Any,
+        kept: Any = None,
         mask: Any = None,
         prompt_ids: Any = None,
         attributes: Attributes = None,
@@ -342,6 +343,7 @@ class Recorder:
             key: Name of the sequence, or a list with one for each; None to name them by their prompt and tokens.
             token_ids: Sampled tokens; shapes as in `compare`.
             logprobs: log Q of these tokens, nats.
+            kept: log of this kernel's mass on the tokens that truncation kept, as in `compare`.
             mask: Which tokens count.
             prompt_ids: Prompt of each sequence, without padding; only used for the name.
             attributes: What decides the slices; those of both sides count.
@@ -360,6 +362,7 @@ class Recorder:
                 role="sampled",
                 token_ids=token_ids,
                 logprobs=logprobs,
+                kept=kept,
                 mask=mask,
                 prompts=prompt_ids,
                 key=list(key) if isinstance(key, list) else key,
@@ -375,6 +378,7 @@ class Recorder:
         *,
         token_ids: Any,
         logprobs: Any,
+        kept: Any = None,
         mask: Any = None,
         prompt_ids: Any = None,
         advantages: Any = None,
@@ -395,6 +399,7 @@ class Recorder:
                 role="scored",
                 token_ids=token_ids,
                 logprobs=logprobs,
+                kept=kept,
                 mask=mask,
                 advantages=advantages,
                 rewards=rewards,

@@ -224,11 +224,12 @@ class KernelSide(QueuedBatch):
         versions: Instead of it, the step that sampled each token.
     """
 
-    ARRAYS = ("token_ids", "logprobs", "mask", "advantages", "prompts", "versions", "rewards")
+    ARRAYS = ("token_ids", "logprobs", "kept", "mask", "advantages", "prompts", "versions", "rewards")
 
     role: Role
     token_ids: capture.Tree
     logprobs: capture.Tree
+    kept: capture.Tree = None
     mask: capture.Tree = None
     advantages: capture.Tree = None
     prompts: capture.Tree = None

@@ -57,3 +57,25 @@ def test_streams_by_sequence_need_room_under_the_cap(contract):
             observability={"max_series": 3 * ((len(QUANTITIES) - len(OPERATORS)) + 2) + more},
         )
         assert SliceTable.of(made).names == names
+
+
+def test_sides_that_meet_are_compared_over_what_truncation_kept(recorders, memory, logprobs):
+    """A side that says its kept mass is renormalised by it, one that says none is so already, whatever came with it."""
+    train, _ = logprobs(2, 40)
+    tokens, mass = np.arange(80).reshape(2, 40), np.full((2, 40), np.log(0.9))
+    mask = np.ones((2, 40), dtype=bool)
+    mask[1, 30:] = False
+    recorder = recorders()
+    recorder.sampled(["a", "b"], token_ids=tokens, logprobs=train - np.log(0.9), mask=mask)
+    recorder.sampled("c", token_ids=tokens[0], logprobs=train[0])
+    recorder.scored("c", token_ids=tokens[0], logprobs=train[0])
+    recorder.scored(["a", "b"], token_ids=tokens, logprobs=train, kept=mass, mask=mask)
+    recorder.sampled("d", token_ids=tokens[0], logprobs=train[0], kept=mass[0])
+    recorder.scored("d", token_ids=tokens[0], logprobs=train[0] - np.log(0.9))
+    assert recorder.force_flush()
+    (outside,) = memory.points("kc.drift.outside_mass", kc_slice="all")
+    (drift,) = memory.points("kc.drift.abs_log_ratio", kc_slice="all")
+    assert (outside.count, drift.count) == (70, 150)
+    assert outside.sum == pytest.approx(7.0)
+    assert drift.sum == pytest.approx(0.0, abs=1e-4)
+    assert not recorder.stats().invalid
