@@ -129,12 +129,20 @@ def draw_sparkline(
     return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
 
 
-def draw_evidence(title: str, points: Sequence[Point], *, step: float = math.inf, zone: tzinfo = UTC) -> Chart | None:
+def draw_evidence(
+    title: str,
+    points: Sequence[Point],
+    *,
+    others: Iterable[Sequence[Point]] = (),
+    step: float = math.inf,
+    zone: tzinfo = UTC,
+) -> Chart | None:
     """How what is held against a cell's limit grew and went; None where nothing was ever held.
 
     Args:
         title: What is drawn.
-        points: As for the history, whose moments the drawing has, too.
+        points: As for the history.
+        others: Points of other kernel versions, so that both drawings have the same time axis.
         step: As for the history.
         zone: As for the history.
     """
@@ -146,12 +154,13 @@ def draw_evidence(title: str, points: Sequence[Point], *, step: float = math.inf
     if not known:
         return None
     values = linear_axis(0.0, 1.15 * _ALARM)
-    scene = _Scene(time_axis(points[0][0], points[-1][0], zone), values, _LOW, _GAP * step)
+    moments = [p[0] for found in (points, *others) for p in found]
+    scene = _Scene(time_axis(min(moments), max(moments), zone), values, _LOW, _GAP * step)
     most = max(known, key=lambda p: p[1] or 0.0)
     text = f"Evidence against the limit: {_percent(known[-1])} of an alarm at {_moment(known[-1][0], zone)}" + (
         "" if most[1] == known[-1][1] else f", {_percent(most)} at most, at {_moment(most[0], zone)}"
     )
-    text += ". An alarm is what chance reaches once in `false_alarms` while every limit is kept."
+    text += ". At an alarm the verdict is FAIL; chance alone gets there once in the time that the contract allows."
     above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
     behind = [*upward(values, _LOW, "% of an alarm"), *across(scene.span, _LOW, grid=False)]
     return Chart(

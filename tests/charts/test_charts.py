@@ -179,6 +179,8 @@ def test_evidence_is_a_line_towards_an_alarm() -> None:
     assert "55 % of an alarm" in chart.text
     assert "100 % at most" in chart.text
     assert draw_evidence("x", PAST[1:2]) is None
+    beside = draw_evidence("x", PAST[2:], others=[PAST[:2]])
+    assert [at for at, _ in beside.rows] == [at for at, _ in draw_history("x", PAST).rows[2:]]
 
 
 number = st.floats(0.0, 1e300)

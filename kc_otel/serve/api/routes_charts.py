@@ -79,9 +79,11 @@ def chart_routes(core: Core) -> APIRouter:
         """What was held against a cell's limit, as a share of an alarm; null where nothing was or can be."""
         find_clause(core, contract, clause, slice)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
-        points = _past(core, contract, clause, slice, start, end).get(own, [])
+        past = _past(core, contract, clause, slice, start, end)
+        points = past.pop(own, [])
         title = f"Evidence against {clause} on {place(slice)}"
-        return draw_evidence(title, points, step=core.history.step(contract), zone=_zone(zone))
+        step = core.history.step(contract)
+        return draw_evidence(title, points, others=past.values(), step=step, zone=_zone(zone))
 
     @router.get("/sparkline")
     async def sparkline(
