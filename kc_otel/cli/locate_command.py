@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, pairs, refuse, unusable
+from kc_otel.cli.api_client import DEFAULT_URL, Url
+from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
+from kc_otel.cli.terminal import PrintJson, log_to_terminal, pairs, refuse, seconds, stopped_by_signals, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
 
@@ -39,7 +42,9 @@ def locate_command(
     sequences: Annotated[
         Path, typer.Option(metavar="FILE", help="A recording, a spool, or JSON lines with prompt_ids and token_ids.")
     ],
-    slice: Annotated[str, typer.Option(metavar="NAME", help="Only sequences of this slice.")] = ALL,
+    slice: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only sequences of this slice; that of --incident, or all.")
+    ] = None,
     clause: Annotated[
         str | None, typer.Option(metavar="ID", help="The clause that fails; its metric is divided.")
     ] = None,
@@ -51,14 +56,37 @@ def locate_command(
     engine: Engine = None,
     as_json: PrintJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer with its picture.")] = None,
+    incident: IncidentId = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait, and look at incidents whose policy asks for it: `do: [locate]`.")
+    ] = False,
+    budget: Annotated[str, typer.Option(metavar="DURATION", help="Of an incident, with --follow.")] = "10m",
+    by: By = None,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Name the operator whose numbers differ by more than noise, with its layer, module, tensor and share of the drift.
 
     Runs the kernels' programs. Exits with 0 where nothing is above noise, with 1 where something is, with 2 where the
     two cannot be compared.
     """
+    if follow:
+        if any(each is not None for each in (slice, clause, incident, html)):
+            refuse("--follow: incidents say which slice and clause; leave out --slice, --clause, --incident and --html")
+        options = {"--train": train, "--infer": infer, "--sequences": sequences, "--limit": limit, "--url": url}
+        options |= {"--precision": precision} if precision else {}
+        passed = ["--shares" if shares else "--no-shares", *(f"--engine={each}" for each in engine or ())]
+        passed += [f"{name}={value}" for name, value in options.items()]
+        _follow(contract, [*passed, *([f"--by={by}"] if by else [])], url, by, seconds("--budget", budget))
+        return
+    from kc_otel.diagnose.located import located_json  # noqa: PLC0415 - a quick --help
+    from kc_otel.diagnose.located_text import located_sentence  # noqa: PLC0415
+
     with unusable(ModuleNotFoundError, TypeError):
         promise = load(contract)
+        cell = None if incident is None else failing_cell(url, promise, incident)
+        if cell is not None:
+            slice, clause = slice or cell.slice, clause or cell.clause
+        slice = slice or ALL
         failing = _clause(promise, clause)
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415 - a quick --help
 
@@ -68,6 +96,11 @@ def locate_command(
         else:
             located = _of_modules(promise, train, infer, given, slice, failing, precision, shares=shares)
     _show(located, as_json=as_json, html=html)
+    if cell is not None:
+        asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": str(sequences)}
+        evidence = {**located_json(located), "asked": asked, "version": version("kc-otel")}
+        text = located_sentence(located)
+        typer.echo(attach(url, cell.incident, "locate", slice, text, evidence, by), err=True)
     if located.findings:
         raise typer.Exit(1)
 
@@ -113,6 +146,28 @@ def capture_command(
             writer.write(index, asked.token_ids, sequence)
         writer.seal()
     typer.echo(f"{out}: {len(given)} sequences, {out.stat().st_size / 1e6:.1f} MB", err=True)
+
+
+def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
+    """Runs this command with `--incident` for each incident."""
+    from kc_otel.cli.api_client import get  # noqa: PLC0415 - a quick --help
+    from kc_otel.cli.locate_follow import Follower, give_way, run_within  # noqa: PLC0415
+    from kc_otel.client.router import Router  # noqa: PLC0415
+
+    if budget <= 0:
+        refuse("--budget: 0s is over at once; write how long, such as 10m")
+    with unusable():
+        name = load(contract).name
+        router = Router(url)
+    log_to_terminal()
+    give_way()
+    with router, stopped_by_signals() as stop:
+        Follower(
+            lambda: router.to_locate(name),
+            lambda: get(url, "/api/v1/incidents", contract=name)["incidents"],
+            lambda one: run_within(["locate", contract, *options, "--incident", one], budget, stop),
+            lambda one, why: attach(url, one, "locate", ALL, why, {}, by),
+        ).run(stop)
 
 
 def _is_captured(kernel: str) -> bool:

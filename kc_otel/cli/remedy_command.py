@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kc_otel.cli.api_client import DEFAULT_URL, Url
+from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
 from kc_otel.cli.terminal import PrintJson, columns_of, refuse, unusable
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ def remedy(
         list[Path] | None, typer.Option(help="Write a report with pictures too, .html or .md; repeatable.")
     ] = None,
     as_json: PrintJson = False,
+    incident: IncidentId = None,
+    by: By = None,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Replay the importance-sampling corrections of RL trainers on recorded rollouts, and print the line to paste.
 
@@ -49,14 +54,15 @@ def remedy(
     from kc_otel.offline.remedy.remedy import remedy as replay  # noqa: PLC0415
     from kc_otel.recordings import load_recording  # noqa: PLC0415
     from kc_otel.report.document import to_html, to_markdown  # noqa: PLC0415
-    from kc_otel.report.remedy_report import remedy_blocks  # noqa: PLC0415
+    from kc_otel.report.remedy_report import remedy_blocks, remedy_sentence  # noqa: PLC0415
 
     for target in out or []:
         if target.suffix not in {".html", ".md"}:
             refuse(f"--out: {target} is neither HTML nor Markdown; give it a name that ends in .html or .md")
     with unusable():
-        wanted = _trainers(trainer or [])
-        found = replay(load_recording(recording, columns=columns_of(columns)), load(contract), wanted)
+        wanted, promise = _trainers(trainer or []), load(contract)
+        cell = None if incident is None else failing_cell(url, promise, incident)
+        found = replay(load_recording(recording, columns=columns_of(columns)), promise, wanted)
         blocks = remedy_blocks(found)
         for target in out or []:
             text = to_html(f"Remedies for {found.source}", blocks) if target.suffix == ".html" else to_markdown(blocks)
@@ -69,6 +75,9 @@ def remedy(
         console = Console()
         for part in _shown(blocks):
             console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+    if cell is not None:
+        text = remedy_sentence(found)
+        typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)
     if not any(found.chosen.values()):
         raise typer.Exit(1)
 

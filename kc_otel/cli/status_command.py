@@ -140,6 +140,7 @@ def _incidents(
         facts = [f"for {_ago(now - one['since'])}", f"{len(one['slices'])} slice{'s' * (len(one['slices']) != 1)}"]
         facts += [one["grew"]] if one["grew"] else []
         lines.append(Text(f"  {', '.join(facts)}; incident {one['id']}", style="dim"))
+        lines += [Text(f"  {each['kind']}: {each['text']}") for each in one["diagnoses"]]
         if index >= _DETAILED:
             continue
         version = one["kernel_inference"]

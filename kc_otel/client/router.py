@@ -221,6 +221,10 @@ class Router:
         """Why the inference kernel should get the trainer's weights, while a `resync-weights` step fires; else None."""
         return self._first(contract, DirectiveKind.RESYNC_WEIGHTS)
 
+    def to_locate(self, contract: str) -> Mapping[str, str]:
+        """Slices whose drift should be located, each with the reason, while a `locate` step fires."""
+        return self._directives(contract, DirectiveKind.LOCATE)
+
     def quarantined(self, contract: str) -> Mapping[str, str]:
         """Slices whose rollouts should not be trained on, each with the reason; empty when there are none."""
         return self._directives(contract, DirectiveKind.QUARANTINE_ROLLOUTS)

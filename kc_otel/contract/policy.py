@@ -11,7 +11,7 @@ from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
 
 __all__ = ["REPEAT", "ROUTE_TARGET", "Action", "EscalationStep"]
 
-_BARE: Final = ("notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
+_BARE: Final = ("notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
 _TARGETED: Final = ("route", "webhook")
 _ACTS: Final = frozenset({"route", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt"})
 """Actions that change what is served or trained, and not only who knows of it."""
@@ -25,7 +25,8 @@ class Action(Strict):
     """Something that a step of the ladder does."""
 
     kind: Literal[
-        "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt", "route", "webhook"
+        "notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt", "route",
+        "webhook",
     ]  # fmt: skip
     target: str | None = None
     """Kernel for `route`, endpoint for `webhook`."""

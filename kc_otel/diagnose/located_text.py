@@ -13,7 +13,7 @@ from kc_otel.diagnose.boundaries import by_operator
 from kc_otel.diagnose.located import OPERATORS, Divergence, Located
 from kc_otel.diagnose.shares import ComponentShare, Shares
 
-__all__ = ["HEADER", "depth_chart", "located_lines", "rows_of"]
+__all__ = ["HEADER", "depth_chart", "located_lines", "located_sentence", "rows_of"]
 
 HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _SHOWN: Final = 12
@@ -31,7 +31,7 @@ def located_lines(located: Located) -> Iterator[str]:
     else:
         yield f"culprit: {finding_name(located.culprit)}"
         yield f"  {located.culprit.sentence}"
-        if located.shares:
+        if located.shares and located.shares[0].whole:
             largest = located.shares[0].components[0]
             yield f"  {_share(largest)} of {located.metric} on {located.slice} comes from {largest.name}"
         if first is not located.culprit:
@@ -50,6 +50,24 @@ def located_lines(located: Located) -> Iterator[str]:
     yield from _table(located)
     for note in located.notes:
         yield f"note: {note}"
+
+
+def located_sentence(located: Located) -> str:
+    """The answer in one line, for an incident's page and messages."""
+    first, culprit = located.first, located.culprit
+    seen = f"{located.sequences} sequences of {located.slice}, {located.confidence * 100:g} % confidence"
+    if first is None or culprit is None:
+        return f"no operator differs by more than noise on {seen}"
+    if culprit is first:
+        said = [f"first divergence: {finding_name(first)}"]
+    else:
+        said = [f"culprit: {finding_name(culprit)}", f"first divergence: {finding_name(first)}"]
+    if culprit.tensors:
+        said.insert(1, f"tensor {culprit.tensors[0]} differs")
+    if located.shares and located.shares[0].whole:
+        largest = located.shares[0].components[0]
+        said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}")
+    return f"{'; '.join(said)} ({seen})"
 
 
 def finding_name(finding: Divergence) -> str:

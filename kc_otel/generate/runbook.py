@@ -36,6 +36,7 @@ FIRST_STEPS: Final = {
 _DONE: Final = {
     "notify": "people are told",
     "sample-more": "more batches are measured, so that the verdict firms up",
+    "locate": "machines that follow run both kernels to name the operator; the answer stands on the incident",
     "hold-promotion": "promotions of this kernel version wait",
     "quarantine-rollouts": "roll-outs of the slice are kept out of training",
     "resync-weights": "the inference kernel is asked to take the trainer's weights again",

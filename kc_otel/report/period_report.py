@@ -22,6 +22,7 @@ _LISTED: Final = 200
 _WORST_FIRST: Final = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
 _ASKED: Final = {
     "sample-more": "recorders are asked to sample more",
+    "locate": "machines are asked to locate the operator",
     "hold-promotion": "promotions are held",
     "quarantine-rollouts": "rollouts are quarantined",
     "resync-weights": "trainers are asked to send the weights again",
@@ -155,6 +156,17 @@ def _incident(period: Period, one: Json) -> list[Block]:
         if one["actions"]
         else Text("Nothing: no step of the escalation policy fired."),
     ]
+    if one["diagnoses"]:
+        blocks += [
+            Heading(3, "What was found"),
+            Bullets(
+                tuple(
+                    f"{moment(each['at'])}, {each['kind']} on {place(each['slice'])} by {each['by']}: {each['text']} "
+                    f"(evidence {each['evidence'][:12]})"
+                    for each in one["diagnoses"]
+                )
+            ),
+        ]
     for key in wanted_cells(replace(period, incidents=[one])):
         blocks += _figures(period, key)
     return blocks

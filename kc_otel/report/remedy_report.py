@@ -12,7 +12,7 @@ from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy
 from kc_otel.offline.remedy.trainers import Trainer, line
 from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
-__all__ = ["remedy_blocks"]
+__all__ = ["remedy_blocks", "remedy_sentence"]
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
 
@@ -45,6 +45,13 @@ def remedy_blocks(of: Remedy) -> tuple[Block, ...]:
     if of.beyond:
         blocks += [Heading(2, "Not a correction's to keep"), Bullets(of.beyond)]
     return tuple(blocks)
+
+
+def remedy_sentence(of: Remedy) -> str:
+    """The answer in one line, for an incident's page and messages: for each trainer what to paste, or that none is."""
+    said = [f"{trainer}: {_answer(of, trainer)}" for trainer in of.chosen]
+    said += [f"paste: {line(trainer, each.correction)}" for trainer, each in of.chosen.items() if each is not None]
+    return " ".join("; ".join(said).split())
 
 
 def _answer(of: Remedy, trainer: Trainer) -> str:

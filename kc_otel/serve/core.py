@@ -31,8 +31,8 @@ from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.incidents.incident import Incident
-from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_word
+from kc_otel.judge.incidents.incident import Diagnosis, Incident
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
@@ -151,6 +151,10 @@ class Core:
         """An incident by its id, whether it lasts or is over; None when there is none."""
         lasting = next((one for one in self.incidents() if one.id == id), None)
         return self._store.incidents.find(id) if lasting is None else lasting
+
+    def evidence(self, id: str, digest: str) -> str | None:
+        """Evidence of a diagnosis of an incident, JSON, by its SHA-256; None when there is none."""
+        return self._store.incidents.evidence(id, digest)
 
     def whole(self, contract: str) -> Core:  # noqa: ARG002 - a tenant's view has only some
         """The core that an order about a contract is given to."""
@@ -279,6 +283,30 @@ class Core:
             self.events.record_event(contract, kind, said, now)
             unit.on_commit(lambda: setattr(self, "escalation", after))
         self.announce_all([Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})])
+
+    def diagnose(self, one: Incident, found: Diagnosis, evidence: str, now: float) -> None:
+        """Keep what was found out about an incident, whether it lasts or is over, once it is written.
+
+        Args:
+            one: The incident.
+            found: What was found out.
+            evidence: What it rests on, JSON; its SHA-256 is in `found`.
+            now: Unix time, seconds.
+
+        Raises:
+            StateError: If it cannot be written. Nothing has changed then.
+        """
+        after = with_diagnosis(one, found)
+        lasting = self.escalation.incidents.get(one.contract, ())
+        incidents = tuple(after if each.id == one.id else each for each in lasting)
+        state = replace(self.escalation, incidents={**self.escalation.incidents, one.contract: incidents})
+        message = f"{found.by} on incident {one.id}: {found.text}"
+        said = {"incident": one.id, "slice": found.slice, "by": found.by, "message": message}
+        with unit_of_work(self._connection) as unit:
+            self._store.incidents.diagnosed(after, found.evidence, evidence)
+            self.events.record_event(one.contract, found.kind, said, now)
+            unit.on_commit(lambda: setattr(self, "escalation", state))
+        self.announce_all([Announcement("info", f"{one.contract}: {message}", {"kc.contract": one.contract})])
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
         """Alerts that fire, by (contract, clause, slice, severity)."""

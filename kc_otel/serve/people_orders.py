@@ -6,9 +6,13 @@ is meant is not there, a ValueError where something is missing or wrong, and a S
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
@@ -18,9 +22,10 @@ from kc_otel.judge.escalation import people as desk
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.people import Silence
+from kc_otel.judge.incidents.incident import Diagnosis
 from kc_otel.serve.core import Core
 
-__all__ = ["acknowledge", "pin", "silence", "unpin", "unsilence"]
+__all__ = ["acknowledge", "diagnose", "pin", "silence", "unpin", "unsilence"]
 
 
 def acknowledge(
@@ -102,6 +107,35 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     said = {"slice": slice, "by": by, "why": why, "message": f"{by} ended the pin of {where}: {why}"}
     core.amend(contract, "unpinned", said, now, decisions=after)
     return len(before.pins) - len(after.pins)
+
+
+def diagnose(
+    core: Core,
+    id: str,
+    kind: Literal["locate", "remedy"],
+    slice: str,
+    text: str,
+    evidence: Mapping[str, Any],
+    by: str,
+    now: float,
+) -> Diagnosis:
+    """What was found out about an incident stands on it from now on, with its evidence. Returns it."""
+    one = core.incident(id)
+    if one is None:
+        raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
+    if not by.strip() or not text.strip():
+        raise ValueError("say who found out, and what; both are kept")
+    core = core.whole(one.contract)
+    _known(core, one.contract, None, slice)
+    try:
+        content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "evidence: has a number that is not finite, or is too deep; write such numbers as text"
+        ) from None
+    found = Diagnosis(now, kind, slice, text, by, hashlib.sha256(content.encode()).hexdigest())
+    core.diagnose(one, found, content, now)
+    return found
 
 
 def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> None:

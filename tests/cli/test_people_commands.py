@@ -144,6 +144,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
         "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12,
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
+        "diagnoses": [],
     }  # fmt: skip
     overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
     fields = {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}

@@ -164,11 +164,11 @@ def test_stale_table_keeps_its_routes_and_fails_to_the_chosen_side(routed, on_st
 
 def test_directives_are_read_by_contract(contract, make_transition):
     """Sampling, holds, halts and quarantine come with their reasons, and end with them."""
-    asked = make_transition(do=("sample-more", "hold-promotion", "halt", "quarantine-rollouts"))
+    asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
     router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
     assert router.sampling("policy-7b", 0.05) == 1.0
     assert router.halted("policy-7b") == router.held("policy-7b") == "0.008 is above 0.004"
-    assert router.quarantined("policy-7b") == {"code": "0.008 is above 0.004"}
+    assert router.quarantined("policy-7b") == router.to_locate("policy-7b") == {"code": "0.008 is above 0.004"}
     assert (router.sampling("other", 0.05), router.halted("other"), router.held("other")) == (0.05, None, None)
     assert router.quarantined("other") == {}
 

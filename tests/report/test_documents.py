@@ -34,6 +34,9 @@ INCIDENT: dict[str, Any] = {
     "since": 40.0, "contained": None, "until": None, "growth": [[40.0, 1], [70.0, 2]],
     "grew": "1 slice at 00:00, 2 at 00:01 UTC", "kernel_train": "t", "kernel_inference": "b", "clauses": ["tv"],
     "slices": ["code"], "more": 0, "actions": [{"at": 41.0, "kind": "notify", "text": EVIL, "in_force": None}],
+    "diagnoses": [
+        {"at": 60.0, "kind": "locate", "slice": "code", "text": f"layer 3 {EVIL}", "by": "ada", "evidence": "e" * 64},
+    ],
     "cells": [{"clause": "tv", "slice": "code", "since": 40.0, "until": None, "reason": EVIL},
               {"clause": "tv", "slice": "prose", "since": 70.0, "until": 75.0, "reason": EVIL}],
 }  # fmt: skip
@@ -164,6 +167,8 @@ def test_an_incident_has_a_section_with_its_onsets_though_its_events_are_dropped
         in text
     )
     assert "for a time also prose" in text
+    assert "- 1970-01-01 00:01:00 UTC, locate on code by ada: layer 3 " in text
+    assert "(evidence eeeeeeeeeeee)" in text
 
 
 def test_the_contract_and_what_holds_are_spelled_out() -> None:

@@ -12,6 +12,7 @@ class DirectiveKind(StrEnum):
     """What a directive asks for."""
 
     SAMPLING = "sample-more"
+    LOCATE = "locate"
     HOLD_PROMOTION = "hold-promotion"
     QUARANTINE_ROLLOUTS = "quarantine-rollouts"
     RESYNC_WEIGHTS = "resync-weights"
@@ -47,11 +48,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Directive:
-    """What a firing alert asks of recorders, promotion and training loops.
+    """What a firing alert asks of recorders, promotion, training loops and machines that can locate.
 
     Attributes:
         contract: metadata.name.
-        kind: sample-more, hold-promotion, quarantine-rollouts, resync-weights or halt.
+        kind: sample-more, locate, hold-promotion, quarantine-rollouts, resync-weights or halt.
         slice: Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract.
         reason: One sentence; never empty.
         since: Unix time, seconds.

@@ -123,6 +123,11 @@ def _incident(one: Incident | None, base: str, lasting: int, kernels: Iterable[K
             "train": kernel_name(named.get(("train", one.kernel_train), {}), one.kernel_train),
             "inference": kernel_name(named.get(("inference", one.kernel_inference), {}), one.kernel_inference),
         },
+        "diagnoses": [
+            {"kind": each.kind, "slice": each.slice, "text": each.text, "by": each.by, "at": rfc3339(each.at)}
+            | {"url": f"{base}/api/v1/incidents/{one.id}/diagnoses/{each.evidence}" if base else ""}
+            for each in one.diagnoses
+        ],
         "alerts": lasting,
         "url": f"{base}/#/incident/{one.id}" if base else "",
     }

@@ -61,6 +61,7 @@ def _in_words(
         return ActionTaken(one.at, one.kind, f"{where} routed to the training kernel", in_force=held)
     text = {
         "sample-more": "recorders asked to sample more",
+        "locate": "machines asked to locate the operator",
         "hold-promotion": "promotions held",
         "quarantine-rollouts": f"rollouts of {where} quarantined",
         "resync-weights": "trainers asked to send the weights again",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import interval, listed, moment, number, place
 
-__all__ = ["BrokenCell", "Incident", "IncidentAction", "IncidentState", "PersonsWord"]
+__all__ = ["BrokenCell", "Diagnosis", "Incident", "IncidentAction", "IncidentState", "PersonsWord"]
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _TOLD_STEPS: Final = 5
@@ -95,6 +95,27 @@ class PersonsWord:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What somebody, or a program, found out about an incident after looking.
+
+    Attributes:
+        at: Unix time at which it was attached, seconds.
+        kind: `locate` for which operator it is, `remedy` for what to do about it.
+        slice: Slice that was looked at, or `all`.
+        text: In one line.
+        by: Who attached it.
+        evidence: SHA-256 of the evidence, hexadecimal; it is kept apart, under this name.
+    """
+
+    at: float
+    kind: Literal["locate", "remedy"]
+    slice: str
+    text: str
+    by: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """What was broken at one time for one reason on one pair of kernels.
 
@@ -110,6 +131,7 @@ class Incident:
         words: What people did, oldest first.
         contained_at: Unix time since when it is contained, seconds; None while it is not.
         resolved_at: Unix time at which it was over, seconds; None while it lasts.
+        diagnoses: What was found out about it, oldest first.
     """
 
     id: str
@@ -123,6 +145,7 @@ class Incident:
     words: tuple[PersonsWord, ...] = ()
     contained_at: float | None = None
     resolved_at: float | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -138,7 +161,7 @@ class Incident:
     def outline(self) -> tuple[object, ...]:
         """All but the numbers, which change with every evaluation."""
         cells = sorted((one.clause, one.slice, one.since, one.until is None) for one in self.cells)
-        return self.state, cells, self.actions, self.words
+        return self.state, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:

@@ -24,14 +24,22 @@ from kc_otel.judge.decisions.table import DecisionTable, kept_from
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentAction, IncidentState, PersonsWord
+from kc_otel.judge.incidents.incident import (
+    BrokenCell,
+    Diagnosis,
+    Incident,
+    IncidentAction,
+    IncidentState,
+    PersonsWord,
+)
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
 
-__all__ = ["by_urgency", "follow", "with_actions", "with_told", "with_word"]
+__all__ = ["by_urgency", "follow", "with_actions", "with_diagnosis", "with_told", "with_word"]
 
 _BREAKS: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
 _MOST_WORDS: Final = 200
+_MOST_DIAGNOSES: Final = 10
 _URGENT: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 
 Key = tuple[str, str, str]
@@ -129,6 +137,13 @@ def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any],
         return slice in {None, ALL, *slices} and clause in {None, *clauses}
 
     return tuple(replace(one, words=(*one.words, word)[-_MOST_WORDS:]) if concerns(one) else one for one in incidents)
+
+
+def with_diagnosis(one: Incident, found: Diagnosis) -> Incident:
+    """The incident with what was found out about it, said once; the newest are kept."""
+    same = (found.kind, found.slice, found.evidence)
+    others = [each for each in one.diagnoses if (each.kind, each.slice, each.evidence) != same]
+    return replace(one, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
 
 
 def _broken(

@@ -53,6 +53,8 @@ class Role(StrEnum):
     """API, page, `/metrics`, the decision table."""
     ACT = "act"
     """Pins, silences, acknowledgements, resumptions, promotions."""
+    DIAGNOSE = "diagnose"
+    """What locate and remedy found, attached to incidents, and nothing else: for the machine that runs them."""
     PROMPTS = "prompts"
     """Together with `read`: what people asked and were answered, where `serve --worst` shows it."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -42,6 +43,7 @@ _LASTS: Final = 12 * 3600.0
 _SESSIONS: Final = 100
 """Of one token; a browser that logs in once more ends the oldest."""
 _FORM: Final = 4096
+_DIAGNOSES: Final = re.compile(r"/api/v1/incidents/[^/]+/diagnoses")
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC: Final = PUBLIC | {"/handbook"}
 _PUBLIC_BELOW: Final = ("/handbook/", "/page/")
@@ -106,7 +108,8 @@ class GuardedSite:
             await (_to_login() if scope["path"] == "/" and reading else _unknown())(scope, receive, send)
             return
         role = Role.READ if reading else Role.ACT
-        if role not in caller.roles:
+        enough = {role, Role.DIAGNOSE} if not reading and _DIAGNOSES.fullmatch(scope["path"]) else {role}
+        if caller.roles.isdisjoint(enough):
             self._counts.add("api", "forbidden")
             _log.warning("%s (%s) may not %s: %s %s is refused", caller.name, caller.tenant, role, scope["method"],
                          ascii(scope["path"][:200]))  # fmt: skip

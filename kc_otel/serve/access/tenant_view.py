@@ -105,6 +105,14 @@ class TenantView(Core):
         found = self._core.incident(id)
         return found if found is not None and found.contract in self._own else None
 
+    def evidence(self, id: str, digest: str) -> str | None:
+        """Evidence of a diagnosis of an incident; None when there is none, or it is not this tenant's."""
+        return self._core.evidence(id, digest) if self.incident(id) is not None else None
+
+    def diagnose(self, *_args: Any, **_options: Any) -> Never:
+        """Nothing is kept here."""
+        raise TypeError("a tenant's view keeps nothing; use whole()")
+
     def announce_all(self, announcements: Any) -> None:
         """Say what has been written."""
         self._core.announce_all(announcements)

@@ -32,7 +32,9 @@ _ORDER: Final = 64 * 1024
 """Bytes of anything that people say."""
 _EVIDENCE: Final = 40 * 1024 * 1024
 """Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
-_PROMOTIONS: Final = "/api/v1/promotions/"
+_DIAGNOSIS: Final = 4 * 1024 * 1024
+"""Bytes of what locate or remedy found, every boundary of a model of a hundred layers among it."""
+_LARGER: Final = {"/api/v1/promotions/": _EVIDENCE, "/api/v1/incidents/": _DIAGNOSIS}
 _SLOWEST: Final = 30.0
 """Seconds that a body may take once its headers are there."""
 
@@ -90,7 +92,7 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = _EVIDENCE if scope["path"].startswith(_PROMOTIONS) else _ORDER
+        limit = next((size for path, size in _LARGER.items() if scope["path"].startswith(path)), _ORDER)
         said = f"the body is larger than {limit:,} bytes, which nothing that is said here needs"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:

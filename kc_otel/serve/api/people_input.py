@@ -6,15 +6,17 @@ made as large, and as hostile, as one likes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Final
 
+from fastapi import HTTPException
 from pydantic import AfterValidator, Field
 
 from kc_otel.contract.plain_text import is_plain
 
-__all__ = ["SIGNER", "Name", "Reason", "Signature", "Until", "refusals"]
+__all__ = ["SIGNER", "Name", "Reason", "Signature", "Until", "answered", "refusals"]
 
 _YEAR_10000: Final = 253_402_300_800.0
 _SHOWN: Final = 5
@@ -61,6 +63,17 @@ def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
     said = [f"{_place(error['loc'][1:])}: {error['msg'].removeprefix('Value error, ')}" for error in errors]
     more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
     return "; ".join(said[:_SHOWN]) + more
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Errors as the API says them."""
+    try:
+        yield
+    except LookupError as error:
+        raise HTTPException(404, str(error.args[0])) from None
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
 
 
 def _place(loc: tuple[Any, ...]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.people import Acknowledgement, Silence
 from kc_otel.serve.api.people_input import Name, Reason, Signature, Until
 
@@ -14,6 +15,7 @@ __all__ = [
     "Acknowledged",
     "AlertList",
     "AlertView",
+    "DiagnosisRequest",
     "DryRun",
     "EndRequest",
     "PinRequest",
@@ -109,6 +111,22 @@ class SilenceList(_View):
     """SilenceList in force."""
 
     silences: list[Silence]
+
+
+class DiagnosisRequest(_View):
+    """What locate or remedy found out about an incident."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    kind: Literal["locate", "remedy"]
+    text: Annotated[Reason, Field(min_length=1)]
+    """What was found, on one line: it stands on the page, in reports and in messages."""
+    evidence: dict[str, Any]
+    """What it rests on; a number that is not finite is written as text."""
+    by: Signature
+    """Who, or what program, has found it."""
+    slice: Name = ALL
+    """The slice that was looked at."""
 
 
 class EndRequest(_Signed):

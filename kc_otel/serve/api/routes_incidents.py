@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import Status
+from kc_otel.serve import people_orders as people
+from kc_otel.serve.api.people_input import answered
+from kc_otel.serve.api.people_views import DiagnosisRequest
 from kc_otel.serve.api.views import IncidentList, IncidentView
 from kc_otel.serve.core import Core
 
@@ -44,6 +48,22 @@ def incident_routes(core: Core) -> APIRouter:
         (view,) = incident_views(core, [found], whole=True)
         return view
 
+    @router.post("/{id}/diagnoses")
+    async def diagnose(id: str, request: DiagnosisRequest) -> Diagnosis:
+        """What locate or remedy found out stands on the incident from now on, also when it is over."""
+        with answered():
+            return people.diagnose(
+                core, id, request.kind, request.slice, request.text, request.evidence, request.by, time.time()
+            )
+
+    @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
+    async def rests_on(id: str, evidence: str) -> Response:
+        """What a diagnosis rests on, byte for byte: `evidence` is its SHA-256."""
+        found = core.evidence(id, evidence)
+        if found is None:
+            raise HTTPException(404, f"no such evidence of incident {id[:40]!r}")
+        return Response(found, media_type="application/json")
+
     return router
 
 
@@ -76,4 +96,5 @@ def _view(core: Core, one: Incident, waiting: dict[str, float], *, whole: bool) 
         cells=list(cells),
         more=len(every) - len(cells),
         actions=list(actions_taken(one, core.decisions, waiting)),
+        diagnoses=list(one.diagnoses),
     )

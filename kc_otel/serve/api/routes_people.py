@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Query
 
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.people_input import Name
+from kc_otel.serve.api.people_input import Name, answered
 from kc_otel.serve.api.people_views import (
     Acknowledged,
     AcknowledgeRequest,
@@ -53,7 +52,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/alerts/acknowledge", tags=["people"])
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
         """Somebody is at work on alerts that fire: they go on firing, and their reminders stop."""
-        with _answered():
+        with answered():
             taken = people.acknowledge(
                 core, request.contract, request.clause, request.slice, request.by, request.why, time.time()
             )
@@ -68,7 +67,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/silences", tags=["people"])
     async def silence(request: SilenceRequest) -> Silence:
         """Nobody is told of some alerts until a time: no webhook, no log record. Everything else goes on."""
-        with _answered():
+        with answered():
             return people.silence(
                 core, request.contract, request.clause, request.slice, request.until, request.by, request.why,
                 time.time(),
@@ -77,13 +76,13 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/silences/{silence}/end", tags=["people"])
     async def unsilence(silence: Name, request: EndRequest) -> Silence:
         """A person ends a silence before its time; what still fires is said with the next evaluation."""
-        with _answered():
+        with answered():
             return people.unsilence(core, silence, request.by, request.why, time.time())
 
     @router.post("/decisions/pin", tags=["decisions"])
     async def pin(request: PinRequest) -> Pinned:
         """A person decides which kernel serves a slice; that wins over every route."""
-        with _answered():
+        with answered():
             people.pin(
                 core, request.contract, request.slice, request.kernel, request.until, request.by, request.why,
                 time.time(),
@@ -94,7 +93,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.post("/decisions/unpin", tags=["decisions"])
     async def unpin(request: UnpinRequest) -> Pinned:
         """A person ends pins; routes that are in force hold again."""
-        with _answered():
+        with answered():
             ended = people.unpin(core, request.contract, request.slice, request.by, request.why, time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
@@ -105,17 +104,6 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         return DryRun(contracts=sorted(core.dry_run), decisions=to_plain(core.escalation.dry_run_decisions))
 
     return router
-
-
-@contextmanager
-def _answered() -> Iterator[None]:
-    """Errors as the API says them."""
-    try:
-        yield
-    except LookupError as error:
-        raise HTTPException(404, str(error.args[0])) from None
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from None
 
 
 def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> AlertView:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from kc_otel.contract.clause import About
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.actions_taken import ActionTaken
-from kc_otel.judge.incidents.incident import BrokenCell, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.serve.api.people_input import Name, Reason, Signature
@@ -201,6 +201,8 @@ class IncidentView(_View):
     more: int
     """Cells beyond those."""
     actions: list[ActionTaken]
+    diagnoses: list[Diagnosis]
+    """What was found out about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` has what it rests on."""
 
 
 class IncidentList(_View):

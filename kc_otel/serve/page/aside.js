@@ -20,6 +20,7 @@ const REMEDIES = {
 const FEW = 6; // routes that are listed one by one
 const ASKED = {
   "sample-more": "Recorders are asked to sample more",
+  locate: "Machines are asked to locate the operator",
   "hold-promotion": "Promotions are held",
   "quarantine-rollouts": "Rollouts are quarantined",
   "resync-weights": "Trainers are asked to send the weights again",
@@ -37,6 +38,7 @@ export function unheard(one, health, now) {
 
 const NOBODY = {
   "sample-more": "no recorder follows this evaluator (recorder.follow)",
+  locate: "no machine runs kc-otel locate --follow",
   "quarantine-rollouts": "no training loop keeps them out (recorder.follow)",
   "resync-weights": "no training loop can send them (recorder.follow with send_weights)",
   halt: "no training loop asks whether it should stop (recorder.follow)",

@@ -83,6 +83,7 @@ const DONE = {
   notify: "announced in the log",
   route: "routed to the training kernel",
   "sample-more": "recorders asked to sample more",
+  locate: "machines asked to locate the operator",
   "hold-promotion": "promotions held",
   "quarantine-rollouts": "rollouts quarantined",
   "resync-weights": "trainers asked to send the weights again",

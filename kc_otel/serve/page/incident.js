@@ -2,7 +2,7 @@
 
 import { byId, el, fill } from "./dom.js";
 import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
-import { actionsTaken, badge, grown } from "./overview.js";
+import { actionsTaken, badge, diagnoses, grown } from "./overview.js";
 
 const REFRESH = 5000; // milliseconds
 
@@ -57,6 +57,8 @@ function show(one, state) {
     one.until && ["Until", el("time", { datetime: iso(one.until) }, clock(one.until))],
     one.growth.length > 1 && ["It grew", grown(one)],
     ["On kernel", kernel(contract, "inference", one.kernel_inference), el("span", { class: "quiet" }, ` against ${kernel(contract, "train", one.kernel_train)}`)],
+    one.diagnoses.length > 0 && ["What was found", diagnoses(one)],
+    one.status === "FAIL" && !one.diagnoses.length && ["Which operator", el("code", {}, `kc-otel locate CONTRACT --incident ${one.id} --url ${location.origin} --train … --infer … --sequences …`)],
     ["What was done", actionsTaken(one)],
   ].filter(Boolean);
   fill(byId("incident-body"),

@@ -114,6 +114,7 @@ function card(one, contracts, place) {
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one), one.growth.length > 1 && el("span", { class: "quiet" }, grown(one))),
       fact("On kernel", inference, place ? `, in ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
+      one.diagnoses.length > 0 && fact("What was found", diagnoses(one)),
       fact("What was done", actionsTaken(one))));
 }
 
@@ -167,6 +168,16 @@ export function actionsTaken(one) {
     action.in_force === true && el("span", { class: "tag" }, "in force"),
     action.in_force === false && el("span", { class: "tag over" }, "no longer"))));
 }
+
+/** What locate and remedy found out, each with what it rests on. */
+export function diagnoses(one) {
+  return el("ul", { class: "actions-taken" }, one.diagnoses.map((each) => el("li", {},
+    el("strong", {}, FOUND[each.kind] ?? each.kind), " ", each.text, " ",
+    el("a", { href: `/api/v1/incidents/${one.id}/diagnoses/${each.evidence}` }, "evidence"),
+    el("span", { class: "quiet" }, ` ${each.by}, `, el("time", { datetime: iso(each.at) }, clock(each.at))))));
+}
+
+const FOUND = { locate: "Which operator:", remedy: "Remedy:" };
 
 const IN_FORCE = {
   route: ["Still routed", (one) => `kc-otel resume ${one.contract} --slice ${one.slice} --why …`],

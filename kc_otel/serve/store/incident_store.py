@@ -33,6 +33,10 @@ class IncidentStore:
             "content TEXT NOT NULL) STRICT"
         )
         connection.execute("CREATE INDEX IF NOT EXISTS incidents_resolved ON incidents (resolved)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS diagnoses (incident TEXT NOT NULL, digest TEXT NOT NULL, "
+            "evidence TEXT NOT NULL, PRIMARY KEY (incident, digest)) STRICT"
+        )
 
     def save(self, before: Sequence[Incident], after: Sequence[Incident]) -> None:
         """Write those that are not what they were."""
@@ -48,6 +52,7 @@ class IncidentStore:
                 "(SELECT resolved FROM incidents WHERE resolved IS NOT NULL ORDER BY resolved DESC LIMIT 1 OFFSET ?)",
                 (self._keep,),
             )
+            self._connection.execute("DELETE FROM diagnoses WHERE incident NOT IN (SELECT id FROM incidents)")
 
     def end_others(self, contracts: Collection[str], now: float) -> None:
         """What lasts of contracts that are no longer served is over."""
@@ -77,6 +82,23 @@ class IncidentStore:
         """One by its id, as it was written last; None when there is none."""
         row = self._connection.execute("SELECT content FROM incidents WHERE id = ?", (id,)).fetchone()
         return None if row is None else read_json(Incident, row[0])
+
+    def diagnosed(self, one: Incident, digest: str, evidence: str) -> None:
+        """Write an incident that has a new diagnosis, and its evidence; that of diagnoses that it lost is dropped."""
+        self._write([one])
+        self._connection.execute("INSERT OR REPLACE INTO diagnoses VALUES (?, ?, ?)", (one.id, digest, evidence))
+        known = [each.evidence for each in one.diagnoses]
+        self._connection.execute(
+            f"DELETE FROM diagnoses WHERE incident = ? AND digest NOT IN ({', '.join('?' * len(known))})",  # noqa: S608 - marks only
+            (one.id, *known),
+        )
+
+    def evidence(self, id: str, digest: str) -> str | None:
+        """The evidence of one of an incident's diagnoses, JSON; None when there is none."""
+        row = self._connection.execute(
+            "SELECT evidence FROM diagnoses WHERE incident = ? AND digest = ?", (id, digest)
+        ).fetchone()
+        return None if row is None else str(row[0])
 
     def _write(self, incidents: Iterable[Incident]) -> None:
         self._connection.executemany(

@@ -10,7 +10,7 @@ from kc_otel.judge.decisions.table import DecisionTable, DirectiveKind, apply, f
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
 
 EVERYTHING = (
-    "notify", "sample-more", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",
+    "notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",
     {"route": "train-kernel"},
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ ACCESS = {
 METHODS = ("get", "post", "put", "patch", "delete", "options")
 KNOWN = {
     "contract": "policy", "clause": "token-tv", "slice": "code", "kernel": "v2", "stage": "canary", "id": "none",
-    "silence": "none", "number": "1", "share": "code=0.5",
+    "silence": "none", "number": "1", "share": "code=0.5", "evidence": "none",
 }  # fmt: skip
 """Of parameters that have no default."""
 HOSTILE = ("", "nan", "inf", "-inf", "-1", "1e400", "9" * 40, "\x00", "a\u202eb", "%ff", "x" * 5000, "[]", "ß")
@@ -147,7 +147,11 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     assert busy.ask(promotion, "get").status_code == 200
     assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 409
     (incident,) = busy.ask("/api/v1/incidents", "get").json()["incidents"]
-    assert busy.ask("/api/v1/incidents/{id}", "get", values={"id": incident["id"]}).status_code == 200
+    named = {"id": incident["id"]}
+    assert busy.ask("/api/v1/incidents/{id}/diagnoses", "post", values=named).status_code == 200
+    (found,) = busy.ask("/api/v1/incidents/{id}", "get", values=named).json()["diagnoses"]
+    path = "/api/v1/incidents/{id}/diagnoses/{evidence}"
+    assert busy.ask(path, "get", values={**named, "evidence": found["evidence"]}).json() == {"found": []}
     # Who asks has no token that may read prompts.
     assert [path for (path, _), status in answers.items() if status == 403] == ["/api/v1/worst"]
     assert {status for (_, method), status in answers.items() if method == "get"} == {200, 403, 404}
@@ -229,7 +233,7 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
 
         monkeypatch.setattr(Core, "resume", raising)
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
-        for name in ("acknowledge", "silence", "unsilence", "pin", "unpin"):
+        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin"):
             monkeypatch.setattr(people_orders, name, raising)
         for path in GOOD:
             answer = asked.ask(path, "post")

@@ -34,6 +34,9 @@ GOOD = {
     "/api/v1/decisions/unpin": {"contract": "policy", "slice": "code", **SIGNED},
     "/api/v1/decisions/resume": {"contract": "policy", "slice": "code", **SIGNED},
     "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", "position": "shadow", **SIGNED},
+    "/api/v1/incidents/{id}/diagnoses": {
+        "kind": "locate", "slice": "code", "text": "layer 3", "by": "ada", "evidence": {"found": []},
+    },
 }  # fmt: skip
 """A body that has every text of each POST; the first six are refused, if at all, for what they ask only."""
 FIELDS = [(path, name) for path, body in GOOD.items() for name, value in body.items() if isinstance(value, str)]
@@ -86,7 +89,7 @@ def fresh_client(fresh_core: Core) -> Iterator[TestClient]:
 
 def post(client: TestClient, path: str, body: Any) -> Any:
     """As a hostile sender does: JSON with whatever escapes it takes."""
-    where = path.format(silence="none", contract="policy", kernel="v2")
+    where = path.format(silence="none", contract="policy", kernel="v2", id="none")
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return client.post(where, content=raw, headers={"content-type": "application/json"})
 
@@ -171,10 +174,10 @@ def test_unknown_keys_are_refused(client: TestClient, core: Core, path: str) -> 
 @pytest.mark.parametrize("declared", [True, False])
 def test_large_bodies_are_not_read(client: TestClient, path: str, declared: bool) -> None:
     """One that says how large it is, and one that does not; evidence of a gate may be larger than words."""
-    limit = (40 << 20) if "promotions" in path else (64 << 10)
+    limit = (40 << 20) if "promotions" in path else (4 << 20) if "incidents" in path else (64 << 10)
     piece = b" " * (1 << 20)
     count = limit // len(piece) + 1
-    where = path.format(silence="none", contract="policy", kernel="v2")
+    where = path.format(silence="none", contract="policy", kernel="v2", id="none")
     content = piece * count if declared else iter([piece] * count)
     assert refused(client.post(where, content=content, headers={"content-type": "application/json"}), 413)
 

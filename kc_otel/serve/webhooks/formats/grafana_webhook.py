@@ -19,6 +19,8 @@ def body(stored: Mapping[str, Any]) -> dict[str, Any]:
     title = f"[{stored['status'].upper()}:{many or len(stored['alerts'])}] {stored['groupLabels']['contract']}"
     if incident is not None:
         title += f": {incident['headline']}"
+    found = [] if incident is None else [f"{each['kind']}: {each['text']}" for each in incident["diagnoses"]]
+    said = [f"{one['annotations']['summary']}. {one['annotations']['description']}" for one in stored["alerts"]]
     return {
         "receiver": stored["receiver"],
         "status": stored["status"],
@@ -35,9 +37,7 @@ def body(stored: Mapping[str, Any]) -> dict[str, Any]:
         "truncatedAlerts": stored["truncatedAlerts"],
         "title": title,
         "state": "alerting" if stored["status"] == "firing" else "ok",
-        "message": "\n".join(
-            f"{alert['annotations']['summary']}. {alert['annotations']['description']}" for alert in stored["alerts"]
-        ),
+        "message": "\n".join([*found, *said]),
     }
 
 

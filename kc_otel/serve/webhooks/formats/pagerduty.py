@@ -41,7 +41,9 @@ def _of_incident(body: Mapping[str, Any], incident: Mapping[str, Any], routing_k
     severities = {cell["step"]["severity"] for cell in contract["cells"]}
     runbook = body["alerts"][0]["annotations"].get("runbook_url", "")
     links = [(incident["url"], "incident"), (runbook, "runbook")]
-    details = {name: incident[name] for name in ("state", "extents", "grew", "slices", "kernels", "alerts")}
+    details = {
+        name: incident[name] for name in ("state", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
+    }
     return event | {
         "payload": {
             "summary": f"{contract['name']}: {incident['headline']}"[:_SUMMARY],

@@ -49,6 +49,8 @@ def _of_incident(body: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[s
     blocks: list[dict[str, Any]] = [_section(f"*{_escaped(title)}*")]
     if lines and body["status"] == "firing":
         blocks.append(_section("\n".join(lines)))
+    if found := [f"*{each['kind']}*: {_escaped(each['text'])}" for each in incident["diagnoses"]]:
+        blocks.append(_section("\n".join(found)))
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": "; ".join(facts)}]})
     if shown:
         blocks.append(_section(shown))

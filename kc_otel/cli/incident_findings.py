@@ -1,0 +1,87 @@
+"""Which incident of an evaluator `locate` and `remedy` look at, and how the answer gets there."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from kc_otel.cli.terminal import refuse
+from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
+
+__all__ = ["By", "FailingCell", "IncidentId", "attach", "failing_cell"]
+
+WORST: Final = "worst"
+
+IncidentId = Annotated[
+    str | None,
+    typer.Option(
+        "--incident",
+        metavar="ID",
+        help="Look at the worst cell of this incident of the evaluator, and put the answer on it; `worst` for the "
+        "contract's most urgent one.",
+    ),
+]
+By = Annotated[str | None, typer.Option(help="Who; the login name by default.")]
+
+
+@dataclass(frozen=True, slots=True)
+class FailingCell:
+    """The cell of an incident that is looked at.
+
+    Attributes:
+        incident: Id of the incident.
+        clause: Its worst clause.
+        slice: The slice where that is worst; `all` only where it is broken nowhere else.
+    """
+
+    incident: str
+    clause: str
+    slice: str
+
+
+def failing_cell(url: str, contract: Contract, wanted: str) -> FailingCell:
+    """The cell of an incident that is farthest beyond its limit; ends the program where there is none."""
+    from kc_otel.cli.api_client import get  # noqa: PLC0415 - a quick --help
+
+    if wanted == WORST:
+        found = get(url, "/api/v1/incidents", contract=contract.name)["incidents"]
+        found = [one for one in found if one["on"] == "fail" and one["until"] is None]
+        if not found:
+            refuse(
+                f"--incident: nothing of {contract.name} is broken at {url}; give the id of an incident that is over"
+            )
+        one = found[0]
+    else:
+        one = get(url, f"/api/v1/incidents/{wanted}")
+    if one["contract"] != contract.name:
+        refuse(f"--incident: {one['id']} is of contract {one['contract']}, and this is {contract.name}")
+    if one["on"] != "fail":
+        refuse(f"--incident: {one['id']} says: {one['headline']}; there is no drift to look for")
+    cells = one["cells"]
+    cell = next((each for each in cells if each["slice"] != ALL), cells[0])
+    return FailingCell(one["id"], cell["clause"], cell["slice"])
+
+
+def attach(
+    url: str,
+    incident: str,
+    kind: Literal["locate", "remedy"],
+    slice: str,
+    text: str,
+    evidence: Mapping[str, Any],
+    by: str | None,
+) -> str:
+    """Put an answer on an incident; says where it stands now, for a terminal."""
+    from kc_otel.cli.api_client import post  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.plain_text import plain  # noqa: PLC0415
+
+    said = {"kind": kind, "slice": slice, "text": plain(text)[:2000], "by": by or getpass.getuser()}
+    evidence = json.loads(json.dumps(evidence, allow_nan=False))
+    found = post(url, f"/api/v1/incidents/{incident}/diagnoses", {**said, "evidence": evidence})
+    return f"on incident {incident}: {url.rstrip('/')}/#/incident/{incident} (evidence {found['evidence'][:12]})"

@@ -1,0 +1,130 @@
+"""`kc-otel locate --follow`: waits until a policy asks which operator it is, and looks when nothing else wants the CPU.
+
+Each incident is looked at once, in a process of its own that ends with its budget. It is what the operating system
+calls idle (Linux; elsewhere it has the lowest priority), so that it takes what others leave. What goes wrong is put on
+the incident too: an answer that never comes would look like one that is still to come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import typer
+
+from kc_otel.contract.units import format_duration
+
+__all__ = ["Follower", "give_way", "run_within"]
+
+_log: Final = logging.getLogger("kc_otel.locate")
+_ANSWERED: Final = frozenset({0, 1})
+"""Exit codes of a run that has put its answer on the incident."""
+
+
+class Follower:
+    """Looks at each incident of a contract once, while it is asked for.
+
+    Args:
+        asked: Slices to locate, each with the reason; empty while nothing is asked for.
+        incidents: The contract's incidents that last, as the API has them.
+        look: Looks at an incident by its id; None where its answer is there, else why there is none.
+        fail: Puts a reason on an incident by its id.
+    """
+
+    def __init__(
+        self,
+        asked: Callable[[], Mapping[str, str]],
+        incidents: Callable[[], Sequence[Mapping[str, Any]]],
+        look: Callable[[str], str | None],
+        fail: Callable[[str, str], object],
+    ) -> None:
+        self._asked, self._incidents, self._look, self._fail = asked, incidents, look, fail
+        self._done: set[str] = set()
+
+    def step(self) -> str | None:
+        """Look at the most urgent incident that nobody has looked at. Returns its id; None where there is none."""
+        if not self._asked():
+            return None
+        for one in self._incidents():
+            located = any(each["kind"] == "locate" for each in one["diagnoses"])
+            if one["on"] == "fail" and one["until"] is None and not located and one["id"] not in self._done:
+                break
+        else:
+            return None
+        found = str(one["id"])
+        self._done.add(found)
+        _log.info("looking at incident %s: %s", found, one["headline"])
+        if (why := self._look(found)) is not None:
+            _log.warning("incident %s: %s", found, why)
+            self._fail(found, why)
+        return found
+
+    def run(self, stop: threading.Event, every: float = 2.0) -> None:
+        """Look whenever it is asked for, until stopped; an evaluator that is gone is asked again."""
+        while not stop.is_set():
+            try:
+                self.step()
+            except typer.Exit:  # said already
+                stop.wait(15.0)
+            stop.wait(every)
+
+
+def give_way() -> None:
+    """From now on this process and what it starts run when nothing else wants the CPU."""
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:
+    """Run `kc-otel` with these arguments for at most so many seconds.
+
+    Args:
+        command: The arguments.
+        budget: Seconds.
+        stop: Ends it before its time.
+
+    Returns:
+        None where it has answered; else why not.
+    """
+    process = subprocess.Popen(  # noqa: S603 - this program
+        [sys.executable, "-m", "kc_otel", *command],
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        threading.Thread(target=_end_on, args=(process, stop), daemon=True).start()
+        try:
+            _, said = process.communicate(timeout=budget)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
+    if process.returncode in _ANSWERED:
+        return None
+    if stop.is_set():
+        return "not located: the machine that looked was stopped"
+    lines = [line for line in said.splitlines() if line.strip()]
+    return f"not located: {lines[-1].strip() if lines else f'it ended with {process.returncode}'}"
+
+
+def _end_on(process: subprocess.Popen[str], stop: threading.Event) -> None:
+    while process.poll() is None:
+        if stop.wait(0.5):
+            _kill(process)
+            return
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # an engine's workers, too

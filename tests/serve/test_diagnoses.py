@@ -1,0 +1,172 @@
+"""What locate and remedy found stands on the incident: in the API, in events, in the next message, after a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.access.access_file import AccessFile, digest_of
+from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.tenant_view import TenantView
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.self_metrics import read
+from kc_otel.serve.webhooks.formats import grafana_webhook, pagerduty, slack
+
+FOUND = {
+    "kind": "locate",
+    "slice": "code",
+    "text": "first divergence: layer 3, qkv_proj, module layers.3.qkv <!channel>",
+    "by": "ada",
+    "evidence": {"findings": [1, 2], "floor": "inf"},
+}
+
+
+@pytest.fixture
+def failing(make_core, drift):
+    core = make_core()
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    return core
+
+
+def api_of(core):
+    return make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+
+
+def attached(core, **changed):
+    (one,) = core.incidents()
+    return TestClient(api_of(core)).post(f"/api/v1/incidents/{one.id}/diagnoses", json=FOUND | changed)
+
+
+def last_body(core):
+    return json.loads(core.outbox.messages()[0].body)
+
+
+def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
+    """The evidence is what its digest says; the list of incidents and the overview have the sentence too."""
+    answer = attached(failing)
+    assert answer.status_code == 200
+    client, (one,) = TestClient(api_of(failing)), failing.incidents()
+    for path in (f"/api/v1/incidents/{one.id}", "/api/v1/incidents", "/api/v1/overview"):
+        got = client.get(path).json()
+        (found,) = got.get("incidents", [got])[0]["diagnoses"]
+        assert (found["text"], found["by"], found["slice"]) == (FOUND["text"], "ada", "code")
+    evidence = client.get(f"/api/v1/incidents/{one.id}/diagnoses/{found['evidence']}")
+    assert evidence.json() == FOUND["evidence"]
+    assert hashlib.sha256(evidence.content).hexdigest() == found["evidence"]
+    (event,) = [each for each in failing.events.newest(limit=100) if each.kind == "locate"]
+    assert event.message == f"ada on incident {one.id}: {FOUND['text']}"
+
+
+def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, open_file, tmp_path):
+    """While it lasts, and when it is over; it can be attached then, too."""
+    first = make_core(open_file(tmp_path / "state.db"))
+    first.metrics(drift(0.3))
+    now = time.time()
+    first.tick(now)
+    (one,) = first.incidents()
+    digest = attached(first).json()["evidence"]
+    first._connection.close()
+    second = make_core(open_file(tmp_path / "state.db"))
+    assert [each.text for each in second.incident(one.id).diagnoses] == [FOUND["text"]]
+    assert json.loads(second.evidence(one.id, digest)) == FOUND["evidence"]
+    second._store.incidents.end_others((), now + 1)
+    second.escalation = second._store.begin({}, frozenset(), now + 1)
+    assert second.incidents() == ()
+    client = TestClient(api_of(second))
+    path = f"/api/v1/incidents/{one.id}/diagnoses"
+    assert client.post(path, json=FOUND | {"kind": "remedy"}).status_code == 200
+    assert [each["kind"] for each in client.get(f"/api/v1/incidents/{one.id}").json()["diagnoses"]] == [
+        "locate",
+        "remedy",
+    ]
+    assert second.incidents() == ()
+
+
+def test_the_next_message_says_it(failing):
+    """In our own body with a link, in Slack's with its control characters escaped, in PagerDuty's and Grafana's."""
+    digest = attached(failing).json()["evidence"]
+    (one,) = failing.incidents()
+    before = len(failing.outbox.messages())
+    for minutes in range(1, 251):
+        failing.tick(time.time() + 60 * minutes)
+    assert len(failing.outbox.messages()) == before + 1
+    body = last_body(failing)
+    (found,) = body["kernelContract"]["incident"]["diagnoses"]
+    assert found["url"] == f"http://evaluator/api/v1/incidents/{one.id}/diagnoses/{digest}"
+    assert "&lt;!channel&gt;" in json.dumps(slack.message(body))
+    assert "<!channel>" not in json.dumps(slack.message(body))
+    assert pagerduty.events(body, "key")[0]["payload"]["custom_details"]["diagnoses"][0]["text"] == FOUND["text"]
+    assert grafana_webhook.body(body)["message"].startswith(f"locate: {FOUND['text']}\n")
+
+
+def test_what_cannot_be_kept_is_refused(failing):
+    """Of an unknown slice or kind, with numbers that JSON has not, without words; nothing is written."""
+    for changed, status in (
+        ({"slice": "elsewhere"}, 404),
+        ({"kind": "guess"}, 422),
+        ({"text": " "}, 422),
+        ({"by": ""}, 422),
+    ):
+        assert attached(failing, **changed).status_code == status, changed
+    (one,) = failing.incidents()
+    body = json.dumps(FOUND).replace('"inf"', "Infinity")
+    client = TestClient(api_of(failing))
+    said = client.post(
+        f"/api/v1/incidents/{one.id}/diagnoses", content=body, headers={"content-type": "application/json"}
+    )
+    assert said.status_code == 422
+    assert one.diagnoses == failing.incidents()[0].diagnoses == ()
+
+
+def test_only_the_newest_are_kept_and_the_same_is_kept_once(failing):
+    """A worker that repeats itself fills neither the page nor the disk; evidence goes with what it was of."""
+    for number in range(12):
+        attached(failing, evidence={"number": number})
+        attached(failing, evidence={"number": number})
+    (one,) = failing.incidents()
+    assert len(one.diagnoses) == 10
+    kept = failing._connection.execute("SELECT evidence FROM diagnoses").fetchall()
+    assert sorted(json.loads(text)["number"] for (text,) in kept) == list(range(2, 12))
+
+
+def test_a_token_for_diagnoses_is_good_for_nothing_else(failing, tmp_path):
+    """May attach to its tenant's incidents, and pins nothing; another tenant's incident is not there."""
+    tokens = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("worker", "stranger", "reader")}
+    entries = [
+        {"name": "worker", "tenant": "own", "may": ["read", "diagnose"], "sha256": digest_of(tokens["worker"])},
+        {"name": "stranger", "tenant": "none", "may": ["read", "act"], "sha256": digest_of(tokens["stranger"])},
+        {"name": "reader", "tenant": "own", "may": ["read"], "sha256": digest_of(tokens["reader"])},
+    ]
+    path = tmp_path / "access.yaml"
+    path.write_text(yaml.safe_dump({"tenants": {"own": ["policy"], "none": []}, "tokens": entries}))
+    site = GuardedSite(
+        AccessFile(path, failing.contracts),
+        lambda contracts: api_of(TenantView(failing, contracts or ())),
+        RequestCounts(),
+        secure=False,
+    )
+    client, (one,) = TestClient(site), failing.incidents()
+
+    def ask(who, where, body):
+        return client.post(where, json=body, headers={"authorization": f"Bearer {tokens[who]}"}).status_code
+
+    attach, pin = f"/api/v1/incidents/{one.id}/diagnoses", "/api/v1/decisions/pin"
+    pinned = {"contract": "policy", "slice": "code", "kernel": "train-kernel", "by": "ada", "why": "why"}
+    assert [ask(who, attach, FOUND) for who in ("worker", "stranger", "reader")] == [200, 404, 403]
+    assert ask("worker", pin, pinned) == 403
+    (found,) = failing.incidents()[0].diagnoses
+    assert found.by == "worker (as ada)"
+    read_by = {
+        who: client.get(f"{attach}/{found.evidence}", headers={"authorization": f"Bearer {tokens[who]}"}).status_code
+        for who in ("worker", "stranger")
+    }
+    assert read_by == {"worker": 200, "stranger": 404}
