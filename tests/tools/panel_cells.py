@@ -25,7 +25,7 @@ CODES = (Status.PASS, Status.INCONCLUSIVE, Status.NO_DATA, Status.FAIL)
 SEVERITIES = ("info", "warning", "critical")
 BITS = {
     "halt": 64, "route": 32, "quarantine-rollouts": 16, "hold-promotion": 8, "resync-weights": 4, "sample-more": 2,
-    "notify": 1, "webhook": 1,
+    "locate": 2, "notify": 1, "webhook": 1,
 }  # fmt: skip
 """By kind of action; telling people is one, in whichever way."""
 

@@ -60,7 +60,7 @@ ACTION_BITS: Final = (
     ("quarantine", "quarantine-rollouts", "roll-outs quarantined"),
     ("hold", "hold-promotion", "promotion held"),
     ("resync", "resync-weights", "weights asked for again"),
-    ("sample", "sample-more", "measuring more"),
+    ("sample", "sample-more|locate", "looking closer"),
     ("tell", "notify|webhook:.*", "people told"),
 )
 """(name, regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""

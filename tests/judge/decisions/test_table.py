@@ -80,7 +80,7 @@ def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transiti
     both = [make_transition(do=EVERYTHING), make_transition(do=EVERYTHING, slice="all")]
     table = apply(DecisionTable(), both, contract, 100)
     assert {one.kind for one in table.directives} == set(DirectiveKind)
-    assert len(table.directives) == 10
+    assert len(table.directives) == 12
     table = apply(table, [make_transition("resolved", do=EVERYTHING)], contract, 200)
     assert {one.slice for one in table.directives} == {"all"}
     table = apply(table, [make_transition("resolved", do=EVERYTHING, slice="all")], contract, 200)
