@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["format_duration", "parse_duration", "parse_limit"]
@@ -47,6 +48,7 @@ def parse_duration(text: object) -> float:
     return seconds
 
 
+@lru_cache(maxsize=256)
 def format_duration(seconds: float) -> str:
     """The shortest way to write `seconds` with whole numbers of d, h, m, s, ms, us and ns."""
     rest = Decimal(repr(float(seconds)))

@@ -19,6 +19,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series, rings
 from kc_otel.judge.fail_evidence import other_side
+from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.points import INVALID, series_name
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
@@ -44,10 +45,11 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
     for clause in contract.clauses:
         metric = metric_name(clause)
         without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
+        oldest = _oldest(state, now)
         pairs, silence = _current(state, clause, metric, now, listening_since)
         for slice in (ALL, *contract.slices):
             here = state.pairs(metric, slice)
-            present = {pair for pair in pairs if pair in here and _covered(here[pair], now)}
+            present = {pair for pair in pairs if pair in here and here[pair].newest >= oldest}
             crowded = {pair for place, pair in without_room if place == slice and pair not in here}
             for pair in sorted(crowded):
                 cell = Cell(contract.name, clause.id, slice, *pair)
@@ -62,7 +64,9 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
                     absence = silence or f"no observations of {metric} on slice {slice} in {span}"
                     yield Evidence(cell, clause, _nothing, absence, alarm, observed=pair in here)
                 else:
-                    yield Evidence(cell, clause, partial(_sample, here[pair], now, opposite), alarm=alarm)
+                    windows = _Windows(here[pair], now, opposite)
+                    parts = windows.parts if opposite is None else None
+                    yield Evidence(cell, clause, windows.sample, alarm=alarm, parts=parts)
 
 
 def _current(
@@ -136,9 +140,10 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
     return ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
 
 
-def _covered(series: Series, now: float) -> bool:
-    ring = series.rings[LONG]
-    return ring.index(series.newest) > ring.index(now) - ring.size
+def _oldest(state: ContractState, now: float) -> float:
+    """Where the long window begins, Unix seconds."""
+    ring = state.template[LONG]
+    return (ring.index(now) - ring.size + 1) * ring.width
 
 
 def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
@@ -147,15 +152,33 @@ def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> S
     return None if name is None else state.pairs(name, slice).get(pair) or Series(rings(state.contract))
 
 
-def _sample(series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
-    own = series.rings[SHORT if window == "short" else LONG].binned(now)
-    return own if opposite is None else replace(own, opposite=_sample(opposite, now, None, window))
+class _Windows:
+    """What the windows hold that cells are judged by."""
+
+    __slots__ = ("_now", "_opposite", "_rings")
+
+    def __init__(self, series: Series, now: float, opposite: Series | None) -> None:
+        self._rings, self._now, self._opposite = series.rings, now, opposite
+
+    def sample(self, window: Window) -> Binned:
+        own = self._rings[SHORT if window == "short" else LONG].binned(self._now)
+        return (
+            own
+            if self._opposite is None
+            else replace(own, opposite=_Windows(self._opposite, self._now, None).sample(window))
+        )
+
+    def parts(self, window: Window) -> tuple[Histogram, ...]:
+        return self._rings[SHORT if window == "short" else LONG].parts(self._now)
 
 
 def _alarm(
     state: ContractState, cell: Cell, series: Series | None, now: float, opposite: Series | None = None
 ) -> Alarm:
-    since = _nothing if series is None else partial(_sample_since, state, cell, series, now, opposite)
+    seen, held = state.contract.observability, state.evidence.cells.get(cell)
+    since = None
+    if series is not None and held is not None and now - held.peak < max(seen.window, seen.long_window):
+        since = partial(_sample_since, state, cell, series, now, opposite)
     return Alarm(state.evidence.share(cell), state.evidence.failing(cell), since)
 
 
@@ -163,10 +186,10 @@ def _sample_since(
     state: ContractState, cell: Cell, series: Series, now: float, opposite: Series | None, window: Window
 ) -> Binned:
     """What a window holds of the time after the last alarm: all that came since, where that is within the window."""
-    seen, held = state.contract.observability, state.evidence.cells.get(cell)
+    seen, held = state.contract.observability, state.evidence.cells[cell]
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
-    if held is None or now - held.peak >= length:
-        return _sample(series, now, opposite, window)
+    if now - held.peak >= length:
+        return _Windows(series, now, opposite).sample(window)
     if opposite is None:
         return held.binned_after()
     other = state.evidence.cells.get(other_side(cell))

@@ -247,7 +247,8 @@ class ContractState:
         What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
-        self.evidence.take({key: _merged(parts) for key, parts in self.arrived.items()}, now)
+        arrived = self.arrived.items()
+        self.evidence.take({key: parts if len(parts) == 1 else _merged(parts) for key, parts in arrived}, now)
         self.arrived.clear()
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
@@ -342,7 +343,7 @@ class ContractState:
         self.events["series_evicted"] += 1
 
 
-def _merged(parts: list[Histogram]) -> list[Histogram]:
+def _merged(parts: Iterable[Histogram]) -> list[Histogram]:
     by_layout: dict[tuple[float, ...] | None, list[Histogram]] = {}
     for part in parts:
         by_layout.setdefault(layout(part), []).append(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -203,7 +204,13 @@ class Evaluator:
         """
         if self._listening_since is not None:  # also when the clock went back
             self._listening_since = min(self._listening_since, now)
-        return {name: Evaluation(now, self._judged(state, now)) for name, state in self.states.items()}
+        collects = gc.isenabled()
+        gc.disable()  # tens of objects for each cell, and no cycles: the collector would look at all of them in vain
+        try:
+            return {name: Evaluation(now, self._judged(state, now)) for name, state in self.states.items()}
+        finally:
+            if collects:
+                gc.enable()
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
         """Sequences that failed an input check within the last `window` seconds, by reason."""

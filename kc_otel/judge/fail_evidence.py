@@ -15,8 +15,8 @@ add up to, divided by K, may not grow because a cell went.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.fractions import surely_above
+from kc_otel.stats.histogram_rows import HistogramRows, rows_of
 
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import SeriesKey
@@ -45,6 +46,8 @@ _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
 _GONE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
+_AT_ONCE: Final = 8
+"""Cells with one test from which on their gains are computed together."""
 _DIGITS: Final = 6
 """Digits of what is held as a share: what rounding leaves below an alarm is one."""
 
@@ -77,6 +80,25 @@ class MeanTest:
         else:
             values = np.clip(sample.lower, self.low, self.cap) - self.low
         return values / self.limit, sample.count.astype(np.float64)
+
+    def gains(self, sample: Binned) -> Floats:
+        """What each bet gains from observations [bets]."""
+        values, counts = self.in_limits(sample)
+        return np.asarray(counts @ _gain(values))
+
+    def gains_of_rows(self, rows: HistogramRows) -> Floats:
+        """What each bet gains from each of many samples [R, bets]."""
+        if self.above is not None:
+            surely = rows.surely_above(self.above)
+            return np.array([rows.total - surely, surely]).T @ _gain(np.array([0.0, 1.0 / self.limit]))
+        if (top := self.top) is not None:
+            return rows.added_up(lambda x: _gain((top - np.minimum(x, top)) / self.limit), rows.count, upper=True)
+        return rows.added_up(lambda x: _gain((np.clip(x, self.low, self.cap) - self.low) / self.limit), rows.count)
+
+
+def _gain(values: Floats) -> Floats:
+    """What each bet gains from each value, in limits [values, bets]."""
+    return np.log1p(BETS * (values[:, None] - 1.0))
 
 
 def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
@@ -117,7 +139,7 @@ def _mean(limit: float, test: MeanTest) -> MeanTest | None:
 
 def other_side(cell: Cell) -> Cell:
     """The cell that holds what the opposite quantity of a cell's clause says."""
-    return replace(cell, clause=cell.clause + _OTHER_SIDE)
+    return cell._replace(clause=cell.clause + _OTHER_SIDE)
 
 
 @dataclass(slots=True)
@@ -140,11 +162,18 @@ class HeldEvidence:
     peak: float = -math.inf
     after: Histogram | None = None
     _binned: tuple[Histogram | None, Binned] | None = None
+    _known: tuple[Floats, float] | None = None
 
     @property
     def log_evidence(self) -> float:
         """Logarithm of M."""
-        return float(EDetector(self.log_sums[None]).log_evidence[0])
+        if self._known is None or self._known[0] is not self.log_sums:
+            self._known = (self.log_sums, float(EDetector(self.log_sums[None]).log_evidence[0]))
+        return self._known[1]
+
+    def hold(self, log_sums: Floats, log_evidence: float, pane: int) -> None:
+        """Take over what bets have won by a pane."""
+        self.log_sums, self.pane, self._known = log_sums, pane, (log_sums, log_evidence)
 
     def binned_after(self) -> Binned:
         """`after`, as the view that bounds are computed from; the same object until more is observed."""
@@ -175,6 +204,8 @@ class FailEvidence:
         self._long = max(contract.observability.long_window, contract.observability.window)
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
         self._clauses: dict[str, list[str]] = {}
+        self._two_sided = {clause.id for clause in contract.clauses if clause.opposite is not None}
+        self._of_series: dict[SeriesKey, list[Cell]] = {}
         for clause in contract.clauses:
             self._clauses.setdefault(metric_name(clause), []).append(clause.id)
             if (opposite := opposite_name(clause)) is not None:
@@ -214,7 +245,9 @@ class FailEvidence:
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
         """What is held against a cell, from each side that its limit has; nothing before the first observation."""
-        found = (self.cells.get(cell), self.cells.get(other_side(cell)))
+        found = [self.cells.get(cell)]
+        if cell.clause in self._two_sided:
+            found.append(self.cells.get(other_side(cell)))
         return [held for held in found if held is not None]
 
     def failing(self, cell: Cell) -> bool:
@@ -239,23 +272,22 @@ class FailEvidence:
         before = EDetector(np.stack([one.log_sums for one in held])).opened(begins).gained(gains)
         reached = before.log_evidence >= self.level
         after = before.clipped(self.level)
-        gone = after.log_evidence < _GONE
-        for row, ((cell, parts), one) in enumerate(zip(found, held, strict=True)):
-            one.log_sums, one.pane = after.log_sums[row], pane
-            if reached[row]:
+        rows = zip(found, held, after.log_sums, after.log_evidence.tolist(), reached.tolist(), strict=True)
+        for (_, parts), one, log_sums, log_evidence, alarmed in rows:
+            one.hold(log_sums.copy(), log_evidence, pane)
+            if alarmed:
                 one.failing, one.peak, one.after = True, now, None
             elif one.peak > -math.inf:
-                one.failing = one.failing and not gone[row]
+                one.failing = one.failing and log_evidence >= _GONE
                 within = now - one.peak < self._long
                 one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
-            self.changed.add(cell)
-        for (cell, _), alarmed in zip(found, reached, strict=True):
-            if alarmed:
-                self._join_peaks(cell)
+        self.changed.update(cell for cell, _ in found)
+        for row in np.flatnonzero(reached).tolist():
+            self._join_peaks(found[row][0])
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
-        whole = replace(cell, clause=cell.clause.removesuffix(_OTHER_SIDE))
+        whole = cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
         for one in (whole, other_side(whole)):
             held = self.cells.get(one)
             if held is not None and one != cell:
@@ -290,14 +322,16 @@ class FailEvidence:
         for cell in self._cells_of(key):
             if self.cells.pop(cell, None) is not None:
                 self.changed.add(cell)
+        del self._of_series[key]
 
-    def _cells_of(self, key: SeriesKey) -> Iterator[Cell]:
-        if key.slice == OTHER:
-            return
-        for clause in self._clauses.get(key.metric, ()):
-            cell = Cell(self._contract.name, clause, key.slice, key.kernel_train, key.kernel_inference)
-            if self.test_of(cell) is not None:
-                yield cell
+    def _cells_of(self, key: SeriesKey) -> list[Cell]:
+        """The cells that a series is about and that something can be held against."""
+        known = self._of_series.get(key)
+        if known is None:
+            clauses = () if key.slice == OTHER else self._clauses.get(key.metric, ())
+            cells = (Cell(self._contract.name, clause, *key[1:]) for clause in clauses)
+            known = self._of_series[key] = [cell for cell in cells if self.test_of(cell) is not None]
+        return known
 
     def _held(self, cell: Cell) -> HeldEvidence:
         held = self.cells.get(cell)
@@ -310,20 +344,22 @@ class FailEvidence:
 
 def _gains(tests: Sequence[MeanTest], samples: Sequence[Sequence[Histogram]]) -> Floats:
     """What each cell's bets gain from what arrived [cells, bets]."""
-    binned: dict[int, Binned] = {}
-    values, counts, starts, size = [], [], [], 0
-    for test, parts in zip(tests, samples, strict=True):
-        starts.append(size)
-        for part in parts:
-            sample = binned.get(id(part))
-            if sample is None:
-                sample = binned[id(part)] = part.binned()
-            some, many = test.in_limits(sample)
-            values.append(some)
-            counts.append(many)
-            size += some.size
-    logs = np.log1p(BETS * (np.concatenate(values)[:, None] - 1.0)) * np.concatenate(counts)[:, None]
-    return np.add.reduceat(logs, starts, axis=0)
+    gains = np.full((len(tests), BETS.size), math.nan)
+    alike: dict[MeanTest, list[int]] = {}
+    for place, test in enumerate(tests):
+        alike.setdefault(test, []).append(place)
+    for test, places in alike.items():
+        if len(places) >= _AT_ONCE:
+            for rows in rows_of([_exponential(samples[place]) for place in places]):
+                gains[np.array(places)[rows.places]] = test.gains_of_rows(rows)
+    for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
+        gains[place] = sum(tests[place].gains(part.binned()) for part in samples[place])
+    return gains
+
+
+def _exponential(parts: Sequence[Histogram]) -> Sequence[ExponentialHistogram]:
+    """The only part of a sample, where that is exponential; none otherwise."""
+    return [part for part in parts if isinstance(part, ExponentialHistogram)] if len(parts) == 1 else ()
 
 
 def _together(parts: Iterable[Histogram]) -> Histogram | None:

@@ -2,8 +2,8 @@
 
 A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epoch; it holds the pane of `now` and the
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
-is kept for clocks that disagree. Complete panes are merged once and kept merged, so reading a window costs one merge,
-however many observations it holds.
+is kept for clocks that disagree. What a window holds is read as parts, for whoever merges those of many windows at
+once, or merged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Ring:
     width: float
     size: int
     _panes: dict[int, list[Histogram]] = field(default_factory=dict)
-    _sealed: tuple[int, Histogram | None] | None = None
-    _whole: tuple[int, Histogram | None] | None = None
+    _parts: tuple[int, tuple[Histogram, ...]] | None = None
+    _whole: tuple[tuple[Histogram, ...], Histogram | None] | None = None
     _binned: Binned | None = None
 
     def index(self, time: float) -> int:
@@ -52,14 +52,11 @@ class Ring:
         afresh = self._layout_differs(increment)
         if afresh:
             self._panes.clear()
-            self._sealed = None
         parts = self._panes.setdefault(index, [])
         parts.append(increment)
         if len(parts) >= _PARTS:
             self._panes[index] = [union(parts)]
-        self._whole = self._binned = None
-        if self._sealed is not None and index < self._sealed[0]:
-            self._sealed = None
+        self._parts = None
         return afresh
 
     def accepts(self, increment: Histogram) -> bool:
@@ -72,15 +69,25 @@ class Ring:
         ahead = [index for index in self._panes if index > head]
         for index in ahead:
             self._panes.setdefault(head, []).extend(self._panes.pop(index))
-        self._sealed = self._whole = self._binned = None
+        self._parts = None
         return {*ahead, head} if ahead else set()
+
+    def parts(self, now: float) -> tuple[Histogram, ...]:
+        """Everything in the window that ends now, to be merged; the same object until there is more or less."""
+        head = self.index(now)
+        if self._parts is None or self._parts[0] != head:
+            for index in [index for index in self._panes if index < head - self.size]:
+                del self._panes[index]
+            first = head - self.size
+            held = [part for index in sorted(self._panes) if first < index <= head for part in self._panes[index]]
+            self._parts = (head, tuple(held))
+        return self._parts[1]
 
     def window(self, now: float) -> Histogram | None:
         """Everything in the window that ends now; None when nothing is."""
-        head = self.index(now)
-        if self._whole is None or self._whole[0] != head:
-            self._whole = (head, self._merged(head))
-            self._binned = None
+        parts = self.parts(now)
+        if self._whole is None or self._whole[0] is not parts:
+            self._whole, self._binned = (parts, union(parts) if parts else None), None
         return self._whole[1]
 
     def binned(self, now: float) -> Binned:
@@ -115,19 +122,11 @@ class Ring:
         if self._layout_differs(content):
             return
         self._panes.setdefault(index, []).append(content)
-        self._sealed = self._whole = self._binned = None
+        self._parts = None
 
     def _layout_differs(self, histogram: Histogram) -> bool:
         present = next(iter(self._panes.values()), None)
         return present is not None and layout(present[0]) != layout(histogram)
-
-    def _merged(self, head: int) -> Histogram | None:
-        if self._sealed is None or self._sealed[0] != head:
-            self._sealed = (head, self._union(head - self.size + 1, head - 1))
-            for index in [index for index in self._panes if index < head - self.size]:
-                del self._panes[index]
-        parts = [part for part in (self._sealed[1], self.pane(head)) if part is not None]
-        return union(parts) if parts else None
 
     def _union(self, first: int, last: int) -> Histogram | None:
         parts = [part for index in sorted(self._panes) if first <= index <= last if (part := self.pane(index))]

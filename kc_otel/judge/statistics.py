@@ -22,8 +22,24 @@ from kc_otel.stats import (
     support_deficit,
     two_valued_mean_interval,
 )
+from kc_otel.stats.histogram_rows import HistogramRows
+from kc_otel.stats.interval_rows import (
+    fraction_intervals,
+    maximum_intervals,
+    mean_intervals,
+    quantile_intervals,
+    two_valued_mean_intervals,
+)
 
-__all__ = ["clause_interval", "factors", "mean_range", "metric_name", "opposite_name", "samples_needed"]
+__all__ = [
+    "clause_interval",
+    "factors",
+    "intervals_of_rows",
+    "mean_range",
+    "metric_name",
+    "opposite_name",
+    "samples_needed",
+]
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
@@ -127,6 +143,32 @@ def clause_interval(
     return _derived(clause, assumptions, sample, alpha_lower, alpha_upper, anytime=anytime)
 
 
+def intervals_of_rows(
+    clause: Clause, assumptions: Assumptions, rows: HistogramRows, *, alpha_lower: float, alpha_upper: float
+) -> list[Interval | None]:
+    """`clause_interval` of each row, for sizes fixed beforehand; None for those that are to be asked one by one.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    statistic, levels = clause.parsed_statistic, {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    match statistic.kind:
+        case "max":
+            return maximum_intervals(rows)
+        case "quantile":
+            return quantile_intervals(rows, statistic.argument, **levels)
+        case "fraction":
+            return fraction_intervals(rows, statistic.argument or ZERO_THRESHOLD, **levels)
+    if clause.metric not in DERIVED:
+        return _mean_of_rows(clause, rows, alpha_lower, alpha_upper)
+    if clause.metric == "support_deficit" or clause.opposite is not None:
+        return [None] * rows.total.size
+    scale, offset = factors(clause.metric, assumptions)
+    sides = (alpha_upper, alpha_lower) if scale < 0 else (alpha_lower, alpha_upper)
+    found = _mean_of_rows(clause, rows, *sides)
+    return [None if one is None else affine(one, scale, offset) for one in found]
+
+
 def _derived(
     clause: Clause, assumptions: Assumptions, sample: Binned, alpha_lower: float, alpha_upper: float, *, anytime: bool
 ) -> Interval:
@@ -182,3 +224,11 @@ def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float
         cut=clause.cap is not None,
         anytime=anytime,
     )
+
+
+def _mean_of_rows(clause: Clause, rows: HistogramRows, alpha_lower: float, alpha_upper: float) -> list[Interval | None]:
+    low, high, cap = mean_range(clause)
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    if clause.quantity is not None and clause.quantity.two_valued:
+        return two_valued_mean_intervals(rows, low=low, high=high, **levels)
+    return mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)

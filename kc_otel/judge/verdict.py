@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from kc_otel.contract.clause import About
 
@@ -25,8 +26,7 @@ class Status(StrEnum):
         return list(Status).index(self)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Cell:
+class Cell(NamedTuple):
     """What a verdict is about: a clause on a slice for one pair of kernel versions.
 
     Attributes:

@@ -11,17 +11,19 @@ procedure over all such cells keeps the chance of any false FAIL within alpha.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, cast
 
-from kc_otel.contract.clause import Clause
+from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.statistics import clause_interval, samples_needed
+from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.statistics import clause_interval, intervals_of_rows, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, Interval, holm
+from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
+from kc_otel.stats.histogram_rows import rows_of
 
 __all__ = ["Alarm", "Evidence", "Memo", "Window", "decide"]
 
@@ -33,6 +35,8 @@ _DISTANCES: Final = frozenset(
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _PROJECTION: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
+_AT_ONCE: Final = 8
+"""Cells of a clause from which on their intervals are computed together."""
 _REMEMBERED: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 
@@ -44,12 +48,12 @@ class Alarm:
     Attributes:
         share: In 0..1, of what an alarm takes; nan where nothing can be held.
         failing: Whether it was 1, and nothing has cleared the cell since.
-        since: What a window holds of the time after it was 1 last.
+        since: What a window holds of the time after it was 1 last; None where a window cannot reach back to that.
     """
 
     share: float
     failing: bool
-    since: Callable[[Window], Binned]
+    since: Callable[[Window], Binned] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Evidence:
         alarm: What is held against the limit; None where samples are judged once.
         observed: Whether any observation is remembered, of the windows or from before them.
         anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
+        parts: The histograms that a window's sample is merged of, the same object until they change; None where it is
+            made of something else.
     """
 
     cell: Cell
@@ -73,6 +79,7 @@ class Evidence:
     alarm: Alarm | None = None
     observed: bool = True
     anytime: bool = False
+    parts: Callable[[Window], tuple[Histogram, ...]] | None = None
 
     @property
     def detected(self) -> bool:
@@ -85,63 +92,115 @@ class Evidence:
         return self.detected and self.alarm is not None and self.alarm.failing
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Terms(NamedTuple):
+    """What a clause says on a slice.
+
+    Attributes:
+        limit: In the unit of its metric.
+        needed: Observations without which it cannot pass.
+        allows_none: Whether one observation breaks the promise, and while none does it holds: no sample bounds a share
+            by 0.
+        fails_at_once: Whether too few observations to pass may be enough to fail: what was observed above a maximum is
+            a fact, while a few below it say nothing of the next.
+        what: What an observation is, in the plural.
+        about: What a verdict speaks of.
+    """
+
+    limit: float
+    needed: int
+    allows_none: bool
+    fails_at_once: bool
+    what: str
+    about: About
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause, slice: str) -> _Terms:
+        none, quantity = clause.allows_none(slice), clause.quantity
+        return cls(
+            limit=clause.limit_for(slice),
+            needed=samples_needed(clause, contract.observability),
+            allows_none=none,
+            fails_at_once=none or clause.parsed_statistic.kind == "max",
+            what="sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples",
+            about=clause.about,
+        )
+
+
+class _Case(NamedTuple):
     """A cell on one window."""
 
     evidence: Evidence
     window: Window
-    limit: float
-    needed: int
+    terms: _Terms
     level: float
     interval: Interval
-    fails: bool = False
+    status: Status
 
-    @property
-    def status(self) -> Status:
-        few = self.interval.samples < self.needed
-        if self.fails:
-            return Status.FAIL
-        if self.interval.lower > self.limit and (self.fails_at_once or not few):
-            return Status.INCONCLUSIVE if self.evidence.detected else Status.FAIL
-        kept = self.interval.upper <= self.limit or (self.allows_none and self.interval.estimate == 0.0)
-        return Status.PASS if kept and not few else Status.INCONCLUSIVE
 
-    @property
-    def allows_none(self) -> bool:
-        """Whether one observation breaks the promise, and while none does it holds: no sample bounds a share by 0."""
-        return self.evidence.clause.allows_none(self.evidence.cell.slice)
-
-    @property
-    def fails_at_once(self) -> bool:
-        """Whether too few observations to pass may be enough to fail: what was observed above a maximum is a fact."""
-        return self.evidence.clause.parsed_statistic.kind == "max" or self.allows_none
+def _status(item: Evidence, terms: _Terms, interval: Interval) -> Status:
+    few = interval.samples < terms.needed
+    if interval.lower > terms.limit and (terms.fails_at_once or not few):
+        return Status.INCONCLUSIVE if item.detected else Status.FAIL
+    kept = interval.upper <= terms.limit or (terms.allows_none and interval.estimate == 0.0)
+    return Status.PASS if kept and not few else Status.INCONCLUSIVE
 
 
 class Memo:
-    """Intervals of samples that have not changed since they were computed; between two reports that is all of them."""
+    """Intervals of samples that have not changed since they were computed, and what the clauses of one contract say."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Cell, Window], tuple[Binned, float, float, Interval]] = {}
+        self._kept: dict[tuple[Cell, Window], tuple[object, float, float, Interval]] = {}
+        self._terms: dict[tuple[str, str], _Terms] = {}
+
+    def terms(self, contract: Contract, item: Evidence) -> _Terms:
+        """What a cell's clause says on its slice."""
+        where = (item.clause.id, item.cell.slice)
+        known = self._terms.get(where)
+        if known is None:
+            known = self._terms[where] = _Terms.of(contract, item.clause, item.cell.slice)
+        return known
 
     def interval(
         self, contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float
     ) -> Interval:
         """A cell's interval on a window."""
-        sample = item.sample(window)
+        sample = item.sample(window) if item.parts is None else item.parts(window)
         kept = self._kept.get((item.cell, window))
-        if kept is not None and _same(kept[0], sample) and kept[1:3] == (alpha_lower, alpha_upper):
+        if kept is not None and _same(kept[0], sample) and kept[1] == alpha_lower and kept[2] == alpha_upper:
             return kept[3]
         interval = clause_interval(
             item.clause,
             contract.assumptions,
-            sample,
+            sample if isinstance(sample, Binned) else item.sample(window),
             alpha_lower=alpha_lower,
             alpha_upper=alpha_upper,
             anytime=item.anytime,
         )
         self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
         return interval
+
+    def compute(
+        self, contract: Contract, items: Iterable[Evidence], window: Window, alpha_lower: float, alpha_upper: float
+    ) -> None:
+        """Compute the intervals of many cells at once, where they are of exponential histograms and not yet known."""
+        by_clause: dict[str, list[tuple[Evidence, tuple[ExponentialHistogram, ...]]]] = {}
+        for item in items:
+            if item.parts is None or item.anytime:
+                continue
+            parts, kept = item.parts(window), self._kept.get((item.cell, window))
+            known = kept is not None and kept[0] is parts and kept[1] == alpha_lower and kept[2] == alpha_upper
+            if parts and not known and isinstance(parts[0], ExponentialHistogram):  # and with it the others
+                exponential = cast("tuple[ExponentialHistogram, ...]", parts)
+                by_clause.setdefault(item.clause.id, []).append((item, exponential))
+        for asked in by_clause.values():
+            for rows in rows_of([parts for _, parts in asked]) if len(asked) >= _AT_ONCE else ():
+                found = intervals_of_rows(
+                    asked[0][0].clause, contract.assumptions, rows, alpha_lower=alpha_lower, alpha_upper=alpha_upper
+                )
+                for place, interval in zip(rows.places.tolist(), found, strict=True):
+                    if interval is not None:
+                        item, parts = asked[place]
+                        self._kept[item.cell, window] = (parts, alpha_lower, alpha_upper, interval)
 
     def clear(self) -> None:
         """Start over."""
@@ -169,12 +228,14 @@ def decide(
     alpha = (1.0 - contract.observability.confidence) / 2.0
     live = [item for item in evidence if not item.absence]
     once = [item for item in live if not item.detected]
+    followed = [item for item in live if item.detected]
     decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once), memo)}
     open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
     decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once), memo)})
-    decided.update({item.cell: _followed(contract, item, alpha, memo) for item in live if item.detected})
+    memo.compute(contract, followed, "short", alpha, alpha)
+    decided.update({item.cell: _followed(contract, item, alpha, memo) for item in followed})
     return tuple(
-        _silence(contract, item, now) if item.absence else _verdict(contract, decided[item.cell], alpha, now)
+        _silence(contract, item, now, memo) if item.absence else _verdict(contract, decided[item.cell], alpha, now)
         for item in evidence
     )
 
@@ -182,16 +243,18 @@ def decide(
 def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> _Case:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     assert item.alarm is not None
-    recent = replace(item, sample=item.alarm.since)
-    short = _case(contract, recent, "short", alpha, alpha, memo)
+    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since, parts=None)
+    case = _case(contract, recent, "short", alpha, alpha, memo)
     # What is above the limit in this window is not taken back by the longer one.
-    above = short.interval.lower > short.limit and short.interval.samples >= short.needed
-    undecided = short.status is Status.INCONCLUSIVE and not above
-    case = _case(contract, recent, "long", alpha, alpha, memo) if undecided else short
+    above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
+    if case.status is Status.INCONCLUSIVE and not above:
+        case = _case(contract, recent, "long", alpha, alpha, memo)
     if not item.failing or case.status is Status.PASS:
         return case
     whole = _case(contract, item, "short", alpha, alpha, memo)
-    return replace(whole if whole.interval.samples else _case(contract, item, "long", alpha, alpha, memo), fails=True)
+    if not whole.interval.samples:
+        whole = _case(contract, item, "long", alpha, alpha, memo)
+    return whole._replace(status=Status.FAIL)
 
 
 def _judged(
@@ -200,16 +263,17 @@ def _judged(
     if not evidence:
         return []
     strictest = alpha / family
+    memo.compute(contract, evidence, window, strictest, alpha)
     cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
 
     def fails(case: _Case) -> Callable[[float], bool]:
         def at(level: float) -> bool:
             # What is not above the limit in the sample itself fails at no level.
-            if case.interval.samples < case.needed and not case.fails_at_once:
+            if case.interval.samples < case.terms.needed and not case.terms.fails_at_once:
                 return False
-            if not case.interval.estimate > case.limit:
+            if not case.interval.estimate > case.terms.limit:
                 return False
-            return memo.interval(contract, case.evidence, window, level, alpha).lower > case.limit
+            return memo.interval(contract, case.evidence, window, level, alpha).lower > case.terms.limit
 
         return at
 
@@ -219,7 +283,9 @@ def _judged(
     if level == strictest:
         return cases
     return [
-        _case(contract, case.evidence, window, level, alpha, memo) if case.interval.estimate > case.limit else case
+        _case(contract, case.evidence, window, level, alpha, memo)
+        if case.interval.estimate > case.terms.limit
+        else case
         for case in cases
     ]
 
@@ -227,14 +293,8 @@ def _judged(
 def _case(
     contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float, memo: Memo
 ) -> _Case:
-    return _Case(
-        evidence=item,
-        window=window,
-        limit=item.clause.limit_for(item.cell.slice),
-        needed=samples_needed(item.clause, contract.observability),
-        level=alpha_lower,
-        interval=memo.interval(contract, item, window, alpha_lower, alpha_upper),
-    )
+    terms, interval = memo.terms(contract, item), memo.interval(contract, item, window, alpha_lower, alpha_upper)
+    return _Case(item, window, terms, alpha_lower, interval, _status(item, terms, interval))
 
 
 def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdict:
@@ -243,7 +303,7 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
         cell=case.evidence.cell,
         status=case.status,
         at=now,
-        limit=case.limit,
+        limit=case.terms.limit,
         estimate=interval.estimate,
         lower=interval.lower,
         upper=interval.upper,
@@ -253,7 +313,7 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
         reason=_reason(contract, case, alpha),
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
-        about=case.evidence.clause.about,
+        about=case.terms.about,
         evidence=_share(case),
     )
 
@@ -266,12 +326,13 @@ def _share(case: _Case) -> float:
     return 0.0 if alarm.failing and case.status is Status.PASS else alarm.share
 
 
-def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
+def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verdict:
+    terms = memo.terms(contract, item)
     return Verdict(
         cell=item.cell,
         status=Status.NO_DATA,
         at=now,
-        limit=item.clause.limit_for(item.cell.slice),
+        limit=terms.limit,
         estimate=math.nan,
         lower=math.nan,
         upper=math.nan,
@@ -281,25 +342,24 @@ def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
         reason=item.absence,
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
-        about=item.clause.about,
+        about=terms.about,
         evidence=item.alarm.share if item.alarm is not None else math.nan,
         observed=item.observed,
     )
 
 
 def _reason(contract: Contract, case: _Case, alpha: float) -> str:
-    interval, limit = case.interval, case.limit
+    interval, limit = case.interval, case.terms.limit
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
     span = format_duration(seconds)
     note = f" ({interval.note})" if interval.note else ""
-    quantity = case.evidence.clause.quantity
-    what = "sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples"
-    if case.allows_none and interval.samples and not interval.note:
+    what = case.terms.what
+    if case.terms.allows_none and interval.samples and not interval.note:
         return _counted(contract, case, span)
-    if case.fails:
+    if case.status is Status.FAIL and case.evidence.detected:
         return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
     if case.status is Status.FAIL:
-        once = "" if case.evidence.alarm is None or case.fails_at_once else ", in this evaluation alone"
+        once = "" if case.evidence.alarm is None or case.terms.fails_at_once else ", in this evaluation alone"
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
         return said + once
     if case.status is Status.PASS:
@@ -309,7 +369,7 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
 
 def _undecided(contract: Contract, case: _Case, alpha: float, what: str, span: str) -> str:
     """What a cell lacks that is neither within its limit nor beyond it."""
-    interval, limit, needed = case.interval, case.limit, case.needed
+    interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -328,7 +388,7 @@ def _undecided(contract: Contract, case: _Case, alpha: float, what: str, span: s
 
 def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
     """Why a cell fails whose observations are followed, and how often chance would say so."""
-    interval, limit = case.interval, case.limit
+    interval, limit = case.interval, case.terms.limit
     alarm = case.evidence.alarm
     assert alarm is not None
     if interval.lower > limit:
@@ -356,15 +416,15 @@ def _counted(contract: Contract, case: _Case, span: str) -> str:
     if case.status is Status.FAIL:
         return f"{said}, and none may"
     most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
-    more = f": {case.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
+    more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
     return f"{said}; {most}{more}"
 
 
 def _missing(contract: Contract, case: _Case, alpha: float) -> str:
     """What would decide the cell, in words."""
-    few = case.needed - case.interval.samples
+    few = case.terms.needed - case.interval.samples
     at_least = f"{few:,} more needed" if few > 0 else ""
-    if case.interval.lower > case.limit or case.interval.upper <= case.limit:
+    if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
         return at_least
     more = _samples_to_decide(contract, case, alpha)
     if more is None:
@@ -388,8 +448,8 @@ def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float |
         alpha_upper=alpha,
         anytime=case.evidence.anytime,
     )
-    above = now.estimate > case.limit
-    gap = abs(now.estimate - case.limit)
+    above = now.estimate > case.terms.limit
+    gap = abs(now.estimate - case.terms.limit)
     half = now.estimate - now.lower if above else now.upper - now.estimate
     later = then.estimate - then.lower if above else then.upper - then.estimate
     if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
@@ -402,10 +462,12 @@ def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float |
     return more if 0 < more < 1e12 else None
 
 
-def _same(one: Binned, other: Binned) -> bool:
+def _same(one: object, other: object) -> bool:
     """Whether two samples are the same object, or put together of the same objects."""
+    if one is other or not (isinstance(one, Binned) and isinstance(other, Binned)):
+        return one is other
     together = one.opposite is not None and one.opposite is other.opposite
-    return one is other or (together and one.count is other.count and one.lower is other.lower)
+    return together and one.count is other.count and one.lower is other.lower
 
 
 def _round(number: float) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.binned import Binned, clipped
 
-__all__ = ["MAX_BUCKETS", "Binned", "Buckets", "ExponentialHistogram"]
+__all__ = ["MAX_BUCKETS", "Binned", "Buckets", "ExponentialHistogram", "edges_of"]
 
 MAX_BUCKETS: Final = 4096
 """Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""
@@ -200,13 +200,15 @@ class ExponentialHistogram:
         parts = []
         # What is not in the zero bucket lies beyond its threshold, also where a bucket's own edge does not.
         if self.negative.counts.size:
-            edges = -np.maximum(_edges(self.negative.offset, self.negative.end, self.scale), self.zero_threshold)[::-1]
+            edges = -np.maximum(edges_of(self.negative.offset, self.negative.end, self.scale), self.zero_threshold)[
+                ::-1
+            ]
             parts.append((edges[:-1], edges[1:], self.negative.counts[::-1]))
         if self.zero_count:
             zero = np.array([-self.zero_threshold, self.zero_threshold])
             parts.append((zero[:1], zero[1:], np.array([self.zero_count], dtype=np.int64)))
         if self.positive.counts.size:
-            edges = np.maximum(_edges(self.positive.offset, self.positive.end, self.scale), self.zero_threshold)
+            edges = np.maximum(edges_of(self.positive.offset, self.positive.end, self.scale), self.zero_threshold)
             parts.append((edges[:-1], edges[1:], self.positive.counts))
         if len(parts) == 1:
             lower, upper, count = parts[0]
@@ -232,10 +234,10 @@ class ExponentialHistogram:
             return self
         taken, kept = 0, []
         for side in (self.positive, self.negative):
-            inside = int(np.searchsorted(_edges(side.offset, side.end, self.scale)[:-1], threshold))
+            inside = int(np.searchsorted(edges_of(side.offset, side.end, self.scale)[:-1], threshold))
             used = np.flatnonzero(side.counts[:inside])
             if used.size:
-                outer = float(_edges(side.offset, side.end, self.scale)[used[-1] + 1])
+                outer = float(edges_of(side.offset, side.end, self.scale)[used[-1] + 1])
                 if outer > threshold:
                     return self._with_zero_threshold(outer)
             taken += int(side.counts[:inside].sum())
@@ -271,8 +273,8 @@ def _excess(parts: list[Buckets]) -> int:
     return by
 
 
-def _edges(first: int, end: int, scale: int) -> NDArray[np.float64]:
-    """Edges of buckets first..end-1, [end - first + 1]; inf where a double ends."""
+def edges_of(first: int, end: int, scale: int) -> NDArray[np.float64]:
+    """Edges of the positive buckets first..end-1, [end - first + 1]; inf where a double ends."""
     with np.errstate(over="ignore"):
         edges: NDArray[np.float64] = np.exp2(np.arange(first, end + 1) * 2.0**-scale)
     return edges

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.stats._check import usable
 from kc_otel.stats.binned import Binned
 
-__all__ = ["Interval", "affine", "maximum_interval", "nothing"]
+__all__ = ["Interval", "affine", "largest", "maximum_interval", "nothing"]
 
+_MAXIMUM: Final = "observed maximum"
 _OTHER: Final = {"upper": "lower", "lower": "upper"}
 
 
@@ -63,11 +64,12 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         msg = f"offset: {offset!r} is not a finite number"
         raise ValueError(msg)
     ends = (interval.lower * scale + offset, interval.upper * scale + offset)
-    return replace(
-        interval,
+    return Interval(
         estimate=interval.estimate * scale + offset,
         lower=ends[0] if scale > 0 else ends[1],
         upper=ends[1] if scale > 0 else ends[0],
+        samples=interval.samples,
+        method=interval.method,
         note=interval.note if scale > 0 else _sides_swapped(interval.note),
     )
 
@@ -85,12 +87,18 @@ def maximum_interval(sample: Binned) -> Interval:
     Args:
         sample: The observations.
     """
-    method = "observed maximum"
     if not sample.total:
-        return nothing(method)
+        return nothing(_MAXIMUM)
     usable(sample)
+    known = sample.maximum_observed and not math.isnan(sample.maximum)
+    return largest(
+        sample.maximum if known else None, float(sample.lower[-1]), float(sample.upper[-1]), int(sample.total)
+    )
+
+
+def largest(observed: float | None, low: float, high: float, samples: int) -> Interval:
+    """The interval of a maximum: an observation where that is known, else the edges of the bin that holds it."""
     note = "largest observation; larger ones may exist that were not observed"
-    upper = float(sample.upper[-1])
-    if sample.maximum_observed and not math.isnan(sample.maximum):
-        return Interval(sample.maximum, sample.maximum, sample.maximum, sample.total, method, note)
-    return Interval(upper, float(sample.lower[-1]), upper, sample.total, method, note)
+    if observed is not None:
+        low = high = observed
+    return Interval(high, low, high, samples, _MAXIMUM, note)

@@ -17,7 +17,7 @@ and section 4.3 (mixtures over bets); Ville 1939. The mixture here is a finite o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kc_otel.stats.placement import Placement
 from kc_otel.stats.ranged import Sides
 
-__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "growth", "lower_bound"]
+__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "grid_of", "growth", "lower_bound", "span_of"]
 
 Bets = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
@@ -52,10 +52,25 @@ _STEPS: Final = 50
 
 def bets_for(n: int) -> Bets:
     """The bets for a sample whose size is known beforehand. They do not depend on alpha: bounds are monotone in it."""
-    return _geometric(
+    return _geometric(*span_of(n))
+
+
+@lru_cache(maxsize=4096)
+def span_of(n: int) -> tuple[int, int]:
+    """The first and the last of the bets for n observations: their numbers in the geometric series of all bets."""
+    return (
         math.floor(_PER_OCTAVE * math.log2(_SMALLEST / math.sqrt(n))),
         math.ceil(_PER_OCTAVE * math.log2(max(float(n), _LARGEST))),
     )
+
+
+def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The bets of many samples [J], and the logarithms of their weights in each [R, J], -inf where there is none."""
+    first, last = min([begin for begin, _ in spans]), max([end for _, end in spans])
+    weights = np.full((len(spans), last - first + 1), -math.inf)
+    for row, (begin, end) in enumerate(spans):
+        weights[row, begin - first : end - first + 1] = _geometric(begin, end)[1]
+    return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights
 
 
 def bets_ever(_n: int = 0) -> Bets:

@@ -18,7 +18,7 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
 
-__all__ = ["quantile_interval"]
+__all__ = ["quantile_interval", "upper_bound_needs"]
 
 
 def quantile_interval(
@@ -71,8 +71,13 @@ def quantile_interval(
         upper=float(sample.upper[s]) if last <= n else math.inf,
         samples=n,
         method=_method(anytime),
-        note="" if last <= n else f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations",
+        note="" if last <= n else upper_bound_needs(rank, alpha_upper, anytime=anytime),
     )
+
+
+def upper_bound_needs(rank: float, alpha_upper: float, *, anytime: bool = False) -> str:
+    """What an interval says that has too few observations for an upper bound."""
+    return f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations"
 
 
 def _method(anytime: bool) -> str:

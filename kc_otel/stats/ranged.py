@@ -11,7 +11,7 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.placement import Placement, finite_range
 
-__all__ = ["Sides", "bounded_interval", "interval_of"]
+__all__ = ["Sides", "bounded_interval", "interval_of", "note_of"]
 
 Side = Callable[[Placement, float, float, float], float]
 
@@ -85,11 +85,12 @@ def interval_of(
         upper=upper,
         samples=sample.total,
         method=method,
-        note=_note(low, high, floor, ceiling, below, above, cut=cut),
+        note=note_of(low, high, floor, ceiling, below, above, cut=cut),
     )
 
 
-def _note(low: float, high: float, floor: float, ceiling: float, below: int, above: int, *, cut: bool) -> str:
+def note_of(low: float, high: float, floor: float, ceiling: float, below: int = 0, above: int = 0, *, cut: bool) -> str:
+    """What an interval's reader has to know of the range, and of how many observations lie outside of it."""
     said = []
     if cut and ceiling < high:
         cut_to = f"min(value, {ceiling:g})" if floor == low else f"values cut to [{floor:g}, {ceiling:g}]"

@@ -18,7 +18,7 @@ import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.unit_of_work import unit_of_work
@@ -79,8 +79,9 @@ class Fleet:
         metrics = {}
         for (key, slice, (train, inference)), counts in zip(self.keys, self.total, strict=True):
             metric = metrics.get(key)
-            if metric is None:
-                metric = metrics[key] = scope.metrics.add(name=QUANTITIES[key].name, unit=QUANTITIES[key].unit)
+            if metric is None:  # means are judged by sequence where they can be
+                of = BY_SEQUENCE.get(key, QUANTITIES[key]) if METRICS[key][0] == "mean" else QUANTITIES[key]
+                metric = metrics[key] = scope.metrics.add(name=of.name, unit=of.unit)
                 metric.exponential_histogram.aggregation_temporality = 2
             point = metric.exponential_histogram.data_points.add(
                 start_time_unix_nano=round(START * 1e9), time_unix_nano=round(now * 1e9), scale=SCALE

@@ -30,7 +30,7 @@ def record(tmp_path: Path) -> Path:
         Cell(contract.name, contract.clauses[0].id, "all", "t", "b"), Status.PASS, 10.0, 0.02, 0.01, 0.005, 0.015,
         5000, "short", "betting", "fine", contract.metadata.version, contract.hash, "population",
     )  # fmt: skip
-    wide = replace(passed, cell=replace(passed.cell, slice="x"), status=Status.INCONCLUSIVE, upper=float("inf"))
+    wide = replace(passed, cell=passed.cell._replace(slice="x"), status=Status.INCONCLUSIVE, upper=float("inf"))
     decision = Decision(GateOutcome.WAIT, Stage.CANARY, 1, ("x needs 400 more samples",))
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps(make_evidence(contract, Stage.CANARY, "b", decision, [passed, wide], 20.0)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -185,7 +184,7 @@ def rfc3339(at: float) -> str:
 
 def _alert(contract: Contract, transition: Transition, base: str, reason: str) -> dict[str, Any]:
     cell = transition.cell
-    path = "/".join(quote(part, safe="") for part in astuple(cell))
+    path = "/".join(quote(part, safe="") for part in cell)
     description = _description(contract, transition)
     if reason in _AGAIN:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))

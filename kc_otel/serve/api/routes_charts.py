@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple
 from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo
@@ -113,7 +113,7 @@ def chart_routes(core: Core) -> APIRouter:
         found = find_clause(core, contract, clause, slice)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
         seen = distribution_view(core, own, found).model_dump()
-        whole = None if slice == ALL else distribution_view(core, replace(own, slice=ALL), found).model_dump()
+        whole = None if slice == ALL else distribution_view(core, own._replace(slice=ALL), found).model_dump()
         return draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice), whole)
 
     return router

@@ -351,4 +351,4 @@ class ProblemDetails(_View):
 def view_of(verdict: Verdict) -> VerdictView:
     """A verdict in the API's shape."""
     fields = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict) if field.name != "cell"}
-    return VerdictView(**dataclasses.asdict(verdict.cell), **fields, margin=verdict.margin)
+    return VerdictView(**verdict.cell._asdict(), **fields, margin=verdict.margin)

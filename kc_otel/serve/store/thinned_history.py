@@ -133,7 +133,7 @@ class ThinnedHistory:
         return int(at // self.step(contract))
 
     def _flush(self, contract: str, now: float) -> None:
-        own = [(json.dumps(astuple(cell)), point) for cell, point in self._open.get(contract, {}).items()]
+        own = [(json.dumps(cell), point) for cell, point in self._open.get(contract, {}).items()]
         self._connection.executemany(
             "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
             "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",

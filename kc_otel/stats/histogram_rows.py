@@ -1,0 +1,199 @@
+"""Many exponential histograms as the rows of one matrix, so that bounds of all of them come from array operations.
+
+Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
+own there, as `ExponentialHistogram.binned` would give it. What does not fit beside the others (another scale or zero
+bucket that has to be aligned first, unknown extremes, edges that are not finite) is left to whoever takes them one by
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.stats.histogram import Buckets, ExponentialHistogram, edges_of
+
+__all__ = ["HistogramRows", "rows_of"]
+
+Floats = NDArray[np.float64]
+
+_ROWS: Final = 512
+"""Rows at a time: their matrices stay in a core's cache."""
+_WIDEST: Final = 2048
+"""Bins that rows may have together."""
+_MOST: Final = 2**53
+"""Observations up to which a double counts them exactly."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistogramRows:
+    """Samples [R] of at least one observation each, in the same bins [B], in ascending order.
+
+    Attributes:
+        places: Number of each among what was given, int64 [R].
+        shared: Edges that no extreme draws in: lower and upper, float64 [2, B].
+        lower: Lower edges [R, B].
+        upper: Upper edges [R, B].
+        count: Observations, as doubles [R, B].
+        total: Observations, as doubles [R].
+        sum: Exact sums [R].
+        minimum: No observation is smaller [R].
+        maximum: No observation is larger [R].
+        observed: Whether `maximum` is an observation [R].
+        ends: The first and the last bin with an observation, int64 [2, R].
+    """
+
+    places: NDArray[np.int64]
+    shared: Floats
+    lower: Floats
+    upper: Floats
+    count: Floats
+    total: Floats
+    sum: Floats
+    minimum: Floats
+    maximum: Floats
+    observed: NDArray[np.bool_]
+    ends: NDArray[np.int64]
+
+    def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
+        """What a function of the bins' lower edges, or their upper ones, adds up to in each row [R, J].
+
+        Args:
+            of: Takes edges [k] to values [k, J].
+            weight: How often each edge counts [R, B].
+            upper: Whether the upper edges are meant.
+        """
+        own, row, left = self.upper if upper else self.lower, np.arange(len(weight)), weight.copy()
+        outermost = []
+        for end in self.ends:  # these may have edges of their own
+            outermost.append(of(own[row, end]) * left[row, end][:, None])
+            left[row, end] = 0.0
+        total: Floats = left @ of(self.shared[int(upper)]) + outermost[0] + outermost[1]
+        return total
+
+    def surely_above(self, threshold: float) -> Floats:
+        """`fractions.surely_above` of each row [R]."""
+        surely: Floats = (self.count * (self.lower > threshold)).sum(axis=1)
+        if threshold > 0.0:  # a positive bucket that begins at the threshold is open there
+            begins = (self.lower == threshold) & (self.upper > threshold) & (self.minimum < threshold)[:, None]
+            surely += (self.count * begins).sum(axis=1)
+        return surely
+
+
+def rows_of(samples: Sequence[Sequence[ExponentialHistogram]]) -> Iterator[HistogramRows]:
+    """The samples that fit beside each other, a few hundred at a time.
+
+    Args:
+        samples: Of each, the histograms that it is the union of.
+    """
+    groups: dict[tuple[int, float], list[int]] = {}
+    for number, parts in enumerate(samples):
+        if parts and (kind := _kind(parts)) is not None:
+            groups.setdefault(kind, []).append(number)
+    for (scale, threshold), places in groups.items():
+        for begin in range(0, len(places), _ROWS):
+            some = places[begin : begin + _ROWS]
+            rows = _rows(some, [samples[place] for place in some], scale, threshold)
+            if rows is not None:
+                yield rows
+
+
+def _kind(parts: Sequence[ExponentialHistogram]) -> tuple[int, float] | None:
+    """Scale and zero threshold that all parts have; None where they have to be aligned, or have unknown extremes."""
+    kind, count = (parts[0].scale, parts[0].zero_threshold), 0
+    for part in parts:
+        if (part.scale, part.zero_threshold) != kind or not part.minimum <= part.maximum or not part.count:
+            return None
+        count += part.count
+    return kind if count < _MOST else None
+
+
+def _rows(
+    places: list[int], samples: list[Sequence[ExponentialHistogram]], scale: int, threshold: float
+) -> HistogramRows | None:
+    parts = [part for sample in samples for part in sample]
+    sizes = np.array([len(sample) for sample in samples])
+    row, begins = np.repeat(np.arange(sizes.size), sizes), np.cumsum(sizes) - sizes
+    up, down = _Side.of([part.positive for part in parts]), _Side.of([part.negative for part in parts])
+    zero = down.end - down.first
+    size = zero + 1 + up.end - up.first
+    if size > _WIDEST:
+        return None
+    zeros = np.array([part.zero_count for part in parts], np.float64)
+    flat: Floats = np.bincount(row * size + zero, zeros, len(places) * size).astype(np.float64)
+    for side, at, step in ((up, zero + 1 - up.first, 1), (down, down.end - 1, -1)):
+        flat += np.bincount(row[side.part] * size + at + step * side.bucket, side.counts, flat.size)
+    count = flat.reshape(len(places), size)
+    above = np.maximum(edges_of(up.first, up.end, scale), threshold)
+    below = -np.maximum(edges_of(down.first, down.end, scale), threshold)[::-1]
+    shared = np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
+    total = count.sum(axis=1)
+    if not np.isfinite(shared).all() or not total.all():
+        return None
+    most = np.array([part.maximum for part in parts])
+    minimum = np.minimum.reduceat(np.array([part.minimum for part in parts]), begins)
+    maximum = np.maximum.reduceat(most, begins)
+    observed = np.array([part.maximum_observed for part in parts]) & (most == maximum[row])
+    lower, upper, ends = _drawn_in(shared, count, minimum, maximum)
+    return HistogramRows(
+        places=np.array(places),
+        shared=shared,
+        lower=lower,
+        upper=upper,
+        count=count,
+        total=total,
+        sum=np.add.reduceat(np.array([part.sum for part in parts]), begins),
+        minimum=minimum,
+        maximum=maximum,
+        observed=np.logical_or.reduceat(observed, begins),
+        ends=ends,
+    )
+
+
+class _Side(NamedTuple):
+    """The buckets of one sign of many histograms, one after the other [n].
+
+    Attributes:
+        first: The lowest bucket of any.
+        end: The bucket after the highest of any.
+        part: Number of the histogram.
+        bucket: Number of the bucket.
+        counts: Observations in it, as doubles.
+    """
+
+    first: int
+    end: int
+    part: NDArray[np.int64]
+    bucket: NDArray[np.int64]
+    counts: Floats
+
+    @classmethod
+    def of(cls, sides: list[Buckets]) -> _Side:
+        """These buckets."""
+        sizes = np.array([side.counts.size for side in sides])
+        offsets = np.array([side.offset for side in sides])
+        used = sizes > 0
+        if not used.any():
+            return cls(0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        counts = np.concatenate([side.counts for side in sides])
+        bucket = np.repeat(offsets - (np.cumsum(sizes) - sizes), sizes) + np.arange(counts.size)
+        first, end = int(offsets[used].min()), int((offsets + sizes)[used].max())
+        return cls(first, end, np.repeat(np.arange(sizes.size), sizes), bucket, counts.astype(np.float64))
+
+
+def _drawn_in(
+    shared: Floats, count: Floats, minimum: Floats, maximum: Floats
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Edges drawn in to the extremes, as `binned.clipped` draws them in: that moves the outermost bins only."""
+    used, row = count > 0, np.arange(len(count))
+    first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
+    lower, upper = np.tile(shared[0], (len(count), 1)), np.tile(shared[1], (len(count), 1))
+    lower[row, first] = np.maximum(lower[row, first], np.minimum(minimum, upper[row, first]))
+    upper[row, last] = np.minimum(upper[row, last], np.maximum(maximum, lower[row, last]))
+    upper[row, first] = np.maximum(upper[row, first], lower[row, first])
+    upper[row, last] = np.maximum(upper[row, last], lower[row, last])
+    return lower, upper, np.array([first, last])

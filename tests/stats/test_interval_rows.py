@@ -1,0 +1,129 @@
+"""Intervals of many histograms at once, against the functions for one sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.stats import (
+    Binned,
+    Buckets,
+    ExponentialHistogram,
+    Interval,
+    capped_mean_interval,
+    fraction_interval,
+    maximum_interval,
+    quantile_interval,
+    two_valued_mean_interval,
+)
+from kc_otel.stats.histogram_rows import HistogramRows, rows_of
+from kc_otel.stats.interval_rows import (
+    fraction_intervals,
+    maximum_intervals,
+    mean_intervals,
+    quantile_intervals,
+    two_valued_mean_intervals,
+)
+
+ALPHAS = {"alpha_lower": 0.005 / 7, "alpha_upper": 0.005}
+RANGES = {
+    "distance": {"low": 0.0, "high": math.inf, "cap": 1.0},
+    "signed": {"low": -math.inf, "high": math.inf, "cap": 50.0},
+    "cut": {"low": 0.0, "high": math.inf, "cap": 0.02, "cut": True},
+    "share": {"low": 0.0, "high": 1.0, "cap": 1.0},
+}
+ONE_BY_ONE: dict[str, Callable[..., Interval]] = {
+    **{f"mean of {name}": partial(capped_mean_interval, **ends, **ALPHAS) for name, ends in RANGES.items()},
+    **{f"p{100 * rank}": partial(quantile_interval, rank=rank, **ALPHAS) for rank in (0.5, 0.99, 0.999, 1e-4)},
+    **{f"above {at}": partial(fraction_interval, above=at, **ALPHAS) for at in (0.0, 0.0078125, 0.01, 5.0)},
+    "two values": partial(two_valued_mean_interval, low=0.0, high=1.0, **ALPHAS),
+    "maximum": maximum_interval,
+}
+AT_ONCE: dict[str, Callable[[HistogramRows], list[Interval | None]]] = {
+    **{f"mean of {name}": partial(mean_intervals, **ends, **ALPHAS) for name, ends in RANGES.items()},
+    **{f"p{100 * rank}": partial(quantile_intervals, rank=rank, **ALPHAS) for rank in (0.5, 0.99, 0.999, 1e-4)},
+    **{f"above {at}": partial(fraction_intervals, above=at, **ALPHAS) for at in (0.0, 0.0078125, 0.01, 5.0)},
+    "two values": partial(two_valued_mean_intervals, low=0.0, high=1.0, **ALPHAS),
+    "maximum": maximum_intervals,
+}
+
+
+def histogram(rng: np.random.Generator, *, scale: int = 4, signed: bool = False) -> ExponentialHistogram:
+    """A histogram of 1 to 10^5 observations, as an SDK would send it or as the difference of two."""
+    size = int(rng.integers(1, 40))
+    up = rng.poisson(rng.choice([0.1, 5.0, 3000.0]), size)
+    up[[0, -1]] += 1
+    down = rng.poisson(3.0, 5) + 1 if signed else np.zeros(0, np.int64)
+    zeros = int(rng.choice([0, 1, 50]))
+    offset = -int(rng.integers(60, 200))
+    edge = np.exp2(np.arange(offset, offset + size + 1) / 2**scale)
+    inside = bool(rng.integers(2))
+    low = -(2.0 ** (-20 / 2**scale)) if signed else 0.0 if zeros else edge[0]
+    return ExponentialHistogram(
+        scale=scale,
+        count=int(up.sum() + down.sum() + zeros),
+        sum=float(up @ (edge[:-1] * 0.4 + edge[1:] * 0.6)) - float(down.sum()) * 2.0 ** (-23 / 2**scale),
+        zero_count=zeros,
+        positive=Buckets(offset, up.astype(np.int64)),
+        negative=Buckets(-25, down.astype(np.int64)) if signed else Buckets.empty(),
+        minimum=float(low),
+        maximum=float(edge[-2] * 0.5 + edge[-1] * 0.5 if inside else edge[-1]),
+        zero_threshold=float(rng.choice([0.0, 2.0**-30])),
+        maximum_observed=inside,
+    )
+
+
+def samples(seed: int, count: int) -> list[list[ExponentialHistogram]]:
+    rng = np.random.default_rng(seed)
+    return [
+        [histogram(rng, scale=int(scale), signed=bool(signed)) for _ in range(int(parts))]
+        for scale, signed, parts in zip(
+            rng.choice([3, 4], count), rng.random(count) < 0.3, rng.integers(1, 4, count), strict=True
+        )
+    ]
+
+
+def binned(parts: list[ExponentialHistogram]) -> Binned:
+    return ExponentialHistogram.union(parts).binned()
+
+
+def same(one: Interval | None, other: Interval) -> bool:
+    """Up to rounding: the sides of a mean end where an iteration does."""
+    assert one is not None
+    numbers: Any = [(one.estimate, other.estimate), (one.lower, other.lower), (one.upper, other.upper)]
+    close = all(math.isclose(a, b, rel_tol=1e-7, abs_tol=1e-11) for a, b in numbers)
+    return close and (one.samples, one.method, one.note) == (other.samples, other.method, other.note)
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
+    """Of any kind, of one part and of several, with values on both sides of 0, and with extremes inside a bucket."""
+    given = samples(list(ONE_BY_ONE).index(name), 400)
+    seen = left = 0
+    for rows in rows_of(given):
+        for place, interval in zip(rows.places.tolist(), AT_ONCE[name](rows), strict=True):
+            alone = ONE_BY_ONE[name](binned(given[place]))
+            if interval is None:
+                left += 1
+                odd = "no upper bound", "no lower bound", "no bound"
+                assert any(said in alone.note for said in odd), alone
+            else:
+                assert same(interval, alone), (interval, alone)
+            seen += 1
+    assert seen > 150
+    assert left < seen or name == "two values"
+
+
+def test_what_does_not_fit_beside_others_is_left_out() -> None:
+    """Other scales in one sample, unknown extremes, edges that are not finite, and nothing at all."""
+    rng = np.random.default_rng(0)
+    fine = histogram(rng)
+    unknown = ExponentialHistogram(4, 3, 1.0, 0, Buckets(0, np.array([3])), Buckets.empty())
+    endless = ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308)
+    other = [[fine, histogram(rng, scale=3)], [unknown], [endless], [ExponentialHistogram.empty(4)], []]
+    assert [rows.places.tolist() for rows in rows_of([*other, [fine]])] == [[5]]
