@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
 from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, upward
@@ -42,10 +44,11 @@ _GAP: Final = 3.5
 """Times the usual distance of points, beyond which nobody looked in between."""
 
 Point = Sequence[Any]
-"""(Unix time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm).
+"""(Unix time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm, trainer's step).
 
-None for what is not known or not bounded.
+None for what is not known or not bounded. The step may be left out.
 """
+_STEP: Final = 8
 
 
 def draw_history(
@@ -58,8 +61,9 @@ def draw_history(
     unit: str = "",
     step: float = math.inf,
     zone: tzinfo = UTC,
+    over: Literal["time", "step"] = "time",
 ) -> Chart | None:
-    """The chart of a cell's past; None where there is no point.
+    """The chart of a cell's past; None where there is no point, or over steps none whose step is known.
 
     Args:
         title: What is drawn.
@@ -70,32 +74,37 @@ def draw_history(
         unit: Of the estimate; empty where it has none.
         step: Seconds between two points at the most; where more time passes, the line is broken.
         zone: Of the times that are written.
+        over: What goes from left to right: time, or the trainer's steps. What happened between two steps lies between.
     """
+    if over == "step":
+        points = list(filter(_stepped, points))
+        others = {name: list(filter(_stepped, found)) for name, found in (others or {}).items()}
     others = {name: found for name, found in (others or {}).items() if any(map(_known, found))}
     every = sorted((p for found in (points, *others.values()) for p in found), key=lambda p: p[0])
     if not every:
         return None
-    scene = _Scene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), _HEIGHT, _GAP * step)
-    span, x = scene.span, scene.x
+    scene = _scene(every, over, zone, _value_axis(every), _HEIGHT, _GAP * step)
+    x = scene.x
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
         for name, found in ((kernel, points), *others.items())
         if name and found and x(found[0][0]) > _NEAR
     ]
-    together = _together([(x(one.at), one) for one in (*markers, *new) if span.low <= one.at <= span.high])
+    together = _together([(x(one.at), one) for one in (*markers, *new) if every[0][0] <= one.at <= every[-1][0]])
     text = _text(points, len(others), zone)
+    stepped = any(map(_stepped, points))
     above = [
         *_strip(points, scene),
         *_signs(together, _HEIGHT),
         _limit(every[-1][4], points, scene),
     ]
-    behind = [*upward(scene.values, _HEIGHT, unit), *across(span, _HEIGHT + _STRIP, grid=False)]
+    behind = [*upward(scene.values, _HEIGHT, unit), *across(scene.span, _HEIGHT + _STRIP, grid=False)]
     return Chart(
         svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
         key=tuple(_key(points, others)),
-        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples"),
-        rows=tuple((round(x(p[0]), 1), _row(p, zone)) for p in points),
+        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples", *(("Step",) if stepped else ())),
+        rows=tuple((round(x(p[0]), 1), (*_row(p, zone), *_step(p, stepped))) for p in points),
         marks=tuple((round(at, 1), said) for at, _, said in together),
     )
 
@@ -136,6 +145,7 @@ def draw_evidence(
     others: Iterable[Sequence[Point]] = (),
     step: float = math.inf,
     zone: tzinfo = UTC,
+    over: Literal["time", "step"] = "time",
 ) -> Chart | None:
     """How what is held against a cell's limit grew and went; None where nothing was ever held.
 
@@ -145,7 +155,10 @@ def draw_evidence(
         others: Points of other kernel versions, so that both drawings have the same time axis.
         step: As for the history.
         zone: As for the history.
+        over: As for the history.
     """
+    if over == "step":
+        points, *others = (list(filter(_stepped, found)) for found in (points, *others))
     held = [
         (p[0], None if p[7] is None else _ALARM * min(max(p[7], 0.0), 1.0), None, None, _ALARM, p[5], p[6])
         for p in points
@@ -154,8 +167,8 @@ def draw_evidence(
     if not known:
         return None
     values = linear_axis(0.0, 1.15 * _ALARM)
-    moments = [p[0] for found in (points, *others) for p in found]
-    scene = _Scene(time_axis(min(moments), max(moments), zone), values, _LOW, _GAP * step)
+    every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
+    scene = _scene(every, over, zone, values, _LOW, _GAP * step)
     most = max(known, key=lambda p: p[1] or 0.0)
     text = f"Evidence against the limit: {_percent(known[-1])} of an alarm at {_moment(known[-1][0], zone)}" + (
         "" if most[1] == known[-1][1] else f", {_percent(most)} at most, at {_moment(most[0], zone)}"
@@ -180,6 +193,21 @@ def _percent(point: Point) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class _Steps:
+    """The trainer's step at any time, by the times at which it is known, ascending."""
+
+    times: Sequence[float]
+    steps: Sequence[int]
+
+    @property
+    def axis(self) -> Axis:
+        return linear_axis(float(min(self.steps)), float(max(self.steps)))
+
+    def at(self, time: float) -> float:
+        return float(np.interp(time, self.times, self.steps))
+
+
+@dataclass(frozen=True, slots=True)
 class _Scene:
     """Where moments and values lie in a plot 1000 wide, and the curves in it."""
 
@@ -187,9 +215,10 @@ class _Scene:
     values: Axis
     height: int
     gap: float
+    steps: _Steps | None = None
 
     def x(self, at: float) -> float:
-        return 1000 * self.span.at(at)
+        return 1000 * self.span.at(at if self.steps is None else self.steps.at(at))
 
     def y(self, value: float) -> float:
         return self.height * (1 - self.values.at(value))
@@ -219,8 +248,22 @@ class _Scene:
             yield path(kind, [(self.x(p[0]), self.y(p[1])) for p in run])
 
 
+def _scene(every: Sequence[Point], over: str, zone: tzinfo, values: Axis, height: int, gap: float) -> _Scene:
+    steps = _Steps([p[0] for p in every], [p[_STEP] for p in every]) if over == "step" else None
+    span = steps.axis if steps else time_axis(every[0][0], every[-1][0], zone)
+    return _Scene(span, values, height, gap, steps)
+
+
 def _known(point: Point) -> bool:
     return point[1] is not None
+
+
+def _stepped(point: Point) -> bool:
+    return len(point) > _STEP and point[_STEP] is not None
+
+
+def _step(point: Point, stepped: bool) -> tuple[str, ...]:
+    return (f"{point[_STEP]:,}" if _stepped(point) else number(None),) if stepped else ()
 
 
 def _failing(point: Point) -> bool:
@@ -342,7 +385,7 @@ def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
 
 
 def _row(point: Point, zone: tzinfo) -> tuple[str, ...]:
-    at, estimate, lower, upper, limit, samples, code, _ = point
+    at, estimate, lower, upper, limit, samples, code = point[:7]
     status, _, shape = _VERDICTS[code]
     return (
         _moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",

@@ -411,6 +411,11 @@ _METRICS: Final = (
         "Always 1; its attributes spell out the kernel version's fingerprint.",
     ),
     Metric(
+        "kc.train.step", "{step}", Instrument.GAUGE, ("kc.contract", "kc.kernel.train", "kc.kernel.inference"),
+        "Trainer's step of what a pair of kernels was measured on last, where weight versions are counted in steps: "
+        "what the history of a training run is drawn against in the place of time.",
+    ),
+    Metric(
         "kc.clause.info", "1", Instrument.GAUGE,
         ("kc.contract", "kc.clause", "kc.clause.metric", "kc.clause.statistic", "kc.clause.unit",
          "kc.clause.histogram", "kc.clause.promise"),

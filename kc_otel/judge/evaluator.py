@@ -60,6 +60,8 @@ _HELD: Final = frozenset({"accepted", "baseline"})
 """Outcomes of points that the next ones of their stream are held against."""
 _MESSAGES: Final = 3
 _NOBODY: Final[Pair] = ("", "")
+_MOST_PAIRS: Final = 256
+"""Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
 
 
 class _RefusedError(Exception):
@@ -94,6 +96,7 @@ class Evaluator:
     Attributes:
         states: What is remembered, by the contract's name; the store reads and writes it.
         facts: KernelVersions and examples, by the contract's name.
+        steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
             `unknown_contract`, `unknown_slice`, `over_cap`, `unjudged`, `ignored`. Each point counts once.
@@ -117,6 +120,7 @@ class Evaluator:
             contract.name: (KernelVersions(), WorstBatches(contract.observability.long_window))
             for contract in contracts
         }
+        self.steps: dict[str, dict[Pair, int]] = {name: {} for name in self.states}
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
         self._tolerance = tolerance
@@ -207,7 +211,10 @@ class Evaluator:
         collects = gc.isenabled()
         gc.disable()  # tens of objects for each cell, and no cycles: the collector would look at all of them in vain
         try:
-            return {name: Evaluation(now, self._judged(state, now)) for name, state in self.states.items()}
+            return {
+                name: Evaluation(now, self._judged(state, now), dict(self.steps[name]))
+                for name, state in self.states.items()
+            }
         finally:
             if collects:
                 gc.enable()
@@ -314,10 +321,21 @@ class Evaluator:
             if point.kind is PointKind.INFO:
                 seen = self.facts[name][0].see(point.attributes, now)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
+            if point.kind is PointKind.STEP:
+                return self._take_step(point, self.steps[name]), ""
             slice, pair = self._place(point, name)
         except _RefusedError as refused:
             return refused.args[0], refused.args[1]
         return state.take(point, (slice,), pair, horizons[name], now), ""
+
+    def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
+        assert point.histogram is not None
+        pair = _pair(point.attributes)
+        steps.pop(pair, None)  # the newest is at the end
+        steps[pair] = int(point.histogram.count)
+        while len(steps) > _MOST_PAIRS:
+            del steps[next(iter(steps))]
+        return "accepted"
 
     def _addressed(self, point: Point) -> ContractState:
         name = point.attributes.get("kc.contract")

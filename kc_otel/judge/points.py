@@ -1,8 +1,9 @@
 """From an OTLP metrics request to a flat sequence of decoded points.
 
-Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, and the `gen_ai.*` histograms that
-a loaded contract names. Everything else is somebody else's: ignored and counted. A point that contradicts itself
-(counts that do not add up, buckets no double can reach) is malformed: counted, and told to the sender.
+Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, `kc.train.step`, and the `gen_ai.*`
+histograms that a loaded contract names. Everything else is somebody else's: ignored and counted. A point that
+contradicts itself (counts that do not add up, buckets no double can reach) is malformed: counted, and told to the
+sender.
 """
 
 from __future__ import annotations
@@ -26,12 +27,23 @@ from kc_otel.judge.otlp.sender_contracts import SENDER_CONTRACTS, addressees
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
-__all__ = ["DRIFT_NAMES", "INVALID", "KERNEL_INFO", "Point", "PointKind", "metric_of", "series_name", "walk"]
+__all__ = [
+    "DRIFT_NAMES",
+    "INVALID",
+    "KERNEL_INFO",
+    "TRAIN_STEP",
+    "Point",
+    "PointKind",
+    "metric_of",
+    "series_name",
+    "walk",
+]
 
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
 INVALID: Final = "kc.input.invalid"
 KERNEL_INFO: Final = "kc.kernel.info"
+TRAIN_STEP: Final = "kc.train.step"
 
 _DELTA, _CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
@@ -68,6 +80,7 @@ class PointKind(Enum):
     HISTOGRAM = "histogram"
     COUNTER = "counter"
     INFO = "info"
+    STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Point:
     """One decoded data point.
 
     Attributes:
-        kind: Histogram, counter or info.
+        kind: Histogram, counter, info or step.
         metric: OpenTelemetry metric name.
         operator: Name of the operator that it is about; None unless the metric is one of operators.
         only: Names of the contracts that its sender may speak of; None for any.
@@ -86,7 +99,7 @@ class Point:
         start: Start of what was counted, Unix time in ns; 0 when unknown.
         time: End of what was counted, Unix time in ns.
         cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
-        histogram: What was counted; None for an info.
+        histogram: What was counted; None for an info. Of a step, its number as a count.
         number: Of the point among all exponential ones of its request, in their order; nothing for others.
     """
 
@@ -135,7 +148,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
                 first, number = number, number + len(points) * (field == "exponential_histogram")
-                if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO) or name in gen_ai):
+                if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
                     count("ignored", len(points), "")
                     continue
                 if resource is None:
@@ -159,8 +172,9 @@ def _points(
     if decode is None:
         count("malformed", len(points), f"{name} cannot be a {field}")
         return
-    temporality = 0 if kind is PointKind.INFO else getattr(metric, field).aggregation_temporality
-    if kind is not PointKind.INFO and temporality not in {_DELTA, _CUMULATIVE}:
+    gauges = kind in {PointKind.INFO, PointKind.STEP}
+    temporality = 0 if gauges else getattr(metric, field).aggregation_temporality
+    if not gauges and temporality not in {_DELTA, _CUMULATIVE}:
         count("malformed", len(points), f"{name} has no aggregation temporality; send cumulative or delta")
         return
     family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
@@ -214,6 +228,8 @@ def _times(point: Any, temporality: int) -> tuple[int, int]:
 def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram | None] | None]:
     if name == KERNEL_INFO:
         return PointKind.INFO, _nothing if field in {"gauge", "sum"} else None
+    if name == TRAIN_STEP:
+        return PointKind.STEP, _counter if field == "gauge" else None
     if name == INVALID:
         return PointKind.COUNTER, _counter if field == "sum" and metric.sum.is_monotonic else None
     if field == "exponential_histogram":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -104,10 +105,16 @@ class Evaluation:
     Attributes:
         at: Unix time, seconds.
         verdicts: Of every cell, of any kernel versions.
+        steps: The trainer's newest step by pair of kernels, (training, inference), of those that tell it.
     """
 
     at: float
     verdicts: tuple[Verdict, ...] = ()
+    steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    def step_of(self, cell: Cell) -> int | None:
+        """The trainer's step that a cell was judged at; None where nobody tells it."""
+        return self.steps.get((cell.kernel_train, cell.kernel_inference))
 
     def of_kernel(self, version: str) -> Evaluation:
         """What is about one version of the inference kernel."""

@@ -29,7 +29,14 @@ from kc_otel.record.slice_table import SliceTable
 from kc_otel.record.telemetry.accumulate import Batch, WorstToken
 from kc_otel.record.telemetry.compare_span import compare_span
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, TokenExemplar, drift_metrics, kernel_info
+from kc_otel.record.telemetry.pair_streams import (
+    KernelPair,
+    PairStreams,
+    TokenExemplar,
+    drift_metrics,
+    kernel_info,
+    train_step,
+)
 from kc_otel.record.telemetry.sdk_points import gauge
 from kc_otel.record.weight_versions import BatchVersions, batch_versions
 from kc_otel.record.work import (
@@ -131,8 +138,10 @@ class Measurer:
             streams = list(self._streams.values())
             self._sent = [(each, each.batches) for each in streams if each.retired]
             metrics = drift_metrics(streams, now)
+            steps = train_step(streams, self._start, now)
             pairs = {self._current, *self._streams}
         metrics.append(kernel_info(self._contract.name, pairs, self._start, now))
+        metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
             share = self._sampler.share()
@@ -187,8 +196,10 @@ class Measurer:
             add = streams.accumulator.add_logits if logits else streams.accumulator.add_sampled
             batch = add(**arrays, membership=membership, processing=work.processing)
             streams.batches += 1
-            if versions is not None and isinstance(train, int) and batch.tokens:
-                streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
+            if isinstance(train, int) and batch.tokens:
+                streams.step = train
+                if versions is not None:
+                    streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
         for reason, count in batch.invalid.items():
             self._counters.invalid(reason, count, _shapes(arrays) if reason == "shape_mismatch" else None)
         if batch.tokens:

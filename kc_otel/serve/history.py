@@ -78,7 +78,10 @@ class CellHistory:
                     self._save(verdict.cell, verdict.status, verdict.at)
             for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
                 self._forget(cell)
-        points = {name: {one.cell: point_of(one) for one in found.verdicts} for name, found in evaluations.items()}
+        points = {
+            name: {one.cell: point_of(one, found.step_of(one.cell)) for one in found.verdicts}
+            for name, found in evaluations.items()
+        }
         self._thinned.write(points, max((found.at for found in evaluations.values()), default=0.0), unit)
         unit.on_commit(lambda: self._adopt(evaluations, points))
         return changes

@@ -74,6 +74,11 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     ]
     readings["kc.route"] = list(_routes(core))
     readings |= _promotions(core)
+    readings["kc.train.step"] = [
+        ({"kc.contract": contract, "kc.kernel.train": train, "kc.kernel.inference": inference}, step)
+        for contract, steps in core.evaluator.steps.items()
+        for (train, inference), step in sorted(steps.items())
+    ]
     readings["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]

@@ -55,6 +55,20 @@ def test_a_gap_in_the_past_is_a_gap_in_the_drawing() -> None:
     assert [len(line) for line in paths(broken.svg, "c-line")] == [1, 1, 1]
 
 
+def test_the_past_over_steps() -> None:
+    """Points lie at their step, events between those before and after; points without one are left out."""
+    past = [[*point, step] for point, step in zip(PAST, (100, None, 160, 200), strict=True)]
+    chart = draw_history("x", past, over="step", markers=[Marker(65.0, "◆", "routed")])
+    assert [place for place, _ in chart.rows] == [0.0, 600.0, 1000.0]
+    assert [row[-1] for _, row in chart.rows] == ["100", "160", "200"]
+    assert chart.columns[-1] == "Step"
+    assert chart.marks == ((800.0, "routed"),)
+    assert {"100", "160", "200"} <= set(texts(chart.svg))
+    assert draw_history("x", PAST, over="step") is None
+    assert "Step" not in draw_history("x", PAST).columns
+    assert [row[-1] for _, row in draw_history("x", past).rows] == ["100", "-", "160", "200"]
+
+
 def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot() -> None:
     """Not bounded above: the band has no upper edge of its own."""
     (_, band) = paths(draw_history("x", PAST).svg, "c-band")
@@ -181,6 +195,8 @@ def test_evidence_is_a_line_towards_an_alarm() -> None:
     assert draw_evidence("x", PAST[1:2]) is None
     beside = draw_evidence("x", PAST[2:], others=[PAST[:2]])
     assert [at for at, _ in beside.rows] == [at for at, _ in draw_history("x", PAST).rows[2:]]
+    stepped = [[*point, step] for point, step in zip(PAST, (100, None, 160, 200), strict=True)]
+    assert [place for place, _ in draw_evidence("x", stepped, over="step").rows] == [0.0, 600.0, 1000.0]
 
 
 number = st.floats(0.0, 1e300)

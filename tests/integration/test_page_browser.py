@@ -48,10 +48,11 @@ def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Reco
         one.__exit__(None, None, None)
 
 
-def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float) -> None:
+def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float, step: int | None = None) -> None:
+    weights = None if step is None else (step, step)
     for task, sigma in (("code", code), ("prose", 0.005)):
         train, inference = logprobs(rng, 16, 64, sigma)
-        recorder.compare(train, inference, attributes={"task": task})
+        recorder.compare(train, inference, attributes={"task": task}, weights=weights)
     recorder.force_flush()
 
 
@@ -115,6 +116,35 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {
         evaluator.api.split("/")[2]
     }
+
+
+def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """Where the trainer tells its steps there is a choice; by step, the axis and the table have them."""
+    evaluator, rng = serve(), np.random.default_rng(0)
+    sender = recorder(evaluator)
+    send(sender, rng, code=0.005)
+    address = f"{evaluator.api}/#/cell/policy/token-tv/code"
+    browser.open(address)
+    browser.wait("document.querySelector('#history-chart .chart')")
+    assert browser.evaluate("document.querySelector('#axes').hidden")
+    for step in (400, 800):
+        send(sender, rng, code=0.005, step=step)
+        time.sleep(1.0)
+    browser.open(address)
+    browser.wait("document.querySelector('#axes button:nth-child(2)') && !document.querySelector('#axes').hidden")
+    by_step = "document.querySelector('#axes button:nth-child(2)')"
+    browser.evaluate(f"{by_step}.click()")
+    browser.wait("document.querySelector('#history-chart .chart title')?.textContent.endsWith('over steps')")
+    assert (
+        browser.evaluate("document.querySelector('#axes button:nth-child(2)').getAttribute('aria-pressed')") == "true"
+    )
+    assert "800" in browser.evaluate("document.querySelector('#history-chart').textContent")
+    browser.evaluate("document.querySelector('#history-table').parentElement.open = true")
+    browser.wait("document.querySelector('#history-table td')")
+    assert "Step" in browser.evaluate("document.querySelector('#history-table').innerText")
+    assert browser.complaints() == []
 
 
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES, Heard
@@ -41,6 +43,30 @@ def exact(binned: Any, values: Any) -> bool:
     repeated = [np.repeat(edge, binned.count) for edge in (binned.lower, binned.upper)]
     fits = (repeated[0] <= ordered * (1 + 1e-12)).all() and (ordered <= repeated[1] * (1 + 1e-12)).all()
     return bool(binned.total == len(ordered) and fits and np.isclose(binned.sum, ordered.sum()))
+
+
+def gauge_of(step: float, now: float, contract: str = "policy") -> Any:
+    """An export of the trainer's step."""
+    message = ExportMetricsServiceRequest()
+    metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.train.step")
+    point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=step)
+    for name, value in (("contract", contract), ("kernel.train", TRAIN), ("kernel.inference", INFERENCE)):
+        point.attributes.add(key=f"kc.{name}").value.string_value = value
+    return message
+
+
+def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
+    """The one that was told last, of its pair of kernels; what is no step is refused."""
+    evaluator = Evaluator([contract()])
+    for step in (7, 9, 8):  # a run that went back to its checkpoint
+        evaluator.ingest_metrics(gauge_of(step, now), now)
+    for step in (-1.0, math.nan, 1e300):
+        assert evaluator.ingest_metrics(gauge_of(step, now), now).rejected == 1
+    assert evaluator.ingest_metrics(gauge_of(1, now, "other"), now).rejected == 1
+    (found,) = evaluator.evaluate(now).values()
+    assert found.step_of(cell()) == 8
+    assert found.step_of(cell(inference=NEWER)) is None
+    assert evaluator.counters == {"accepted": 3, "malformed": 3, "unknown_contract": 1}
 
 
 @pytest.mark.parametrize("cumulative", [True, False])

@@ -76,16 +76,17 @@ def make_core(contract: Contract, open_file: Callable[..., sqlite3.Connection]) 
 
 
 @pytest.fixture(scope="session")
-def drift() -> Callable[[float], ExportMetricsServiceRequest]:
+def drift() -> Callable[..., ExportMetricsServiceRequest]:
     """An OTLP request of sequences of slice `code` whose log ratios have a given standard deviation."""
     contract = load_text(POLICY, "policy.yaml")
 
-    def make(sigma: float) -> ExportMetricsServiceRequest:
+    def make(sigma: float, step: int | None = None) -> ExportMetricsServiceRequest:
         rng, exporter = np.random.default_rng(0), Capture()
         inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
         train = np.minimum(inference + rng.normal(0.0, sigma, inference.shape), 0.0)
         with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
-            recorder.compare(train, inference, attributes={"task": "code"})
+            weights = None if step is None else (step, step)
+            recorder.compare(train, inference, attributes={"task": "code"}, weights=weights)
         assert exporter.last is not None
         return encode_metrics(exporter.last)
 

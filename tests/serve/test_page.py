@@ -169,7 +169,7 @@ def test_the_past_of_a_cell_is_told_with_limit_and_samples(client: TestClient, c
     parameters = {"contract": "policy", "clause": "token-tv", "slice": "code"}
     answer = client.get("/api/v1/history", params=parameters).json()
     (series,) = answer["series"]
-    ((at, estimate, lower, upper, limit, samples, status, evidence),) = series["points"]
+    ((at, estimate, lower, upper, limit, samples, status, evidence, _),) = series["points"]
     assert at == core.evaluated_at
     assert limit == 0.02 < lower <= estimate <= upper
     assert (samples, status, evidence) == (64 * 64, 3, 1.0)
@@ -195,6 +195,28 @@ def test_the_distribution_of_a_cell_counts_every_observation(client: TestClient,
     assert seen["marks"] == [{"value": 0.02, "text": "limit of the mean 0.02"}]
     nobody = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
     assert nobody["total"] == 0
+
+
+def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Core], drift: Callable) -> None:
+    """Each evaluation has the step that the trainer had told by then: in the API, on the chart and in /metrics."""
+    core = make_core()
+    for offset, step in ((-2.0, 10), (-1.0, 30)):
+        core.metrics(drift(0.3, step))
+        core.tick(time.time() + offset)
+    (cell, *_) = [one.cell for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    parameters = {
+        "contract": "policy", "clause": "token-tv", "slice": "code",
+        "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
+    }  # fmt: skip
+    client = client_of(core)
+    (series, *_) = client.get("/api/v1/history", params=parameters).json()["series"]
+    assert [point[-1] for point in series["points"]] == [10, 30]
+    chart = client.get("/api/v1/charts/history", params=parameters | {"over": "step"}).json()
+    assert [row[-1] for _, row in chart["rows"]] == ["10", "30"]
+    assert ET.fromstring(chart["svg"]).find("{*}title").text == "token-tv on code over steps"
+    pair = f'kc_kernel_inference="{cell.kernel_inference}",kc_kernel_train="{cell.kernel_train}"'
+    assert f'kc_train_step{{kc_contract="policy",{pair}}} 30.0' in client.get("/metrics").text.replace("} ", "} ")
+    assert client.get("/api/v1/charts/history", params=parameters | {"over": "x"}).status_code == 422
 
 
 def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core: Core) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from kc_otel.contract.sentences import limitation
+from kc_otel.judge.verdict import Verdict
 from tests.tools.panel_answers import (
     Answer,
     by_rules,
@@ -37,7 +39,8 @@ from tests.tools.panel_cells import (
     upper,
 )
 from tests.tools.panel_counters import OUTCOME, drift_of_outcomes, outcomes, rates
-from tests.tools.panel_rows import CELL, Labels, Rows, World, by, observed
+from tests.tools.panel_rows import CELL, PAIR, Labels, Rows, World, by, observed
+from tests.tools.panel_traffic import TRAINED
 
 _VERSIONS = CELL[3:]
 
@@ -140,11 +143,27 @@ def _limits(clauses: Iterable[str] = (), others: Iterable[str] = ()) -> Expected
     return lambda world: by(OF_SLICE, _about(world, limit, clauses, others), min)
 
 
-def _verdicts(world: World) -> dict[Labels, Answer]:
+def _of_rl(of: Of) -> Expected:
     """Of the clauses on ratios, divergences, reward and weight lag."""
-    clauses = ("token-tv", "reward", "weights-lag", "weights-far-behind")
-    others = [clause.id for clause in world.contracts[1].clauses]
-    return by(PLACE, _about(world, code, clauses, others))
+
+    def found(world: World) -> dict[Labels, Answer]:
+        clauses = ("token-tv", "reward", "weights-lag", "weights-far-behind")
+        others = [clause.id for clause in world.contracts[1].clauses]
+        return by(PLACE, _about(world, of, clauses, others))
+
+    return found
+
+
+def _share(verdict: Verdict, since: float) -> float:
+    """The estimate as a share of the limit, where that is above 0."""
+    return estimate(verdict, since) / limit(verdict, since) if verdict.limit > 0 else math.nan
+
+
+def _trained(world: World) -> dict[Labels, Answer]:
+    """The furthest step of the picked kernels' trainers."""
+    pairs = (tuple(kernel.fingerprint for kernel in pair) for pair in world.recorded.kernels.values())
+    of = (dict(zip(PAIR, (world.contract.name, *pair), strict=True)) for pair in pairs)
+    return alone(TRAINED) if any(map(world.takes, of)) else {}
 
 
 def _left(chi2: float) -> float:
@@ -153,7 +172,8 @@ def _left(chi2: float) -> float:
 
 
 RL: dict[str, tuple[Expected, ...]] = {
-    "13 Verdicts on what is shown below": (_verdicts,),
+    "13 Verdicts on what is shown below": (_of_rl(code),),
+    "16 Drift by training step": (_trained, _of_rl(_share)),
     "1 Importance ratio of sampled tokens": (
         *(_slices("ratio", quantile, at) for at in (0.01, 0.5, 0.99, 0.999)), _limits((), ["ratio"]),
     ),

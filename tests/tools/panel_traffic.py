@@ -26,6 +26,8 @@ from kc_otel.record.rollout_quarantine import quarantine
 
 TOKENS, EXPORTS, STEP = 16, 7, 40
 """Tokens of a sequence, exports, and seconds between two of them."""
+TRAINED = 5
+"""The trainer's step."""
 DROPPED = 2
 """Batches that a recorder cannot measure between two exports."""
 ENGINE = "engine"
@@ -191,7 +193,7 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
         inference,
         attributes=traffic.attributes,
         advantages=advantages,
-        weights=(5, 5 - traffic.lag),
+        weights=(TRAINED, TRAINED - traffic.lag),
         presampled=True,
     )
     recorder.quarantined(quarantine(train, inference, contract, attributes=traffic.attributes, clauses=["token-tv"]))

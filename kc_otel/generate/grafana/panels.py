@@ -19,6 +19,8 @@ from kc_otel.generate.grafana.sdk import (
     text,
     text_models,
     timeseries,
+    xychart,
+    xychart_models,
 )
 from kc_otel.judge.verdict import Status
 
@@ -44,6 +46,7 @@ __all__ = [
     "thresholds",
     "timeline_panel",
     "value_field",
+    "xy_panel",
 ]
 
 DATASOURCE: Final = "${datasource}"
@@ -241,6 +244,33 @@ def graph_panel(id: int, title: str, description: str, queries: Iterable[Query],
             common.VizTooltipOptions()
             .mode(common_models.TooltipDisplayMode.MULTI)
             .sort(common_models.SortOrder.DESCENDING)
+        )
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(common_models.LegendDisplayMode.LIST)
+            .placement(common_models.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs([])
+        )
+    )
+
+
+def xy_panel(id: int, title: str, description: str, x: Query, y: Query, unit: str) -> Any:
+    """Lines over what `x` is at the same time, in the place of time. `x` is one series, and has a legend."""
+    over = xychart.XychartXYSeriesConfigX().matcher(xychart.MatcherConfig().id("byName").options(x.legend))
+    return (
+        common_panel(xychart.Panel(), id, title, description, (x, y))
+        .with_transformation(models.DataTransformerConfig("joinByField", options={"byField": "Time", "mode": "outer"}))
+        .height(8)
+        .span(24)
+        .unit(unit)
+        .mapping(xychart_models.SeriesMapping.AUTO)
+        .series([xychart.XYSeriesConfig().x(over)])
+        .show(xychart_models.XYShowMode.POINTS_AND_LINES)
+        .thresholds(thresholds("green"))
+        .override_by_name(x.legend, [property_of("unit", "none"), property_of("custom.axisLabel", x.legend)])
+        .tooltip(
+            common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.SINGLE).sort(common_models.SortOrder.NONE)
         )
         .legend(
             common.VizLegendOptions()

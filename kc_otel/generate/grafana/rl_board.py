@@ -18,6 +18,7 @@ from kc_otel.generate.grafana.panels import (
     limit_line,
     status_mapping,
     timeline_panel,
+    xy_panel,
 )
 from kc_otel.generate.grafana.sdk import models
 from kc_otel.generate.links import RL_UID
@@ -75,6 +76,18 @@ def _panels() -> Iterator[Any]:
         Query(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),
         status_mapping(),
         STATUS_COLOURS[Status.PASS],
+    )
+    bound, limit = (selector(f"kc.bound.{one}", None, *queries.picked(queries.CELL)) for one in ("estimate", "limit"))
+    share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
+    yield xy_panel(
+        16,
+        "Drift by training step",
+        "What the clauses of the picked contracts on these metrics are estimated at, as a share of their limit, over "
+        "the trainer's steps in the place of time; of several runs together, over the furthest step. Empty where no "
+        "trainer tells its steps (weights= of the recorder).",
+        Query(f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})", "step"),
+        Query(share, names),
+        "percentunit",
     )
     ratio = drift_queries.histogram("ratio")
     yield _graph(

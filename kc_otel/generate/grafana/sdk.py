@@ -23,6 +23,7 @@ with extra("grafana", "a dashboard"), warnings.catch_warnings():
         tempo,
         text,
         timeseries,
+        xychart,
     )
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models import common as common_models
@@ -30,6 +31,7 @@ with extra("grafana", "a dashboard"), warnings.catch_warnings():
     from grafana_foundation_sdk.models import heatmap as heatmap_models
     from grafana_foundation_sdk.models import tempo as tempo_models
     from grafana_foundation_sdk.models import text as text_models
+    from grafana_foundation_sdk.models import xychart as xychart_models
 
 __all__ = [
     "JSONEncoder",
@@ -48,4 +50,6 @@ __all__ = [
     "text",
     "text_models",
     "timeseries",
+    "xychart",
+    "xychart_models",
 ]

@@ -18,7 +18,7 @@ from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 
-__all__ = ["KernelPair", "PairStreams", "TokenExemplar", "drift_metrics", "kernel_info"]
+__all__ = ["KernelPair", "PairStreams", "TokenExemplar", "drift_metrics", "kernel_info", "train_step"]
 
 _SCALE: Final = 4
 
@@ -72,6 +72,8 @@ class PairStreams:
         self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
         self.retired = False
         self.batches = 0
+        self.step: int | None = None
+        """Trainer's step of the newest batch."""
         self._contract = contract
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
@@ -106,13 +108,17 @@ class PairStreams:
         for example in handed_out:
             self.explain(example)
 
-    def _attributes(self, slice: str) -> dict[str, str]:
+    @property
+    def identity(self) -> dict[str, str]:
+        """What every slice of the pair has in common, as attributes."""
         return {
             "kc.contract": self._contract,
-            "kc.slice": slice,
             "kc.kernel.train": self.pair.train.fingerprint,
             "kc.kernel.inference": self.pair.inference.fingerprint,
         }
+
+    def _attributes(self, slice: str) -> dict[str, str]:
+        return {**self.identity, "kc.slice": slice}
 
 
 def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
@@ -138,6 +144,11 @@ def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int
         }
         values.append(({**identity, **kernel.attributes()}, 1))
     return gauge("kc.kernel.info", values, start, now)
+
+
+def train_step(streams: Iterable[PairStreams], start: int, now: int) -> Metric:
+    """`kc.train.step`: of each pair whose weights say it, a point."""
+    return gauge("kc.train.step", [(one.identity, one.step) for one in streams if one.step is not None], start, now)
 
 
 def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:

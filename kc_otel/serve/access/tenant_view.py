@@ -170,6 +170,10 @@ class _Judge:
         return found
 
     @property
+    def steps(self) -> Mapping[str, Any]:
+        return {name: steps for name, steps in self._core.evaluator.steps.items() if name in self._own}
+
+    @property
     def series_count(self) -> int:
         return sum(len(self._core.evaluator.states[name].series) for name in self._own)
 

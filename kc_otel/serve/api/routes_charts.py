@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, astuple
 from datetime import UTC, tzinfo
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query
@@ -32,6 +32,7 @@ _EVENTS: Final = 1000
 
 Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
 End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
+Over = Annotated[Literal["time", "step"], Query(description="What goes from left to right: time, or trainer's steps.")]
 Zone = Annotated[str, Query(description="Name of the time zone of the times that are written, such as Europe/Berlin.")]
 
 
@@ -49,13 +50,14 @@ def chart_routes(core: Core) -> APIRouter:
         start: Start = 0.0,
         end: End = None,
         zone: Zone = "UTC",
+        over: Over = "time",
     ) -> Chart | None:
         """A cell's past against its limit, with what happened to it; null where nothing is remembered."""
         found = find_clause(core, contract, clause, slice)
         past = _past(core, contract, clause, slice, start, end)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
         return draw_history(
-            f"{clause} on {place(slice)} over time",
+            f"{clause} on {place(slice)} over {over}{'s' if over == 'step' else ''}",
             past.pop(own, []),
             kernel=kernel_inference,
             others={cell.kernel_inference: points for cell, points in past.items()},
@@ -63,6 +65,7 @@ def chart_routes(core: Core) -> APIRouter:
             unit=unit_word(found.limit_unit),
             step=core.history.step(contract),
             zone=_zone(zone),
+            over=over,
         )
 
     @router.get("/evidence")
@@ -75,6 +78,7 @@ def chart_routes(core: Core) -> APIRouter:
         start: Start = 0.0,
         end: End = None,
         zone: Zone = "UTC",
+        over: Over = "time",
     ) -> Chart | None:
         """What was held against a cell's limit, as a share of an alarm; null where nothing was or can be."""
         find_clause(core, contract, clause, slice)
@@ -83,7 +87,7 @@ def chart_routes(core: Core) -> APIRouter:
         points = past.pop(own, [])
         title = f"Evidence against {clause} on {place(slice)}"
         step = core.history.step(contract)
-        return draw_evidence(title, points, others=past.values(), step=step, zone=_zone(zone))
+        return draw_evidence(title, points, others=past.values(), step=step, zone=_zone(zone), over=over)
 
     @router.get("/sparkline")
     async def sparkline(

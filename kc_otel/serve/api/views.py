@@ -253,8 +253,9 @@ class SeriesView(_View):
 
     kernel_train: str
     kernel_inference: str
-    points: list[tuple[float, float | None, float | None, float | None, float, int, int, float | None]]
-    """(time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm), oldest first."""
+    points: list[tuple[float, float | None, float | None, float | None, float, int, int, float | None, int | None]]
+    """(time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm, trainer's step where
+    it is told), oldest first."""
 
 
 class HistoryView(_View):

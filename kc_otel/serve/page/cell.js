@@ -10,6 +10,7 @@ const EVENTS = 500;
 const SHOWN_EVENTS = 12;
 const REFRESH = 5000; // milliseconds
 const PERIODS = [24, 6, 1]; // long windows
+const AXES = ["time", "step"];
 
 let open = null;
 
@@ -19,13 +20,13 @@ export function openCell(state, parts, closed) {
   const [contract, clause, slice, train = "", inference = ""] = parts;
   closeCell();
   const dialog = byId("cell");
-  open = { contract, clause, slice, train, inference, drawn: -Infinity, period: PERIODS[0] };
+  open = { contract, clause, slice, train, inference, drawn: -Infinity, period: PERIODS[0], over: AXES[0] };
   fill(dialog,
     el("div", { class: "cell-head" },
       el("div", {}, el("p", { class: "quiet", id: "cell-of" }, contract), el("h2", { id: "cell-title", tabindex: "-1" }, `${clause} on ${place(slice)}`)),
       el("button", { type: "button", class: "close", "aria-label": "Close", on: { click: () => dialog.close() } }, "✕")),
     el("div", { id: "cell-now" }),
-    figure("history", "Over time", el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
+    figure("history", "History", el("span", { id: "axes", class: "periods", role: "group", "aria-label": "From left to right", hidden: true }), el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
     figure("evidence", "Evidence against the limit"),
     figure("distribution", "What was observed"),
     worstSequences(() => ({ contract, clause, slice, kernel_inference: open?.now ?? inference })),
@@ -66,7 +67,7 @@ export async function refreshCell(state) {
   const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
   const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
-    const period = query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE });
+    const period = query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE, over: mine.over });
     const [history, evidence, distribution, events] = await Promise.all([
       fetchJson(`/api/v1/charts/history?${period}`),
       fetchJson(`/api/v1/charts/evidence?${period}`),
@@ -76,6 +77,7 @@ export async function refreshCell(state) {
     if (open !== mine) return;
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
+    showAxes(mine, state, history);
     showChart("history", history, "No evaluation is remembered for this period.");
     showChart("evidence", evidence, "Nothing can be held against this limit, or nothing was: the verdict says why.");
     showChart("distribution", distribution, `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
@@ -86,9 +88,19 @@ export async function refreshCell(state) {
 }
 
 function showPeriods(contract, mine, state) {
-  const chosen = (many) => ({ click: () => { Object.assign(mine, { period: many, drawn: -Infinity }); refreshCell(state); } });
-  if (!byId("periods").children.length) fill(byId("periods"), PERIODS.map((many) => el("button", { type: "button", on: chosen(many) }, span(many * contract.long_window, 2))));
-  PERIODS.forEach((many, index) => byId("periods").children[index].setAttribute("aria-pressed", String(many === mine.period)));
+  choices("periods", PERIODS, mine, "period", state, (many) => span(many * contract.long_window, 2));
+}
+
+/** Where the trainer tells its steps, the past can be drawn over them. */
+function showAxes(mine, state, history) {
+  byId("axes").hidden = mine.over === "time" && !history?.columns.includes("Step");
+  choices("axes", AXES, mine, "over", state, (axis) => `by ${axis}`);
+}
+
+function choices(id, values, mine, name, state, text) {
+  const chosen = (value) => ({ click: () => { Object.assign(mine, { [name]: value, drawn: -Infinity }); refreshCell(state); } });
+  if (!byId(id).children.length) fill(byId(id), values.map((value) => el("button", { type: "button", on: chosen(value) }, text(value))));
+  values.forEach((value, index) => byId(id).children[index].setAttribute("aria-pressed", String(value === mine[name])));
 }
 
 async function fetchJson(path) {

@@ -30,7 +30,7 @@ from kc_otel.serve.store.unit_of_work import UnitOfWork
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",

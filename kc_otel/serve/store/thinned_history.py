@@ -37,6 +37,7 @@ class HistoryPoint:
         samples: Observations in the deciding window.
         status: Code of the status.
         evidence: What is held against the limit, in 0..1 of an alarm; None where nothing can be held.
+        train_step: The trainer's newest step at that time; None where nobody told it.
     """
 
     at: float
@@ -47,10 +48,11 @@ class HistoryPoint:
     samples: int
     status: int
     evidence: float | None
+    train_step: int | None = None
 
 
-def point_of(verdict: Verdict) -> HistoryPoint:
-    """A verdict's numbers."""
+def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
+    """A verdict's numbers, and the trainer's step that it was judged at."""
     return HistoryPoint(
         verdict.at,
         finite_or_none(verdict.estimate),
@@ -60,6 +62,7 @@ def point_of(verdict: Verdict) -> HistoryPoint:
         verdict.samples,
         verdict.status.code,
         finite_or_none(verdict.evidence),
+        train_step,
     )
 
 
@@ -81,8 +84,8 @@ class ThinnedHistory:
         )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
-            "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, PRIMARY KEY (line, slot)) "
-            "WITHOUT ROWID"
+            "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, train_step INTEGER, "
+            "PRIMARY KEY (line, slot)) WITHOUT ROWID"
         )
 
     def step(self, contract: str) -> float:
@@ -115,7 +118,7 @@ class ThinnedHistory:
         found: dict[Cell, list[HistoryPoint]] = {}
         prefix = json.dumps([contract, clause, slice])[:-1] + ", "
         rows = self._connection.execute(
-            "SELECT cell, at, estimate, lower, upper, bound, samples, status, evidence FROM cell_line "
+            "SELECT cell, at, estimate, lower, upper, bound, samples, status, evidence, train_step FROM cell_line "
             "JOIN cell_point ON line = id WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
             (len(prefix), prefix),
         )
@@ -140,7 +143,7 @@ class ThinnedHistory:
             [(name, point.at) for name, point in own],
         )
         self._connection.executemany(
-            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
+            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
             [(self._index(contract, point.at) % KEPT, *astuple(point), name) for name, point in own],
         )
         longest = KEPT * max(self._steps.values(), default=_SHORTEST)

@@ -48,6 +48,20 @@ def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     assert len(memory.points("kc.kernel.info")) == 2
 
 
+def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logprobs):
+    """A gauge of the pair, as new as the last batch whose training weights are counted; names of weights are none."""
+    recorder = recorders()
+    recorder.compare(*logprobs(1, 5))
+    assert recorder.force_flush()
+    assert memory.points("kc.train.step") == []
+    for weights in ((41, None), (42, 40), ("checkpoint", 40)):
+        recorder.compare(*logprobs(1, 5), weights=weights)
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.train.step")
+    assert point.value == 42
+    assert set(point.attributes) == {"kc.contract", "kc.kernel.train", "kc.kernel.inference"}
+
+
 def test_kernels_default_to_what_the_contract_declares(recorders, memory, logprobs):
     """Without kernels the contract's own declaration is fingerprinted."""
     recorder = recorders()
