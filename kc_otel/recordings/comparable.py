@@ -16,6 +16,11 @@ from kc_otel.recordings.request import SampledRequest
 
 __all__ = ["NEUTRAL", "SUPPORTED", "effective", "refusal"]
 
+_REMEDY: Final = {
+    "sglang": "sample with return_sampling_mask, or without truncation and SGLANG_RETURN_ORIGINAL_LOGPROB"
+}
+"""What to do about log-probabilities from before processing, by engine."""
+
 SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
 """Processing that a score function has to apply to the training kernel's logits, in this order."""
 
@@ -52,7 +57,7 @@ def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[
         return "greedy", "temperature is 0: nothing was sampled, so (1-w)+ estimates nothing; sample, or look at logits"
     if request.logprobs_mode == "raw" and processing:
         said = ", ".join(f"{name}={value}" for name, value in sorted(processing.items()))
-        remedy = "start vLLM with --logprobs-mode processed_logprobs"
+        remedy = _REMEDY.get(request.kernel.engine, "start vLLM with --logprobs-mode processed_logprobs")
         return "raw_logprobs", f"drawn with {said}, but the log-probabilities are from before it; {remedy}"
     other = sorted(set(processing) - set(SUPPORTED))
     if other:

@@ -38,7 +38,7 @@ slices: {code: {where: {task: code}}}
 statistical: [{id: token-tv, metric: tv_token, unit: sequence, limit: 0.05}]
 escalation: [{on: fail, do: [notify]}]
 """
-READERS_MODULES = {"verl.trainer.main_ppo"}
+READERS_MODULES = {"verl.trainer.main_ppo", "sglang.launch_server"}
 READERS_PROGRAMS = {
     "vllm",
     "curl",

@@ -21,6 +21,8 @@ from kc_otel.recordings.endpoints import (
     RequestFailedError,
     answers,
     collect,
+    generate_api,
+    generate_scorer,
     read_prompts,
 )
 from tests.tools.completions import completions, table, token_ids
@@ -73,6 +75,76 @@ def after(times, status, headers=None, *, on="/v1/completions", error="busy"):
         return right, 200, {}
 
     return fault
+
+
+@pytest.mark.parametrize("train_sglang", [True, False])
+def test_sglang_is_asked_by_its_own_api(train_sglang):
+    """An endpoint that lists its models as SGLang samples, and scores, through /generate; the drift is the tables'."""
+    with completions(table(), sglang=True) as inference, completions(table(drift=0.2), sglang=train_sglang) as train:
+        prompts = [Prompt(line, text=f"prompt {line}") for line in range(1, 9)]
+        prompts.append(Prompt(9, token_ids=(3, 4)))
+
+        async def run():
+            async with httpx.AsyncClient() as http:
+                clients = [CompletionClient(CompletionEndpoint(side, server.address), http)
+                           for side, server in (("inference", inference), ("train", train))]  # fmt: skip
+                asked = [(client, await client.model(None)) for client in clients]
+                return await collect(prompts, *asked, max_tokens=12)
+
+        found = asyncio.run(run())
+        assert not found.failures
+        recording = found.recording
+        assert recording.lengths.tolist() == [12] * 9
+        ends = np.cumsum(recording.lengths)
+        tokens = recording.token_ids[ends[-2] :].tolist()
+        for side, server in (("inference", inference), ("train", train)):
+            expected = [server.logprobs[one, other] for one, other in zip([4, *tokens], tokens, strict=False)]
+            np.testing.assert_allclose(getattr(recording, side)[ends[-2] :], expected)
+        sent = next(body for path, body in inference.requests if path == "/generate")
+        assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items() <= sent["sampling_params"].items()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"detail": "no"}, "is it SGLang's /generate"),
+        ({"meta_info": {"output_token_logprobs": None}}, "return_logprob was asked for"),
+        ({"meta_info": {"output_token_logprobs": [[-1.0, None]]}}, "log-probabilities of no tokens"),
+        ({"meta_info": {"output_token_logprobs": [[-1.0, 3]]}}, "put prompt_token_ids in place"),
+        ({"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}, None),
+    ],
+)
+def test_an_answer_of_sglang_that_lacks_something_says_so(broken, said):
+    """Another server, one without log-probabilities, one that does not say what the prompt is."""
+    if said is None:
+        assert generate_api.generated(broken, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
+        with pytest.raises(answers.AnswerError, match="other tokens than were sent"):
+            generate_api.generated(broken, (1, 2))
+        return
+    with pytest.raises(answers.AnswerError, match=said):
+        generate_api.generated(broken, "Hi")
+
+
+def test_tokens_that_sglang_scored_are_those_that_were_sent():
+    """By their ids, of which it writes 0 for the last of a vocabulary."""
+    rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
+    assert generate_api.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
+    for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
+        with pytest.raises(answers.AnswerError, match="that were sent"):
+            generate_api.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
+
+
+def test_sglang_scores_what_waits_for_rescoring(monkeypatch):
+    """The scorer that `kc-otel rescore` takes: one that names no server, or is given a temperature, says so."""
+    with completions(table(), sglang=True) as server:
+        monkeypatch.setenv("KC_OTEL_TRAIN_URL", server.address)
+        ((first, second),) = generate_scorer.score([np.array([5])], [np.array([6, 7])])
+        assert (first, second) == (pytest.approx(server.logprobs[5, 6]), pytest.approx(server.logprobs[6, 7]))
+    with pytest.raises(ValueError, match="without temperature; score them with --model"):
+        generate_scorer.score([[1]], [[2]], {"temperature": 0.5})
+    monkeypatch.delenv("KC_OTEL_TRAIN_URL")
+    with pytest.raises(ValueError, match="--train-url"):
+        generate_scorer.score([[1]], [[2]])
 
 
 def test_a_request_leaves_no_parameter_to_the_server():

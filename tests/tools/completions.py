@@ -40,6 +40,7 @@ class Completions:
     address: str
     logprobs: np.ndarray
     fault: object = None
+    sglang: bool = False
     models: tuple = ("tiny",)
     requests: list = field(default_factory=list)
     headers: list = field(default_factory=list)
@@ -48,11 +49,14 @@ class Completions:
 
     def answer(self, path, body):
         if path == "/v1/models":
-            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+            owner = "sglang" if self.sglang else "vllm"
+            return {"object": "list", "data": [{"id": name, "owned_by": owner} for name in self.models]}
+        if path == "/generate" and self.sglang:
+            return self._generated(body)
         if path == "/tokenize":
             text = "\n".join(each["content"] for each in body["messages"])
             return {"count": len(text), "max_model_len": 1024, "tokens": token_ids(text), "token_strs": None}
-        if path != "/v1/completions":
+        if path != "/v1/completions" or self.sglang:
             return None
         prompt = token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
         drawn = self._draw(prompt[-1], body["max_tokens"])
@@ -80,6 +84,21 @@ class Completions:
             ]
         return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
 
+    def _generated(self, body):
+        """An answer of SGLang's own API, recorded from its source: sglang 0.5.23, tokenizer_manager.py."""
+        prompt = token_ids(body["text"]) if "text" in body else body["input_ids"]
+        drawn = self._draw(prompt[-1], body["sampling_params"]["max_new_tokens"])
+        about = {"id": "1", "finish_reason": {"type": "length", "length": len(drawn)}, "weight_version": "default"}
+        if body.get("return_logprob"):
+            values = self._logprobs_of([prompt[-1], *drawn])
+            about["output_token_logprobs"] = [[value, each, None] for value, each in zip(values, drawn, strict=True)]
+            start = body.get("logprob_start_len", -1)
+            if start >= 0:
+                scored = zip([None, *self._logprobs_of(prompt[start:])], prompt[start:], strict=True)
+                about["input_token_logprobs"] = [[value, each, None] for value, each in scored]
+        more = {"prompt_token_ids": prompt} if body.get("return_prompt_token_ids") else {}
+        return {"text": "", "output_ids": drawn, "meta_info": about, **more}
+
     def _draw(self, last, count):
         drawn = []
         with self.lock:
@@ -93,10 +112,10 @@ class Completions:
 
 
 @contextmanager
-def completions(logits, *, fault=None, models=("tiny",)):
-    """A server on a free port until the block ends."""
+def completions(logits, *, fault=None, models=("tiny",), sglang=False):
+    """A server on a free port until the block ends; with `sglang` one that has `/generate` in place of completions."""
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    served = Completions("", logprobs, fault, models)
+    served = Completions("", logprobs, fault, sglang, models)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

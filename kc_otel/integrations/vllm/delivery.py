@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.completion import Completion, FinishedCapture, request_of
+from kc_otel.integrations.vllm.completion import Completion, request_of
 from kc_otel.integrations.vllm.request_attributes import AttributeFunction
 from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
@@ -65,7 +66,7 @@ class RequestDelivery(PerProcess):
         self._attributes = attributes
         self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
         self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
-        self._worker: BoundedWorker[FinishedCapture] = BoundedWorker(
+        self._worker: BoundedWorker[FinishedRequest] = BoundedWorker(
             self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=queue_bytes
         )
         super().__init__()
@@ -79,7 +80,7 @@ class RequestDelivery(PerProcess):
         """Count a completion that is not recorded; `why` is logged the first time."""
         self._dropped.add(reason, why)
 
-    def submit(self, finished: FinishedCapture) -> None:
+    def submit(self, finished: FinishedRequest) -> None:
         """Queue a completion that the engine has finished."""
         self._worker.put(lambda: finished, _REQUEST_BYTES + _TOKEN_BYTES * finished.numbers)
 
@@ -102,7 +103,7 @@ class RequestDelivery(PerProcess):
         self._lock = threading.Lock()
         self._counts = Counter()
 
-    def _record(self, waiting: Sequence[FinishedCapture]) -> None:
+    def _record(self, waiting: Sequence[FinishedRequest]) -> None:
         for finished in waiting:
             completion = finished.completion()
             kernel = finished.kernel.result(_WAIT_FOR_WORKERS)
@@ -125,6 +126,25 @@ class RequestDelivery(PerProcess):
         except Exception as error:  # noqa: BLE001 - the user's function; the request still counts as traffic
             self._without_attributes.add("attributes", error)
             return {}
+
+
+class FinishedRequest(Protocol):
+    """What an engine has finished, on its way to the thread that records it; `FinishedCapture` is one."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds, for the bound on what waits."""
+
+    @property
+    def kernel(self) -> Future[Kernel]:
+        """What sampled it; waited for where the request is recorded."""
+
+    @property
+    def logprobs_mode(self) -> str:
+        """`raw` or `processed`."""
+
+    def completion(self) -> Completion:
+        """The completion."""
 
 
 class RequestSink(Protocol):

@@ -98,7 +98,8 @@ class Patches:
             _log.warning("kc-otel: %s is not as expected (%r); it is not instrumented", module.__name__, error)
 
     def _workers(self, module: Any) -> None:
-        for name, method in _WORKER_METHODS.items():
+        # The plugin may have given them, in which case they stay.
+        for name, method in _WORKER_METHODS.items() - module.WorkerBase.__dict__.items():
             self._put(module.WorkerBase, name, method)
 
     def _output_processor(self, module: Any) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "AnswerError",
     "Sampled",
     "models",
+    "number",
     "sampled",
     "sampling_body",
     "scored",
@@ -113,7 +114,7 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
             )
         said = tuple(prompt)
     _same_prompt(said, prompt)
-    return Sampled(said, token_ids or (), tuple(map(_number, logprobs)), str(choice.get("finish_reason") or ""))
+    return Sampled(said, token_ids or (), tuple(map(number, logprobs)), str(choice.get("finish_reason") or ""))
 
 
 def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -147,7 +148,7 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
         entry = row.get(str(token)) if isinstance(row, dict) else None
         if not isinstance(entry, dict) or "logprob" not in entry:
             raise AnswerError(f"scored another token than {token} at place {place} of those that were sent")
-        found.append(_number(entry["logprob"]))
+        found.append(number(entry["logprob"]))
     return tuple(found)
 
 
@@ -206,7 +207,8 @@ def _same_prompt(said: tuple[int, ...], sent: str | Sequence[int]) -> None:
     )
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """A log-probability; nan where it is none, and -inf where it stands for the logarithm of 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return -math.inf if value <= _MINUS_INFINITY else float(value)

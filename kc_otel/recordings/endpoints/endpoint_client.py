@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
-from kc_otel.recordings.endpoints import answers
+from kc_otel.recordings.endpoints import answers, generate_api
 from kc_otel.recordings.endpoints.prompts import Prompt
 
 with extra("cli", "asking an endpoint"):
@@ -87,7 +87,7 @@ class CompletionEndpoint:
 
 
 class CompletionClient:
-    """One endpoint, over a connection pool that both share.
+    """One endpoint, over a connection pool that both share. Of SGLang its own `/generate` is asked.
 
     Args:
         endpoint: Where.
@@ -108,6 +108,7 @@ class CompletionClient:
         self._http = http
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         self._attempts = attempts
+        self._generates = False
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
 
     async def model(self, wanted: str | None) -> str:
@@ -127,7 +128,9 @@ class CompletionClient:
             ) from None
         if response.status_code in {401, 403}:
             raise self._no_entry(response)
-        names = answers.models(_json(response)) if response.is_success else ()
+        listed = _json(response) if response.is_success else None
+        names = answers.models(listed)
+        self._generates = generate_api.is_sglang(listed)
         if wanted is not None:
             if names and wanted not in names:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
@@ -149,6 +152,9 @@ class CompletionClient:
             if prompt.messages:
                 body = {"model": model, "messages": list(prompt.messages), "add_generation_prompt": True}
                 sent = answers.tokenized(await self._post("/tokenize", body))
+            if self._generates:
+                answer = await self._post(generate_api.PATH, generate_api.generation_body(sent, max_tokens))
+                return generate_api.generated(answer, sent)
             answer = await self._post("/v1/completions", answers.sampling_body(model, sent, max_tokens))
             return answers.sampled(answer, sent)
         except answers.AnswerError as error:
@@ -160,8 +166,12 @@ class CompletionClient:
         Raises:
             RefusedError, RequestFailedError: If there are none, or of other tokens.
         """
-        answer = await self._post("/v1/completions", answers.scoring_body(model, (*prompt_ids, *token_ids)))
+        tokens = (*prompt_ids, *token_ids)
         try:
+            if self._generates:
+                answer = await self._post(generate_api.PATH, generate_api.scores_body(tokens))
+                return generate_api.scores(answer, prompt_ids, token_ids)
+            answer = await self._post("/v1/completions", answers.scoring_body(model, tokens))
             return answers.scored(answer, prompt_ids, token_ids)
         except answers.AnswerError as error:
             raise RefusedError(f"{self.endpoint}: {error}") from None
