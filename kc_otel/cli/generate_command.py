@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     commands.command("grafana")(grafana)
     commands.command("prometheus")(prometheus)
     commands.command("kubernetes")(kubernetes)
+    commands.command("collector")(collector)
     commands.command("semconv")(semconv)
     app.add_typer(commands, name="generate")
 
@@ -67,15 +68,35 @@ def kubernetes(
     image: Annotated[str, typer.Option(help="The evaluator's image, without its tag.")] = "kc-otel",
 ) -> None:
     """An evaluator on Kubernetes: a Kustomize base, components of rules and boards, and an overlay of everything."""
-    from kc_otel.contract.load import check_all  # noqa: PLC0415
     from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415
     from kc_otel.generate.kubernetes import kubernetes_files  # noqa: PLC0415 - a quick --help
 
     def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
-        known = ((each.contract, each.source) for each in check_all(contracts))
-        texts = {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
         boards = [each for each in grafana_files(loaded) if "dashboards" in each.path.parts]
-        return kubernetes_files(loaded, texts, boards, image)
+        return kubernetes_files(loaded, _texts(contracts), boards, image)
+
+    _generate(contracts, out, made, check=check)
+
+
+def collector(
+    contracts: _Contracts,
+    out: _Out,
+    evaluator: Annotated[
+        list[str],
+        typer.Option(help="Where an evaluator listens for OTLP over gRPC; once for each.", metavar="HOST:PORT"),
+    ],
+    check: _Check = False,
+) -> None:
+    """An OpenTelemetry Collector in front of several evaluators, and the folder of contracts that each of them judges."""
+    from kc_otel.generate.collector import collector_files  # noqa: PLC0415 - a quick --help
+
+    def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
+        files = collector_files(loaded, _texts(contracts), evaluator)
+        left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / each.path for each in files})
+        if left:
+            msg = "\n".join(f"{path}: is judged elsewhere now, or nowhere; remove the file" for path in left)
+            raise ValueError(msg)
+        return files
 
     _generate(contracts, out, made, check=check)
 
@@ -85,6 +106,14 @@ def semconv(out: _Out, check: _Check = False) -> None:
     from kc_otel.generate.semantic_conventions import semantic_convention_files  # noqa: PLC0415 - a quick --help
 
     _write(semantic_convention_files(), out, check=check)
+
+
+def _texts(paths: Sequence[Path]) -> dict[str, str]:
+    """The contracts' YAML, by name."""
+    from kc_otel.contract.load import check_all  # noqa: PLC0415
+
+    known = ((each.contract, each.source) for each in check_all(paths))
+    return {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
 
 
 def _generate(

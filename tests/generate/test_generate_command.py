@@ -47,6 +47,7 @@ def run():
                     for kind in (f"{own}rules", f"{own}tests", f"{own}kubernetes")
                 ),
                 *(f"prometheus/{kind}/_evaluator.yaml" for kind in ("rules", "tests", "kubernetes")),
+                "prometheus/mimir/rules/policy-7b.yaml",
                 "prometheus/victoriametrics/rules/policy-7b.yaml",
                 "prometheus/alertmanager/alertmanager.yaml",
             },
@@ -67,7 +68,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(run, policy_path: P
     command = ("prometheus", policy_path, "--out", tmp_path)
     missing = run(*command, "--check")
     assert missing.exit_code == 1
-    assert missing.output.count("stale") == 12
+    assert missing.output.count("stale") == 13
     assert list(tmp_path.iterdir()) == []
     run(*command)
     assert run(*command, "--check").exit_code == 0

@@ -1,8 +1,9 @@
 """Prometheus rules made from contracts, tests of them for `promtool test rules`, and Alertmanager's routes.
 
-There are three sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus and Mimir; and
-`victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first stands a rule that an evaluator lives.
+There are four sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
+`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus; `mimir/rules/` has
+the same rules for Mimir's ruler; and `victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first stands a
+rule that an evaluator lives.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
 from kc_otel.generate.prometheus.evaluator_rule import evaluator_files
+from kc_otel.generate.prometheus.mimir import mimir_file
 from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
 from kc_otel.generate.prometheus.rule_tests import rule_test_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
@@ -30,6 +32,7 @@ _OF_A_CONTRACT = (
     standalone_file,
     standalone_test_file,
     kubernetes_standalone_file,
+    mimir_file,
     victoria_file,
 )
 
