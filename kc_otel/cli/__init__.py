@@ -39,6 +39,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Find the cause": {"locate_command": ("locate", "capture")},
     "Run the evaluator": {
         "serve_command": ("serve",),
+        "aggregate_command": ("aggregate",),
         "token_command": ("token",),
         "doctor_command": ("doctor",),
         "status_command": ("status", "watch", "resume"),

@@ -87,7 +87,7 @@ def collector(
     ],
     check: _Check = False,
 ) -> None:
-    """An OpenTelemetry Collector in front of several evaluators, and the folder of contracts that each of them judges."""
+    """An OpenTelemetry Collector in front of several evaluators, and the contracts that each of them judges."""
     from kc_otel.generate.collector import collector_files  # noqa: PLC0415 - a quick --help
 
     def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:

@@ -1,9 +1,10 @@
 """An OpenTelemetry Collector in front of several evaluators: each contract's telemetry goes to the one that judges it.
 
 A contract has to be judged in one place: its windows, its evidence and its promise about false alarms are one. Whoever
-else has loaded it hears nothing and says NO_DATA. So which evaluator has which contract is written down, once, for both:
-as a table of the Collector's routing connector, and as the folder of contracts that each evaluator is started with. The
-load-balancing exporter chooses by a hash that is its own affair, and has changed between its releases.
+else has loaded it hears nothing and says NO_DATA. So which evaluator has which contract is written down, once, for
+both: as a table of the Collector's routing connector, and as the folder of contracts that each evaluator is started
+with. The load-balancing exporter (`routing_key: attributes`) keeps a contract's points together, too, but chooses their
+place by a hash whose key has changed between its releases: nobody could say which evaluator is to load the contract.
 
 Nothing is queued or batched: the Collector answers a sender after the evaluators have answered it, and both lose
 nothing that they acknowledged.

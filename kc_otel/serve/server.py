@@ -8,17 +8,14 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
-
-import uvicorn
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
@@ -42,8 +39,8 @@ from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
-from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.standby import active
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, StatePlace, set_aside
@@ -184,11 +181,11 @@ async def _serve(
         grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most)
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
-            _http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket, tls)
+            serving_http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket, tls)
         )
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
-        await stack.enter_async_context(_http(own, api_socket, tls))
+        await stack.enter_async_context(serving_http(own, api_socket, tls))
         tasks = [
             asyncio.create_task(_tick_forever(core, config, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
@@ -314,15 +311,6 @@ def _sink(core: Core, config: ServeConfig) -> Iterator[TelemetrySink]:
         log.close()
 
 
-class _Server(uvicorn.Server):
-    """One of several servers in a process whose signals somebody else handles."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers alone."""
-        yield
-
-
 async def _tick_forever(
     core: Core, config: ServeConfig, decided: Changes, ticked: Callable[[], None], file: StatePlace
 ) -> None:
@@ -353,28 +341,6 @@ async def _tick_forever(
         # However long a tick takes, as much time is left to those who send and ask.
         following = max(following + config.tick, 2 * loop.time() - began)
         await asyncio.sleep(following - loop.time())
-
-
-@contextlib.asynccontextmanager
-async def _http(app: Any, sock: socket.socket, tls: Tls | None) -> AsyncIterator[None]:
-    config = uvicorn.Config(
-        app,
-        http=HeaderTimeoutProtocol,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(_GRACE),
-    )
-    config.load()
-    config.ssl = None if tls is None else tls.listening
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve([sock]))
-    while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers a flag and no event
-        await asyncio.sleep(0.01)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -1,7 +1,7 @@
 """Rules for Mimir's ruler: those of Prometheus, in a namespace and in groups that its default limits let in.
 
-Mimir is in no package registry: the rules run in promtool here, with the groups that Mimir gets. What its ruler takes is
-from its source: `RuleNamespace` of mimirtool, and the defaults of `ruler.max-rules-per-rule-group` and
+Mimir is in no package registry: the rules run in promtool here, with the groups that Mimir gets. What its ruler takes
+is from its source: `RuleNamespace` of mimirtool, and the defaults of `ruler.max-rules-per-rule-group` and
 `ruler.max-rule-groups-per-tenant`.
 """
 
@@ -50,7 +50,7 @@ def test_the_default_limits_let_every_example_in(repository: Path, policy: Contr
 
 
 def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
-    """Prometheus adds units and `_total` to what arrives over OTLP, Mimir does not unless told: histograms have none."""
+    """Prometheus adds units and `_total` to what arrives over OTLP, Mimir does not unless told."""
     assert {prometheus_name(each) for each in RECORDED.values()} == {
         each.name.replace(".", "_") for each in RECORDED.values()
     }

@@ -1,9 +1,9 @@
 """Prometheus rules made from contracts, tests of them for `promtool test rules`, and Alertmanager's routes.
 
 There are four sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus; `mimir/rules/` has
-the same rules for Mimir's ruler; and `victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first stands a
-rule that an evaluator lives.
+`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus; `mimir/rules/`
+has the same rules for Mimir's ruler; and `victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first
+stands a rule that an evaluator lives.
 """
 
 from __future__ import annotations

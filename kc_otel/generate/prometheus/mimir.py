@@ -1,9 +1,9 @@
 """The standalone rules as Mimir's ruler takes them: in a namespace, and in groups that its default limits let in.
 
 Mimir refuses a group of more than 20 rules and a tenant's 71st group (`ruler_max_rules_per_rule_group`,
-`ruler_max_rule_groups_per_tenant`). A clause's rules read each other's results and fit into one group, which runs them in
-order; clauses do not wait for each other. Alerts read what the clauses' groups recorded, so they are up to an interval
-later than in Prometheus, where all is one group.
+`ruler_max_rule_groups_per_tenant`). A clause's rules read each other's results and fit into one group, which runs them
+in order; clauses do not wait for each other. Alerts read what the clauses' groups recorded, so they are up to an
+interval later than in Prometheus, where all is one group.
 """
 
 from __future__ import annotations

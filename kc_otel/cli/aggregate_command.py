@@ -1,0 +1,47 @@
+"""`kc-otel aggregate`: the recorders of a host as one stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kc_otel._extras import extra
+from kc_otel.cli.terminal import refuse, seconds
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("aggregate")(aggregate)
+
+
+def aggregate(
+    to: Annotated[
+        str, typer.Option(help="OTLP over HTTP of the evaluator: http://judge:4318.", metavar="URL", show_default=False)
+    ],
+    state: Annotated[Path, typer.Option(help="SQLite file of what was taken and has to be sent.")] = Path(
+        "kc-otel-aggregate.sqlite"
+    ),
+    interval: Annotated[str, typer.Option(help="Time between two messages to the evaluator.")] = "10s",
+    host: Annotated[str, typer.Option(help="Address to listen on; of this machine only.")] = "127.0.0.1",
+    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = 4317,
+    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = 4318,
+) -> None:
+    """Add up what the processes of this machine record, and send it to the evaluator as one stream.
+
+    Headers for the evaluator, such as a token, are read from OTEL_EXPORTER_OTLP_HEADERS.
+    """
+    with extra("serve", "the aggregator"):
+        from kc_otel.serve.aggregator.aggregate import (  # noqa: PLC0415 - a quick --help
+            AggregatorConfig,
+            AggregatorError,
+            run_aggregator,
+        )
+
+    try:
+        run_aggregator(AggregatorConfig(to, state, host, grpc_port, http_port, seconds("--interval", interval)))
+    except AggregatorError as error:
+        refuse(error)

@@ -1,0 +1,100 @@
+"""`kc-otel aggregate` as a process: killed again and again, and what it acknowledged reaches the evaluator."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from typer.testing import CliRunner
+
+from kc_otel.contract import load_text
+from kc_otel.judge.evaluator import Evaluator, SeriesId
+from tests.integration.test_acknowledged import CONTRACT, Source
+from tests.tools.servers import free_address, running, sink
+
+KILLS = 1
+
+
+@pytest.mark.slow
+def test_what_is_acknowledged_survives_kill_9(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders over HTTP and gRPC; the evaluator is away for a while; in the end all is counted, once."""
+    evaluator = Evaluator([load_text(CONTRACT, "policy.yaml")])
+    messages: list[int] = []
+    here = False
+
+    def receive(body: bytes, headers: Mapping[str, str]) -> int:
+        if not here:
+            return 503
+        assert headers["authorization"] == "Bearer secret"
+        request = ExportMetricsServiceRequest.FromString(gzip.decompress(body))
+        messages.append(evaluator.ingest_metrics(request, time.time()).rejected)
+        return 200
+
+    http, grpc = free_address(), free_address()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer secret")
+    sources = [Source(str(number), cumulative=True, over_grpc=number == 2) for number in range(3)]
+    for source in sources:
+        source.evaluator = SimpleNamespace(http=f"http://{http}", grpc=grpc)  # type: ignore[assignment]
+    with sink(receive) as url:
+        command = [
+            *(sys.executable, "-m", "kc_otel", "aggregate", "--to", url, "--state", tmp_path / "state.sqlite"),
+            *("--interval", "0.2s", "--http-port", http.rpartition(":")[2], "--grpc-port", grpc.rpartition(":")[2]),
+        ]
+        for source in sources:
+            source.start()
+        for number in range(KILLS + 1):
+            with running(command, tmp_path / "log", f"http://{http}/", answers=404) as process:
+                time.sleep(0.4)
+                here = number > 0
+                time.sleep(0.4)
+                if number < KILLS:
+                    process.kill()
+                    process.wait(10)
+                    continue
+                for source in sources:
+                    source.stop()
+                acknowledged = sum(source.acknowledged for source in sources)
+                end = time.monotonic() + 30
+                while counted(evaluator) < acknowledged and time.monotonic() < end:
+                    time.sleep(0.1)
+    assert acknowledged > 1000
+    assert counted(evaluator) == acknowledged == sum(source.sent for source in sources)
+    assert not any(messages)
+    assert [source.trouble for source in sources] == ["", "", ""]
+    assert evaluator.stream_count == 1, "three processes, one stream"
+
+
+def counted(evaluator: Evaluator) -> int:
+    of = SeriesId("policy", "kc.drift.tv_token", "all", "a", "b")
+    with suppress(KeyError, RuntimeError):  # the receiver's thread may be adding the series
+        return int(evaluator.distribution(of, 43_200.0, time.time()).count.sum())
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "judge:4317"], "is no URL of OTLP over HTTP"),
+        (["--to", "http://judge:4318", "--host", "0.0.0.0"], "lets other machines send here"),
+        (["--to", "http://judge:4318", "--interval", "soon"], "--interval"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
+    """No URL, an address that others reach, and no time."""
+    import typer
+
+    from kc_otel.cli import aggregate_command
+
+    app = typer.Typer()
+    app.command("other")(lambda: None)
+    aggregate_command.register(app)
+    found = CliRunner().invoke(app, ["aggregate", *arguments, "--state", str(tmp_path / "state")])
+    assert found.exit_code == 2
+    assert said in found.output
