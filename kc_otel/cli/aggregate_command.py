@@ -26,9 +26,13 @@ def aggregate(
         "kc-otel-aggregate.sqlite"
     ),
     interval: Annotated[str, typer.Option(help="Time between two messages to the evaluator.")] = "10s",
-    host: Annotated[str, typer.Option(help="Address to listen on; of this machine only.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = 4317,
     http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = 4318,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Listen where other machines reach it, and let all of them in."),
+    ] = False,
 ) -> None:
     """Add up what the processes of this machine record, and send it to the evaluator as one stream.
 
@@ -42,6 +46,10 @@ def aggregate(
         )
 
     try:
-        run_aggregator(AggregatorConfig(to, state, host, grpc_port, http_port, seconds("--interval", interval)))
+        run_aggregator(
+            AggregatorConfig(
+                to, state, host, grpc_port, http_port, seconds("--interval", interval), allow_unauthenticated
+            )
+        )
     except AggregatorError as error:
         refuse(error)

@@ -18,6 +18,7 @@ from kc_otel.contract.registry import RECORDED
 from kc_otel.generate.prometheus.mimir import mimir_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.generate.prometheus.standalone_tests import standalone_test_file
+from tests.handbook.snippets import HANDBOOK, commands, snippets
 
 RULES_IN_A_GROUP, GROUPS_OF_A_TENANT = 20, 70
 
@@ -54,6 +55,15 @@ def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
     assert {prometheus_name(each) for each in RECORDED.values()} == {
         each.name.replace(".", "_") for each in RECORDED.values()
     }
+
+
+def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
+    """What mimirtool is told to load is what the command before it wrote."""
+    (snippet,) = (each for each in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in each.text)
+    written = {f"dashboards/{mimir_file(contract).path}" for contract in load_all([repository / "contracts"])}
+    named = {word for words in commands(snippet.text) for word in words if word.startswith("dashboards/")}
+    assert named
+    assert named <= written
 
 
 @pytest.mark.slow

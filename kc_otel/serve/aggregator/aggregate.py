@@ -58,10 +58,11 @@ class AggregatorConfig:
     Attributes:
         to: URL of OTLP over HTTP of the evaluator, or of a Collector on the way to it, without /v1/metrics.
         state: SQLite file.
-        host: Address to listen on; others must not reach it, for nobody is asked who they are.
+        host: Address to listen on. Nobody is asked who they are.
         grpc_port: OTLP over gRPC; 0 for any.
         http_port: OTLP over HTTP; 0 for any.
         interval: Seconds between two messages to the evaluator.
+        allow_unauthenticated: Listen where other machines reach it: for a second one, that other hosts' send to.
     """
 
     to: str
@@ -70,6 +71,7 @@ class AggregatorConfig:
     grpc_port: int = 4317
     http_port: int = 4318
     interval: float = 10.0
+    allow_unauthenticated: bool = False
 
 
 @dataclass(slots=True)
@@ -201,9 +203,11 @@ def run_aggregator(config: AggregatorConfig) -> None:
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if reachable_from_elsewhere(config.host):
-        raise AggregatorError(f"--host {config.host} lets other machines send here, and nothing asks who they are; "
-                              "an aggregator is its own host's: leave --host out")  # fmt: skip
+    if reachable_from_elsewhere(config.host) and not config.allow_unauthenticated:
+        raise AggregatorError(
+            f"--host {config.host} lets other machines send here, and nothing asks who they are; leave --host out, or "
+            "say --allow-unauthenticated where the network keeps everybody else away"
+        )
     if not config.to.startswith(("http://", "https://")):
         raise AggregatorError(f"--to {config.to}: is no URL of OTLP over HTTP, such as http://judge:4318")
     try:
@@ -227,7 +231,7 @@ async def _aggregate(config: AggregatorConfig) -> None:
         http = listen(config.host, config.http_port, "OTLP/HTTP", most)
         grpc = await start_grpc(sink, config.host, config.grpc_port, connections=most)
         stack.push_async_callback(grpc.stop, _GRACE)
-        names = HostNames((config.host, "localhost"))
+        names = None if config.allow_unauthenticated else HostNames((config.host,))
         await stack.enter_async_context(serving_http(http_app(sink, names=names), http))
         _log.info("adding up for %s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d",
                   config.to, config.host, grpc.port, config.host, http.getsockname()[1])  # fmt: skip
