@@ -45,6 +45,7 @@ READERS_PROGRAMS = {
     "docker",
     "git",
     "kubectl",
+    "mimirtool",
     "cp",
     "export",
     "opentelemetry-instrument",
