@@ -31,6 +31,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Measure": {
         "compare_log_command": ("compare-log",),
+        "diagnose_log_command": ("diagnose-log",),
         "import_command": ("import", "checks"),
         "rescore_command": ("rescore",),
         "operators_command": ("operators",),

@@ -1,0 +1,65 @@
+"""`kc-otel diagnose-log`: what the scalars that a trainer has logged say of its kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kc_otel.cli.terminal import PrintJson, pairs, unusable
+from kc_otel.contract.plain_text import plain
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("diagnose-log")(diagnose_log)
+
+
+def diagnose_log(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE_OR_DIR",
+            help="TensorBoard's event files, W&B's run-*.wandb or exported history (.csv, .jsonl), verl's .jsonl or "
+            "console output, trainer_state.json.",
+        ),
+    ],
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=NAME", help="Where a number has a name of your own; repeatable.")
+    ] = None,
+    as_json: PrintJson = False,
+) -> None:
+    """Read a run's scalars by step, and say what they show of its training and inference kernels, and what they cannot.
+
+    Exits with 0 whatever it finds: nothing that averages show is a verdict; with 2 when the log cannot be used.
+    """
+    from kc_otel._extras import extra  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.run_log.read_run_log import read_run_log  # noqa: PLC0415
+
+    with extra("cli", "the diagnosis of logs"):
+        from kc_otel.offline.run_log.run_rules import cannot_tell, diagnose_run, roles_of  # noqa: PLC0415
+
+    with unusable():
+        log = read_run_log(path)
+        roles = roles_of(log, pairs("--name", name or [], "ROLE=NAME"))
+        findings = diagnose_run(log, roles)
+    steps = max(int(each.size) for each, _ in log.values())
+    if as_json:
+        found = [{"rule": each.rule, "found": each.found, "said": each.said} for each in findings]
+        typer.echo(json.dumps({"steps": steps, "roles": roles, "rules": found, "cannot_tell": list(cannot_tell())}))
+        return
+    typer.echo(plain(f"{path}: {len(log)} numbers, {steps} steps"))
+    typer.echo(
+        plain("read as: " + (", ".join(f"{role} = {log_name}" for role, log_name in roles.items()) or "nothing"))
+    )
+    for mark, wanted in (("FOUND", True), ("not found", False), ("cannot tell", None)):
+        for each in findings:
+            if each.found is wanted:
+                typer.echo(plain(f"{mark:11}  {each.rule}: {each.said}"))
+    typer.echo("no log of averages says:")
+    for sentence in cannot_tell():
+        typer.echo(f"  {sentence}")
