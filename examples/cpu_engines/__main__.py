@@ -85,11 +85,7 @@ def gate(recording: Path, folder: Path, engine: str, dtype: str) -> int:
     command = ["gate", "run", str(CONTRACT), str(recording), "--evidence", str(folder / dtype)]
     command += ["--kernel", f"inference.engine={engine}", "--kernel", f"inference.dtype={dtype}"]
     print(f"\n$ kc-otel gate run contract.yaml {recording.name} --kernel inference.dtype={dtype}", flush=True)
-    try:
-        app(command, standalone_mode=False)
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
+    return int(app(command, standalone_mode=False) or 0)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
     commands = typer.Typer(
         help="Whether a kernel version may leave its stage, and the evidence of it.", no_args_is_help=True
     )
-    for command in (run, live, plan, matrix, status, verify):
+    for command in (run, live, plan, matrix, status, chain, verify):
         commands.command(command.__name__)(command)
     app.add_typer(commands, name="gate")
 
@@ -117,18 +117,46 @@ def status(
     raise typer.Exit(EXIT[decision["outcome"]])
 
 
+def chain(
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.jsonl", help="The chain; made where there is none.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Evidence, recordings, or what else to keep.")],
+) -> None:
+    """Append files to a chain that shows when any of them is changed, dropped or swapped; prints the chain's head.
+
+    Keep the head where those who can write here cannot. Exits with 1 when the chain is broken.
+    """
+    import time  # noqa: PLC0415 - a quick --help
+
+    from kc_otel.offline.gate.evidence_chain import ChainError, add_to_chain  # noqa: PLC0415
+
+    try:
+        typer.echo(add_to_chain(chain, files, time.time()))
+    except ChainError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        refuse(f"{error.filename or chain}: cannot be read or written ({error.strerror})")
+
+
 def verify(
-    record: Annotated[Path, typer.Argument(metavar="EVIDENCE", help="The file that a gate wrote, or its folder.")],
+    record: Annotated[
+        Path, typer.Argument(metavar="EVIDENCE", help="The file that a gate wrote, its folder, or a chain (.jsonl).")
+    ],
     recordings: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE_OR_DIR", help="Judge its recordings again; they are found by checksum; repeatable."),
     ] = None,
+    head: Annotated[str | None, typer.Option(help="Digest that the last link of a chain has to have.")] = None,
 ) -> None:
     """Check evidence: its checksum, and that its verdicts and decision follow from its own numbers.
 
     The contract and the recording that a gate wrote beside it have to be the record's. With --recordings, every number
-    is computed again from the files. Exits with 1 when something does not hold.
+    is computed again from the files. Of a chain, every link and every file is checked, and the first that is broken is
+    named. Exits with 1 when something does not hold.
     """
+    if record.suffix == ".jsonl":
+        _verify_chain(record, head)
+        return
     from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file  # noqa: PLC0415
 
@@ -147,6 +175,20 @@ def verify(
         typer.echo(f"{file}: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"{file}: sound" + (", and its recordings give the same verdicts" if recordings else ""))
+
+
+def _verify_chain(chain: Path, head: str | None) -> None:
+    from kc_otel.offline.gate.evidence_chain import ChainError, verify_chain  # noqa: PLC0415
+
+    try:
+        count, found = verify_chain(chain, head)
+    except ChainError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        refuse(f"{error.filename or chain}: cannot be read ({error.strerror})")
+    kept = "" if head else "; that none is missing at its end, --head tells"
+    typer.echo(f"{chain}: sound, {count} links, head {found}{kept}")
 
 
 def _print_plan(planned: Sequence[Planned]) -> None:

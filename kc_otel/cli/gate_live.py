@@ -12,6 +12,7 @@ import typer
 
 from kc_otel.cli.gate_run import (
     AllowUnjudged,
+    ChainFile,
     ContractFile,
     EvidenceFile,
     JunitFile,
@@ -78,6 +79,7 @@ def live(
     junit: JunitFile = None,
     markdown: MarkdownFile = None,
     evidence: EvidenceFile = None,
+    chain: ChainFile = None,
 ) -> None:
     """Sample from one endpoint, score the same tokens with the other, and judge that recording.
 
@@ -126,6 +128,7 @@ def live(
             markdown,
             evidence,
             sequential=stop,
+            chain=chain,
         ),
         recording,
     )

@@ -65,6 +65,10 @@ EvidenceFile = Annotated[
     Path | None,
     typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel gate verify`."),
 ]
+ChainFile = Annotated[
+    Path | None,
+    typer.Option("--chain", metavar="FILE.jsonl", help="Chain to append the evidence and the recordings to."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Options:
     columns: str | None = None
     windows: int = 1
     sequential: bool = False
+    chain: Path | None = None
 
 
 def run(
@@ -105,6 +110,7 @@ def run(
     junit: JunitFile = None,
     markdown: MarkdownFile = None,
     evidence: EvidenceFile = None,
+    chain: ChainFile = None,
 ) -> None:
     """Judge recordings of both kernels: the offline stage, in a CI job.
 
@@ -122,6 +128,7 @@ def run(
         columns,
         windows,
         sequential,
+        chain,
     )
     gate_offline(options, lambda _: recordings)
 
@@ -140,6 +147,8 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
     from kc_otel.offline.gate.early_stop import decides, stops_after  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_gate import GateTerms, check_terms, gate_recordings, read_input  # noqa: PLC0415
 
+    if options.chain is not None and options.evidence is None:
+        refuse("--chain: appends evidence, which is not written; give --evidence too")
     with unusable():
         contract, text = load_source(options.contract)
         columns = columns_of(options.columns)
@@ -161,10 +170,8 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
     if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
         for about, recording in inputs:
             _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
-    try:
+    with unusable():
         _write(options, gate, text)
-    except OSError as error:
-        refuse(f"{error.filename}: cannot be written ({error.strerror})")
     raise typer.Exit(EXIT[gate.decision.outcome])
 
 
@@ -251,4 +258,10 @@ def _write(options: Options, gate: OfflineGate, contract: str) -> None:
         with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
             file.write(summary + "\n")
     if options.evidence is not None:
-        typer.echo(f"evidence: {write_evidence(offline_evidence(gate, contract), options.evidence, contract)}")
+        file = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
+        typer.echo(f"evidence: {file}")
+        if options.chain is not None:
+            from kc_otel.offline.gate.evidence_chain import add_to_chain  # noqa: PLC0415
+
+            recordings = [Path(about.name) for about in gate.inputs]
+            typer.echo(f"chain: its head is {add_to_chain(options.chain, [*recordings, file], gate.at)}")
