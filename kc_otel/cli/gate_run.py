@@ -258,10 +258,10 @@ def _write(options: Options, gate: OfflineGate, contract: str) -> None:
         with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
             file.write(summary + "\n")
     if options.evidence is not None:
-        file = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
-        typer.echo(f"evidence: {file}")
+        evidence = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
+        typer.echo(f"evidence: {evidence}")
         if options.chain is not None:
             from kc_otel.offline.gate.evidence_chain import add_to_chain  # noqa: PLC0415
 
             recordings = [Path(about.name) for about in gate.inputs]
-            typer.echo(f"chain: its head is {add_to_chain(options.chain, [*recordings, file], gate.at)}")
+            typer.echo(f"chain: its head is {add_to_chain(options.chain, [*recordings, evidence], gate.at)}")

@@ -29,7 +29,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "largest": ("training/rollout_probs_diff_max",),
     "ess": ("rollout_corr/rollout_is_eff_sample_size",),
     "clipped": ("actor/pg_clipfrac", "clip_ratio/region_mean"),
-    "entropy": ("actor/entropy", "entropy"),
+    "entropy": ("actor/entropy", "entropy", "approx_entropy"),
     "reward": ("critic/score/mean", "critic/rewards/mean", "reward"),
     "lag": ("weights_lag", "staleness", "off_policy_level"),
 }  # fmt: skip
