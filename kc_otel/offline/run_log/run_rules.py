@@ -18,7 +18,7 @@ from scipy import stats
 
 from kc_otel.offline.run_log.read_run_log import RunLog
 
-__all__ = ["ROLES", "RULES", "Finding", "cannot_tell", "diagnose_run", "roles_of"]
+__all__ = ["ROLES", "RULES", "RunFinding", "cannot_tell", "diagnose_run", "roles_of"]
 
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "drift": (
@@ -44,7 +44,7 @@ _Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RunFinding:
     """What a rule says.
 
     Attributes:
@@ -77,7 +77,7 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
     return found
 
 
-def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[Finding]:
+def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
     """What every rule says of a log.
 
     Args:
@@ -87,7 +87,7 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[Finding]:
     found = []
     for rule, (needed, judge) in RULES.items():
         if missing := [role for role in needed if role not in roles]:
-            found.append(Finding(rule, None, f"not in the log: {', '.join(map(_wanted, missing))}"))
+            found.append(RunFinding(rule, None, f"not in the log: {', '.join(map(_wanted, missing))}"))
             continue
         parts = [log[roles[role]] for role in needed]
         steps = parts[0][0]
@@ -97,10 +97,10 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[Finding]:
         finite = np.isfinite(aligned).all(axis=0)
         kept = [values[finite] for values in aligned]
         if rule != "not-finite" and finite.sum() < _LEAST:
-            found.append(Finding(rule, None, f"only {finite.sum()} steps have all numbers; it takes {_LEAST}"))
+            found.append(RunFinding(rule, None, f"only {finite.sum()} steps have all numbers; it takes {_LEAST}"))
             continue
         said = judge(steps if rule == "not-finite" else steps[finite], *(aligned if rule == "not-finite" else kept))
-        found.append(Finding(rule, said is not None, said or _NOT[rule]))
+        found.append(RunFinding(rule, said is not None, said or _NOT[rule]))
     return found
 
 
