@@ -38,6 +38,7 @@ from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
+from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
@@ -172,16 +173,18 @@ async def _serve(
         if speaker.speaks:
             speaker.publish(readings())
 
-    limits = Limits(max_bytes=config.max_request_bytes)
+    limits, turns = Limits(max_bytes=config.max_request_bytes), FairTurns()
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
         sink = stack.enter_context(_sink(core, config))
-        grpc = await start_grpc(sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most)
+        grpc = await start_grpc(
+            sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most, turns
+        )
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
-            serving_http(http_app(sink, limits, requests, _names(config), Senders(access)), http_socket, tls)
+            serving_http(http_app(sink, limits, requests, _names(config), Senders(access), turns), http_socket, tls)
         )
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)

@@ -25,6 +25,7 @@ from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tls import Tls
+from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
@@ -66,6 +67,7 @@ async def start_grpc(
     senders: Senders | None = None,
     tls: Tls | None = None,
     connections: int = 4096,
+    turns: FairTurns | None = None,
 ) -> GrpcServer:
     """Listen for metrics, traces and logs; the default address is reachable from this machine only.
 
@@ -78,12 +80,13 @@ async def start_grpc(
         senders: Who may send; None for anybody.
         tls: What to show and ask for; None speaks without TLS.
         connections: How many there may be at a time; who comes when there are as many is turned away.
+        turns: Shared with other ports; None for turns of its own.
 
     Raises:
         BindError: If the address cannot be listened on.
     """
     limits, counts = limits or Limits(), counts or RequestCounts()
-    places, senders = ReadingPlaces(limits), senders or Senders()
+    places, senders, turns = ReadingPlaces(limits), senders or Senders(), turns or FairTurns()
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.max_bytes),
@@ -99,7 +102,7 @@ async def start_grpc(
                 signal.service,
                 {
                     "Export": grpc.stream_unary_rpc_method_handler(
-                        _handler(sink, signal, counts, places, limits, senders)
+                        _handler(sink, signal, counts, places, limits, senders, turns)
                     )
                 },
             )
@@ -149,6 +152,7 @@ def _handler(
     places: ReadingPlaces,
     limits: Limits,
     senders: Senders,
+    turns: FairTurns,
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def export(_messages: Any, context: Any) -> bytes:
         try:
@@ -158,11 +162,12 @@ def _handler(
                 body = await context.read()
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
-            if senders.anybody:
-                request = quickly(sink, body, signal, limits)
-            else:
-                request = senders.admit(sender, from_protobuf(body, signal, limits))
-            answer = await deliver(sink, signal, request, "grpc", counts)
+            async with turns.turn(context.peer(), len(body)):
+                if senders.anybody:
+                    request = quickly(sink, body, signal, limits)
+                else:
+                    request = senders.admit(sender, from_protobuf(body, signal, limits))
+                answer = await deliver(sink, signal, request, "grpc", counts)
         except ReceiveError as error:
             counts.add("grpc", error.outcome)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()

@@ -28,6 +28,7 @@ from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.access_file import Caller
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.host_names import HostNames
+from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["http_app"]
@@ -74,6 +75,7 @@ def http_app(
     counts: RequestCounts | None = None,
     names: HostNames | None = None,
     senders: Senders | None = None,
+    turns: FairTurns | None = None,
 ) -> Application:
     """The ASGI application.
 
@@ -83,8 +85,9 @@ def http_app(
         counts: Counted into, transport `http`.
         names: By which senders may call it; None for any.
         senders: Who may send; None for anybody.
+        turns: Shared with other ports; None for turns of its own.
     """
-    return _App(sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders())
+    return _App(sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders(), turns or FairTurns())
 
 
 class _App:
@@ -95,10 +98,11 @@ class _App:
         counts: RequestCounts,
         names: HostNames | None,
         senders: Senders,
+        turns: FairTurns,
     ) -> None:
         self._sink, self._limits, self._counts = sink, limits, counts
         self._names, self._senders = names, senders
-        self._places = ReadingPlaces(limits)
+        self._places, self._turns = ReadingPlaces(limits), turns
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -139,8 +143,11 @@ class _App:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
         async with self._places.taken():
             body = await self._body(headers, receive)
-        inflated = inflate(body, headers.get("content-encoding", ""), self._limits)
-        return await self._decoded(inflated, signal, media, sender)
+        connection = scope.get("client")
+        async with self._turns.turn(connection, len(body)):
+            inflated = inflate(body, headers.get("content-encoding", ""), self._limits)
+            self._turns.charge(connection, len(inflated) - len(body))
+            return await self._decoded(inflated, signal, media, sender)
 
     async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> Any:
         if media == _PROTOBUF and self._senders.anybody:

@@ -1,0 +1,149 @@
+"""Whose request is taken next when more arrives than can be: who asks for little does not wait for who floods.
+
+What has arrived waits here before it is decoded, until what is being decoded, kept and applied is less than a tenth of
+a second's work. Then it is due by fair queueing: when all that its connection asked for before, and this, would have
+been done had those who wait been served a byte at a time. Forty connections that send without pause share what there
+is; one that reports a small message now and then is next.
+
+Source: Goyal, Vin and Cheng 1996, Start-time Fair Queueing, SIGCOMM, for the clock: where what was begun last began.
+Who is due first comes first, so that a small request does not wait for large ones that began with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from kc_otel.judge.otlp.request_errors import ThrottledError
+
+__all__ = ["FairTurns"]
+
+_WORK: Final = 0.1
+"""Seconds of work that requests may have their turn with at a time; one always may."""
+_WAITING: Final = 64 * 1024 * 1024
+"""Bytes that may wait; what would come last is refused."""
+_LOOK: Final = 0.02
+"""Seconds after which it is seen anew what work takes."""
+_FADING: Final = 0.9
+"""Weight of what it took until then."""
+_PACE: Final = 1024 * 1024
+"""Bytes that are taken for a second's work before anything is known."""
+_SENDERS: Final = 8192
+_OVERHEAD: Final = 1024
+"""Bytes that a request counts for beside its own."""
+
+_Waiting = tuple[float, int, int, asyncio.Future[None]]
+
+
+class FairTurns:
+    """Turns to decode, keep and apply a request. Use it from one event loop, for all of its ports.
+
+    Args:
+        most: Bytes that may wait.
+        retry_after: Seconds after which who is refused shall try again.
+    """
+
+    def __init__(self, most: int = _WAITING, retry_after: float = 1.0) -> None:
+        self._most, self._retry_after = most, retry_after
+        self._queue: list[_Waiting] = []
+        self._due: dict[Hashable, float] = {}
+        self._clock, self._number = 0.0, 0
+        self._waiting = self._taken = 0
+        self._seconds, self._bytes, self._worked = 1.0, float(_PACE), time.thread_time()
+        self._done, self._next_look = 0, 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait."""
+        return self._waiting
+
+    @asynccontextmanager
+    async def turn(self, sender: Hashable, size: int) -> AsyncIterator[None]:
+        """Wait for a turn, and have it.
+
+        Args:
+            sender: Whoever shares with others.
+            size: Bytes of the request.
+
+        Raises:
+            ThrottledError: If more waits than may, and this, or what was to come last, is refused for it.
+        """
+        size += _OVERHEAD
+        due = max(self._clock, self._due.get(sender, 0.0)) + size
+        self._due[sender] = due
+        if self._taken and (self._queue or self._taken + size > self._room()):
+            try:
+                await self._wait(due, size)
+            except BaseException:
+                self.charge(sender, -size)
+                raise
+        else:
+            self._begin(due, size)
+        if len(self._due) > _SENDERS:
+            self._due = {one: until for one, until in self._due.items() if until > self._clock}
+        try:
+            yield
+        finally:
+            self._end(size)
+
+    def charge(self, sender: Hashable, more: int) -> None:
+        """A sender's request turns out to be so many bytes more, or less."""
+        self._due[sender] = self._due.get(sender, self._clock) + more
+
+    async def _wait(self, due: float, size: int) -> None:
+        while self._waiting + size > self._most:
+            last = max(self._queue, default=None)
+            if last is None or last[0] <= due:
+                raise self._refused()
+            self._drop(last)
+            last[3].set_exception(self._refused())
+        self._number += 1
+        waiting = (due, self._number, size, asyncio.get_running_loop().create_future())
+        heapq.heappush(self._queue, waiting)
+        self._waiting += size
+        try:
+            await waiting[3]
+        except asyncio.CancelledError:
+            if waiting in self._queue:
+                self._drop(waiting)
+            else:  # its turn had come
+                self._end(size)
+            raise
+
+    def _drop(self, waiting: _Waiting) -> None:
+        self._queue.remove(waiting)
+        heapq.heapify(self._queue)
+        self._waiting -= waiting[2]
+
+    def _begin(self, due: float, size: int) -> None:
+        self._clock = max(self._clock, due - size)
+        self._taken += size
+
+    def _end(self, size: int) -> None:
+        self._taken -= size
+        self._done += size
+        if time.monotonic() > self._next_look:
+            self._look()
+        while self._queue and (not self._taken or self._taken + self._queue[0][2] <= self._room()):
+            due, _, size, future = heapq.heappop(self._queue)
+            self._waiting -= size
+            self._begin(due, size)
+            future.set_result(None)
+
+    def _look(self) -> None:
+        """See what work took; not each time, for asking how long this thread has worked is work."""
+        now = time.thread_time()
+        self._seconds = _FADING * self._seconds + now - self._worked
+        self._bytes = _FADING * self._bytes + self._done
+        self._worked, self._done, self._next_look = now, 0, time.monotonic() + _LOOK
+
+    def _room(self) -> float:
+        """Bytes that are a tenth of a second's work, by what this thread took for those before."""
+        return _WORK * self._bytes / max(self._seconds, 1e-9)
+
+    def _refused(self) -> ThrottledError:
+        return ThrottledError("more arrives than can be taken", self._retry_after)

@@ -1,0 +1,136 @@
+"""Whose request is next when more arrives than can be taken."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kc_otel.judge.otlp.request_errors import ThrottledError
+from kc_otel.serve.receivers.fair_turns import FairTurns
+
+LARGE, SMALL = 100_000, 500
+
+
+class OneByOne(FairTurns):
+    """As where each request takes longer than a tenth of a second."""
+
+    def _room(self) -> float:
+        return 0.0
+
+
+class Traffic:
+    """Senders that ask for turns, and who had theirs, in order."""
+
+    def __init__(self, turns: FairTurns) -> None:
+        self.turns = turns
+        self.served: list[str] = []
+
+    async def ask(self, sender: str, size: int) -> None:
+        async with self.turns.turn(sender, size):
+            await asyncio.sleep(0)
+            self.served.append(sender)
+
+    async def flood(self, sender: str, size: int, times: int) -> None:
+        for _ in range(times):
+            await self.ask(sender, size)
+
+
+def test_who_asks_for_little_is_next_beside_forty_who_flood():
+    """Each of its requests comes after at most two of the others'; of these each has as many turns as the next."""
+
+    async def sent() -> list[str]:
+        traffic = Traffic(OneByOne())
+        floods = [asyncio.create_task(traffic.flood(f"flood {number}", LARGE, 10)) for number in range(40)]
+        between = []
+        for _ in range(20):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            before = len(traffic.served)
+            await traffic.ask("honest", SMALL)
+            between.append(len(traffic.served) - before - 1)
+        assert max(between) <= 2
+        half = traffic.served[: len(traffic.served) // 2]
+        counts = {half.count(f"flood {number}") for number in range(40)}
+        assert max(counts) - min(counts) <= 1
+        await asyncio.gather(*floods)
+        return traffic.served
+
+    assert len(asyncio.run(sent())) == 420
+
+
+def test_what_turns_out_to_be_larger_counts_as_that():
+    """Sixteen kilobytes of gzip may be sixteen megabytes: whoever sent them waits for those who sent them plain."""
+
+    async def sent() -> list[str]:
+        traffic = Traffic(OneByOne())
+        async with traffic.turns.turn("first", LARGE):
+            traffic.turns.charge("packed", 50 * LARGE)
+            waiting = [asyncio.create_task(traffic.ask("packed", SMALL))]
+            await asyncio.sleep(0)
+            waiting += [asyncio.create_task(traffic.ask(f"plain {number}", LARGE)) for number in range(5)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        return traffic.served
+
+    assert asyncio.run(sent()) == [*(f"plain {number}" for number in range(5)), "packed"]
+
+
+def test_who_is_alone_waits_for_nobody():
+    """Nor does anybody while there is less than a tenth of a second's work."""
+
+    async def sent() -> int:
+        turns = OneByOne()
+        for _ in range(3):
+            async with turns.turn("alone", 10**9):
+                pass
+        quick = FairTurns()
+        async with quick.turn("one", LARGE), quick.turn("two", LARGE), quick.turn("three", LARGE):
+            return turns.waiting + quick.waiting
+
+    assert asyncio.run(sent()) == 0
+
+
+def test_over_the_bound_what_would_come_last_is_refused():
+    """It is told to come again; a small request finds room in its place."""
+
+    async def sent() -> tuple[list[str], list[str]]:
+        traffic = Traffic(OneByOne(most=2 * LARGE + 3000))
+        async with traffic.turns.turn("busy", LARGE):
+            waiting = {name: asyncio.create_task(traffic.ask(name, LARGE)) for name in ("a", "b")}
+            await asyncio.sleep(0)
+            waiting |= {name: asyncio.create_task(traffic.ask(name, LARGE)) for name in ("a again", "c")}
+            waiting["small"] = asyncio.create_task(traffic.ask("small", LARGE // 2))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        done = await asyncio.gather(*waiting.values(), return_exceptions=True)
+        refused = [name for name, one in zip(waiting, done, strict=True) if isinstance(one, ThrottledError)]
+        assert traffic.turns.waiting == 0
+        return traffic.served, refused
+
+    served, refused = asyncio.run(sent())
+    assert served[0] == "small"
+    assert len(refused) == 3
+    assert len(served) == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_hangs_up_gives_its_turn_to_the_next(late):
+    """While it waits, and in the moment in which its turn comes."""
+
+    async def sent() -> list[str]:
+        traffic = Traffic(OneByOne())
+        async with traffic.turns.turn("busy", LARGE):
+            gone = asyncio.create_task(traffic.ask("gone", SMALL))
+            there = asyncio.create_task(traffic.ask("there", LARGE))
+            await asyncio.sleep(0)
+            if not late:
+                gone.cancel()
+                await asyncio.sleep(0)
+        if late:
+            gone.cancel()
+        await asyncio.wait_for(there, 1)
+        assert traffic.turns.waiting == 0
+        return traffic.served
+
+    assert asyncio.run(sent()) == ["there"]
