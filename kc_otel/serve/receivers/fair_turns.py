@@ -30,7 +30,7 @@ _LOOK: Final = 0.02
 """Seconds after which it is seen anew what work takes."""
 _FADING: Final = 0.9
 """Weight of what it took until then."""
-_PACE: Final = 1024 * 1024
+_PACE: Final = 16 * 1024 * 1024
 """Bytes that are taken for a second's work before anything is known."""
 _SENDERS: Final = 8192
 _OVERHEAD: Final = 1024
