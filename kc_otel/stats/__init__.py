@@ -9,7 +9,7 @@
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
 | many cells                                                        | `multiplicity`                            |
-| top-k log-probabilities; support                                  | `topk`, `support`                         |
+| the mass that a kernel can never sample                           | `support`                                 |
 
 The calls that return the smallest of several bounds with its name are `token_tv`, `sequence_tv` and `gradient_bias`.
 Samples come as a `Binned`, exact from values or conservative from a histogram.
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from kc_otel.stats.sequences import sequence_tv
     from kc_otel.stats.support import support_deficit
     from kc_otel.stats.tokens import half_range, token_tv
-    from kc_otel.stats.topk import TopKBounds, topk_bounds
 
 __all__ = [
     "Binned",
@@ -51,7 +50,6 @@ __all__ = [
     "GradientBias",
     "Holm",
     "Interval",
-    "TopKBounds",
     "affine",
     "capped_mean_interval",
     "clip_budget_share",
@@ -71,7 +69,6 @@ __all__ = [
     "sequence_tv",
     "support_deficit",
     "token_tv",
-    "topk_bounds",
     "tv_for_gradient_budget",
     "tv_for_reward_budget",
     "two_valued_mean_interval",
@@ -95,7 +92,6 @@ _HOMES: Final = {
     "sequences": ("sequence_tv",),
     "support": ("support_deficit",),
     "tokens": ("half_range", "token_tv"),
-    "topk": ("TopKBounds", "topk_bounds"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
