@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
@@ -208,8 +209,11 @@ def run_aggregator(config: AggregatorConfig) -> None:
             f"--host {config.host} lets other machines send here, and nothing asks who they are; leave --host out, or "
             "say --allow-unauthenticated where the network keeps everybody else away"
         )
-    if not config.to.startswith(("http://", "https://")):
+    to = urlsplit(config.to)
+    if to.scheme not in {"http", "https"} or not to.hostname:
         raise AggregatorError(f"--to {config.to}: is no URL of OTLP over HTTP, such as http://judge:4318")
+    if to.port == config.http_port and to.hostname in {config.host, "localhost", "127.0.0.1", "::1"}:
+        raise AggregatorError(f"--to {config.to}: is this aggregator itself; give one of the two another --http-port")
     try:
         asyncio.run(_aggregate(config))
     except (BindError, StateError) as error:

@@ -82,12 +82,14 @@ def counted(evaluator: Evaluator) -> int:
     ("arguments", "said"),
     [
         (["--to", "judge:4317"], "is no URL of OTLP over HTTP"),
+        (["--to", "http://"], "is no URL of OTLP over HTTP"),
+        (["--to", "http://localhost:4318"], "is this aggregator itself"),
         (["--to", "http://judge:4318", "--host", "0.0.0.0"], "lets other machines send here"),
         (["--to", "http://judge:4318", "--interval", "soon"], "--interval"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
-    """No URL, an address that others reach, and no time."""
+    """No URL, itself, an address that others reach, and no time."""
     import typer
 
     from kc_otel.cli import aggregate_command
