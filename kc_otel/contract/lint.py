@@ -9,6 +9,7 @@ Routes that lead back to where they came from, over several contracts that one e
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,11 +19,12 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import Loc, ProblemLevel
 from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.lint_escalation import lint_escalation
+from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.promotion import lint_promotion
 from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin, Unit
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, SliceCondition
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
 
@@ -46,6 +48,14 @@ _EXAMPLE: Final = {
     "score_norm_max": "40",
     "clip": "0.2",
 }
+_SENT: Final = frozenset[str]().union(*AUTOMATIC.values())
+_NUMBERS: Final = frozenset({"prompt_tokens", "completion_tokens", "response_tokens", "temperature", "advantage"})
+"""Attributes that our own instrumentation sends, as numbers."""
+_FORMAT: Final = re.compile(
+    r"auto|half|float|double|(?:bf|bfloat)16|(?:float|fp|mxfp|nvfp|nf|tf|u?int|mxint|i?q)(?:2|3|4|5|6|8|16|19|32|64)"
+    r"(?:[_-]\w+)*|w\d+a\d+\w*|e\dm\d\w*"
+)
+_FORMATS: Final = ("bfloat16", "float16", "float32", "float64", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "fp4")
 _SMALLEST_ALPHA: Final = 1e-9
 _SEARCHED: Final = 100
 """Names that a hint is looked for in; comparing all with all would take minutes on a hostile file."""
@@ -69,6 +79,7 @@ class LintFinding:
 def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
     return [
+        *_kernels(contract),
         *_slices(contract),
         *_clauses(contract),
         *_observability(contract),
@@ -77,19 +88,44 @@ def lint(contract: Contract) -> list[LintFinding]:
     ]
 
 
+def _kernels(contract: Contract) -> Iterator[LintFinding]:
+    for role in ("train", "inference"):
+        spec: KernelSpec = getattr(contract.kernels, role)
+        for field in ("dtype", "kv_cache_dtype"):
+            given = getattr(spec, field)
+            if given is not None and not _FORMAT.fullmatch(given.lower().removeprefix("torch.")):
+                hint = _did_you_mean(given.lower(), _FORMATS, "some are")
+                what = f"{given!r} is no number format that is known here; {hint}"
+                yield LintFinding(("kernels", role, field), what, "warning")
+
+
 def _slices(contract: Contract) -> Iterator[LintFinding]:
     seen: dict[object, str] = {}
     for name, spec in contract.slices.items():
         for attribute, conditions in spec.conditions.items():
-            if not satisfiable(conditions):
-                yield LintFinding(
-                    ("slices", name, "where", attribute),
-                    f"{spec.where[attribute]!r} can never match: no value satisfies all of it",
-                )
+            yield from _where(spec.where[attribute], attribute, conditions, ("slices", name, "where", attribute))
         region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
         if region in seen:
             yield LintFinding(("slices", name), f"matches exactly what {seen[region]!r} matches; keep one of them")
         seen.setdefault(region, name)
+
+
+def _where(written: object, attribute: str, conditions: Sequence[SliceCondition], here: Loc) -> Iterator[LintFinding]:
+    texts = (one for one in conditions if one.comparison == "in" and not any(map(_numeric, one.values)))
+    if not satisfiable(conditions):
+        yield LintFinding(here, f"{written!r} can never match: no value satisfies all of it")
+    elif attribute in _NUMBERS and any(texts):
+        yield LintFinding(here, f'{written!r} can never match: {attribute} is a number; write such as ">= 8192"')
+    elif attribute not in _SENT and (near := get_close_matches(attribute, _SENT, n=1, cutoff=0.85)):
+        yield LintFinding(here, f"nothing sends {attribute!r} by itself; did you mean {near[0]!r}?", "warning")
+
+
+def _numeric(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
 
 
 def _clauses(contract: Contract) -> Iterator[LintFinding]:
@@ -314,12 +350,12 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
         )
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
+def _did_you_mean(name: str, known: Iterable[str], otherwise: str = "declared are") -> str:
     names = list(known)
     near = get_close_matches(name, names[:_SEARCHED], n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"declared are {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"
+    return f"{otherwise} {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"
 
 
 def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,16 @@ def run(monkeypatch):
 
 def slices(answer):
     return {part["slice"]: part for part in answer["slices"]}
+
+
+def test_a_pickle_is_not_read_and_the_message_says_what_to_write(run, tmp_path):
+    """Verl's DataProto is kept as one: it could run any program."""
+    path = tmp_path / "batch.pkl"
+    path.write_bytes(pickle.dumps({"old_log_probs": [1.0]}))
+    code, out, err = run(path)
+    assert (code, out) == (2, "")
+    assert "batch.pkl: a pickle can run any program when it is read, so it is not" in err
+    assert "numpy.savez(file, train_logprobs=..., inference_logprobs=..., mask=...)" in err
 
 
 def test_a_masked_row_counts_where_a_tool_counts_it(run, tmp_path):

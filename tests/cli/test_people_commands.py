@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import time
 from collections import Counter
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -40,31 +42,59 @@ VERDICT = Verdict(
 
 
 @pytest.fixture
-def kc(monkeypatch):
+def running(monkeypatch):
+    """A core of contracts with one cell each, and what runs a command against it: its exit code and output."""
+
+    @contextmanager
+    def run_against(**verdicts):
+        texts = (CONTRACT.replace("name: policy", f"name: {name}") for name in verdicts)
+        with closing(open_state(None)) as connection:
+            core = Core([load_text(text) for text in texts], connection, external_url="", now=time.time())
+            core.evaluator.evaluate = lambda now: {name: Evaluation(now, (one,)) for name, one in verdicts.items()}
+            core.tick(time.time())
+            api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+
+            def request(method, url, **arguments):
+                arguments.pop("timeout", None)
+                return api.request(method, httpx.URL(url).path, **arguments)
+
+            monkeypatch.setattr(httpx, "request", request)
+            app = typer.Typer()
+            people.register(app)
+            status_command.register(app)
+
+            def run(*arguments):
+                result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})
+                assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+                return result.exit_code, result.output
+
+            run.core = core
+            yield run
+
+    return run_against
+
+
+@pytest.fixture
+def kc(running):
     """Runs a command against a core whose one slice is broken; returns its exit code and output."""
-    connection = open_state(None)
-    core = Core([load_text(CONTRACT)], connection, external_url="", now=time.time())
-    core.evaluator.evaluate = lambda now: {"policy": Evaluation(now, (VERDICT,))}
-    core.tick(time.time())
-    api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+    with running(policy=VERDICT) as run:
+        yield run
 
-    def request(method, url, **arguments):
-        arguments.pop("timeout", None)
-        return api.request(method, httpx.URL(url).path, **arguments)
 
-    monkeypatch.setattr(httpx, "request", request)
-    app = typer.Typer()
-    people.register(app)
-    status_command.register(app)
-
-    def run(*arguments):
-        result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.output
-
-    run.core = core
-    yield run
-    connection.close()
+def test_the_status_of_one_contract_is_that_ones_only(running):
+    """Cells, incidents, routes and what people decided of the others are left out; the exit code follows."""
+    healthy = replace(VERDICT, cell=VERDICT.cell._replace(contract="other"), status=Status.PASS, lower=0.0, upper=0.01)
+    with running(policy=VERDICT, other=healthy) as kc:
+        assert kc("silence", "policy", "--for", "1h", "--why", "looking")[0] == 0
+        code, shown = kc("status")
+        assert code == 1
+        for said in ("policy   inference kernel", "other   inference kernel", "route  policy/code", "silence  policy"):
+            assert said in shown
+        code, shown = kc("status", "--contract", "other")
+        assert code == 0
+        assert "policy" not in shown
+        assert "other   inference kernel" in shown
+        assert kc("status", "--contract", "policy")[0] == 1
 
 
 def test_an_alert_is_listed_and_acknowledged(kc):

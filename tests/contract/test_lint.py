@@ -26,6 +26,10 @@ def _clause(section: str, **fields: object) -> str:
         ),
         # slices
         (["slices: {a: {where: {n: '>= 10, < 5'}}}"], "5: slices.a.where.n: '>= 10, < 5' can never match"),
+        (
+            ["slices: {a: {where: {prompt_tokens: many}}}"],
+            "5: slices.a.where.prompt_tokens: 'many' can never match: prom",
+        ),
         (["slices: {a: {where: {n: '> 5, < 5'}}}"], "5: slices.a.where.n: '> 5, < 5' can never match"),
         (["slices: {a: {where: {n: '>= 5, <= 5, != 5'}}}"], "5: slices.a.where.n: '>= 5, <= 5, != 5' can never match"),
         (["slices: {a: {where: {n: '== 3, > 3'}}}"], "5: slices.a.where.n: '== 3, > 3' can never match"),
@@ -337,6 +341,40 @@ def test_a_step_that_acts_sooner_or_holds_longer_is_not_a_repetition(contract):
         "- {on: fail, for: 5m, severity: critical, do: [notify]}",
         "- {on: fail, for: 5m, do: [notify, halt]}",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            "slices: {a: {where: {promt_tokens: '>= 8'}}}",
+            "nothing sends 'promt_tokens' by itself; did you mean",
+        ),
+        ("slices: {a: {where: {prompt_tokens: '8192'}}}", ""),
+        ("slices: {a: {where: {task: code, tenant: '7', model_size: 7}}}", ""),
+    ],
+)
+def test_an_attribute_that_is_nearly_one_of_ours(written, said, line, problem):
+    """Names of one's own are nobody's business; one letter beside a name that we send is a slip."""
+    assert [one.split(": ", 3)[3][: len(problem)] for one in said(written(line))] == [problem] * bool(problem)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.float16", "FP8_E4M3", "float8_e4m3fn", "int4", "w8a8", "auto"])
+def test_number_formats_have_many_names(contract, dtype):
+    """Those of torch, vLLM and checkpoints are known."""
+    sound = contract().model_dump(by_alias=True)
+    sound["kernels"]["inference"] |= {"dtype": dtype, "kv_cache_dtype": dtype}
+    assert lint(Contract.model_validate(sound)) == []
+
+
+@pytest.mark.parametrize(("dtype", "meant"), [("bloat16", "bfloat16"), ("fp9", "fp8"), ("int44", "int4")])
+def test_a_number_format_that_is_misspelt_is_a_warning(contract, dtype, meant):
+    """It would be another kernel's name."""
+    mistaken = contract().model_dump(by_alias=True)
+    mistaken["kernels"]["inference"]["dtype"] = dtype
+    (found,) = lint(Contract.model_validate(mistaken))
+    assert (found.level, found.loc) == ("warning", ("kernels", "inference", "dtype"))
+    assert found.message.endswith(f"did you mean {meant!r}?")
 
 
 def test_bounds_have_the_factors_that_the_registry_states():

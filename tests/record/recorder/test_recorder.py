@@ -516,6 +516,16 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     assert recorder.stats().invalid == {"no_tokens": 5}
 
 
+def test_shapes_that_differ_are_printed(recorders, logprobs, caplog):
+    """Of a batch as of ragged sequences: which side has which, and what to hand over."""
+    train, inference = logprobs(3, 8)
+    recorder = recorders()
+    recorder.compare(train[:2], inference)
+    assert recorder.force_flush()
+    assert "train (2, 8), inference (3, 8). The two sides, the mask or the token ids have different" in caplog.text
+    assert "Hand over one log-probability per sampled token on both sides" in caplog.text
+
+
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
     """Of whole batches and of sequences of different lengths; what is no pair of masses is dropped."""
     train, _ = logprobs(2, 40)
