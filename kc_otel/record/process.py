@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from opentelemetry import trace
@@ -58,8 +58,10 @@ class ProcessEngine(PerProcess):
         pairing: tuple[int, float],
         export_interval: float | None,
         log: DriftLog | None,
+        resource: Mapping[str, str] | None = None,
     ) -> None:
         self.pair = pair
+        self._resource = resource
         self._contract = contract
         self._sampler = sampler
         self._metric_exporter = metric_exporter
@@ -119,7 +121,7 @@ class ProcessEngine(PerProcess):
             return None
         same = (other for other in _alive if other._contract.name == self._contract.name)  # noqa: SLF001
         taken = {other._instance for other in same if other is self or not other._stopped}  # noqa: SLF001
-        resource = environment.process_resource(taken)
+        resource = environment.process_resource(taken, self._resource)
         self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
         return ExportLoop(
             measurer,

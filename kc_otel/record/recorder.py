@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -60,7 +60,8 @@ class Recorder:
     >>> recorder.shutdown()
     True
 
-    Where it exports to is configured by the standard OTEL_* environment variables, as for any OpenTelemetry SDK;
+    Where it exports to is configured by the standard OTEL_* environment variables, as for any OpenTelemetry SDK, or by
+    OTEL_CONFIG_FILE where opentelemetry-configuration is installed, which then is the only source;
     OTEL_SDK_DISABLED=true turns it off. Methods may be called from any thread. A forked child that goes on recording
     writes streams of its own; a child that leaves through `os._exit`, as those of multiprocessing do, must call
     `shutdown` itself.
@@ -78,6 +79,8 @@ class Recorder:
         export_interval: Seconds between exports; None for OTEL_METRIC_EXPORT_INTERVAL, or a third of the contract's
             heartbeat where that is not set, 60 s at most.
         log: Where `scalars` come from, such as a `kc_otel.TrainingLog`.
+        resource: Attributes of the resource that the program knows, such as `rl.run.id`; OTEL_RESOURCE_ATTRIBUTES goes
+            before them.
 
     Raises:
         ValueError: If the contract or an argument is not valid.
@@ -98,6 +101,7 @@ class Recorder:
         pairing_seconds: float = 900.0,
         export_interval: float | None = None,
         log: DriftLog | None = None,
+        resource: Mapping[str, str] | None = None,
     ) -> None:
         self.contract: Final = contract if isinstance(contract, Contract) else load(contract)
         for name, value in (("queue_bytes", queue_bytes), ("pairing_tokens", pairing_tokens)):
@@ -115,6 +119,7 @@ class Recorder:
             pairing=(pairing_tokens, pairing_seconds),
             export_interval=export_interval,
             log=log,
+            resource=resource,
         )
         self.log: Final = log
         self._process.running()

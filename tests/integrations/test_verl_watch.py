@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.configuration import kernels, processings
+from kc_otel.integrations.verl.configuration import kernels, processings, run_resource
 from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
 from kc_otel.integrations.verl.watch import TrainerWatch
 
@@ -190,3 +190,13 @@ def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
     train, inference = processings(config(logprobs_mode="raw_logprobs"))
     assert (train, inference) == ({"temperature": 0.7}, {})
     assert kernels(config(name="sglang"))[1].engine == "sglang"
+
+
+def test_a_run_is_named_by_the_names_that_are_proposed(monkeypatch):
+    """rl.* of the resource are from verl's configuration and the logger's run; what it does not say is left out."""
+    config = Given(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref=Given(model={"path": "policy-7b"}))
+    monkeypatch.setenv("WANDB_RUN_ID", "r17")
+    said = {"rl.system": "verl", "rl.algorithm": "grpo", "rl.model.name": "policy-7b", "rl.run.id": "r17"}
+    assert run_resource(config) == said
+    monkeypatch.delenv("WANDB_RUN_ID")
+    assert run_resource(Given(actor_rollout_ref=Given())) == {"rl.system": "verl"}

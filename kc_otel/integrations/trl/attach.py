@@ -8,7 +8,7 @@ from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.trl.describe import training_kernel
+from kc_otel.integrations.trl.describe import run_resource, training_kernel
 from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
 from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.kernel import Kernel
@@ -81,7 +81,9 @@ def instrument(
         if train is not None or inference is not None or log is not None:
             raise TypeError("train, inference, log: the recorder has its own; give them to the recorder")
         return InstrumentedTrainer(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
-    recorder = Recorder(contract, train=train or training_kernel(trainer), inference=inference, log=log)
+    recorder = Recorder(
+        contract, train=train or training_kernel(trainer), inference=inference, log=log, resource=run_resource(trainer)
+    )
     try:
         return InstrumentedTrainer(
             trainer, recorder, attributes or {}, processing, weights, slices=quarantine, owned=True

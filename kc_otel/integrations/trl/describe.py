@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from kc_otel._extras import extra
@@ -9,7 +10,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.work import Processing
 from kc_otel.recordings.comparable import effective
 
-__all__ = ["processings", "training_kernel"]
+__all__ = ["processings", "run_resource", "training_kernel"]
 
 _SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -33,6 +34,17 @@ def training_kernel(trainer: Any) -> Kernel:
         hardware=torch.cuda.get_device_name(parameter.device) if cuda else parameter.device.type,
         extra={} if autocast is None else {"autocast": autocast},
     )
+
+
+def run_resource(trainer: Any) -> dict[str, str]:
+    """What run it is, by the names that are proposed for resources (open-telemetry/semantic-conventions-genai#88)."""
+    said = {
+        "rl.system": "trl",
+        "rl.algorithm": "grpo",
+        "rl.model.name": getattr(getattr(trainer.model, "config", None), "_name_or_path", None),
+        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
+    }
+    return {name: str(value) for name, value in said.items() if value}
 
 
 def processings(trainer: Any, inference: Processing | None) -> tuple[Processing, Processing] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.work import Processing
 from kc_otel.recordings.comparable import effective
 
-__all__ = ["kernels", "processings"]
+__all__ = ["kernels", "processings", "run_resource"]
 
 _SAMPLED: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _PROCESSED: Final = "processed"
@@ -43,6 +44,17 @@ def kernels(config: Any) -> tuple[Kernel, Kernel]:
         parallelism=f"tp={rollout.tensor_model_parallel_size}" if rollout.get("tensor_model_parallel_size") else None,
     )
     return train, inference
+
+
+def run_resource(config: Any) -> dict[str, str]:
+    """What run it is, by the names that are proposed for resources (open-telemetry/semantic-conventions-genai#88)."""
+    said = {
+        "rl.system": "verl",
+        "rl.algorithm": config.get("algorithm", {}).get("adv_estimator"),
+        "rl.model.name": config.actor_rollout_ref.get("model", {}).get("path"),
+        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
+    }
+    return {name: str(value) for name, value in said.items() if value}
 
 
 def processings(config: Any) -> tuple[Processing, Processing]:

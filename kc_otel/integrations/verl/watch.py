@@ -18,7 +18,7 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.configuration import kernels, processings
+from kc_otel.integrations.verl.configuration import kernels, processings, run_resource
 from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
@@ -176,7 +176,7 @@ class TrainerWatch:
         said: Mapping[str, Any] = {}
         if trainer is not None:
             train, inference = kernels(trainer.config)
-            said = {"train": train, "inference": inference}
+            said = {"train": train, "inference": inference, "resource": run_resource(trainer.config)}
         recorder = self._make(self._contract, **said)
         atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
         return recorder

@@ -8,12 +8,20 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from importlib.metadata import entry_points
 from typing import Final
 
 from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+
+from kc_otel.record.telemetry.config_file import (
+    configured,
+    file_exporters,
+    file_readers,
+    file_resource,
+    file_seconds,
+)
 
 __all__ = [
     "export_interval",
@@ -34,13 +42,15 @@ def sdk_disabled() -> bool:
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
-def process_resource(taken: Container[str] = ()) -> Resource:
-    """The resource that OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and resource detectors describe.
+def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None = None) -> Resource:
+    """The resource that OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and detectors describe, or OTEL_CONFIG_FILE.
+
+    What they say goes before what the program itself knows (`own`).
 
     A stream has one writer, so every writer needs its own `service.instance.id`: one is made up where there is none,
     and where the one there is `taken`, by another recorder or by the process that this one was forked from.
     """
-    resource = Resource.create()
+    resource = Resource(dict(own or {})).merge(file_resource() if configured() else Resource.create())
     instance = resource.attributes.get(SERVICE_INSTANCE_ID)
     if not instance or str(instance) in taken:
         resource = resource.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
@@ -49,16 +59,26 @@ def process_resource(taken: Container[str] = ()) -> Resource:
 
 def export_interval(default: float) -> float:
     """Seconds between exports: OTEL_METRIC_EXPORT_INTERVAL (milliseconds), or `default`."""
-    return _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)
+    return file_seconds("interval", default) if configured() else _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)
 
 
 def export_timeout() -> float:
     """Seconds that one export may take: OTEL_METRIC_EXPORT_TIMEOUT (milliseconds), or 30."""
+    if configured():
+        return file_seconds("timeout", _DEFAULT_TIMEOUT)
     return _seconds("OTEL_METRIC_EXPORT_TIMEOUT", _DEFAULT_TIMEOUT)
 
 
 def exporter_names() -> tuple[str, ...]:
-    """The exporters that OTEL_METRICS_EXPORTER names; none for `none`, OTLP when it is not set."""
+    """The exporters that OTEL_METRICS_EXPORTER names; none for `none`, OTLP when it is not set.
+
+    Of OTEL_CONFIG_FILE a name for each reader that pushes.
+
+    Raises:
+        ValueError: If that file cannot be used.
+    """
+    if configured():
+        return ("configured",) * len(file_readers())
     names = [name.strip() for name in os.environ.get("OTEL_METRICS_EXPORTER", "").split(",") if name.strip()]
     return tuple(name for name in names or ["otlp"] if name != "none")
 
@@ -69,6 +89,8 @@ def metric_exporters() -> tuple[MetricExporter, ...]:
     Raises:
         ValueError: If the environment names an exporter or a protocol that is not installed.
     """
+    if configured():
+        return file_exporters()
     exporters = []
     for name in exporter_names():
         known = entry_points(group="opentelemetry_metrics_exporter", name=_resolved(name))

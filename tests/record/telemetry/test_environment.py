@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
@@ -85,3 +86,19 @@ def test_sdk_disabled(monkeypatch, text, disabled):
     """OTEL_SDK_DISABLED is true only for true."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", text)
     assert environment.sdk_disabled() is disabled
+
+
+def test_a_configuration_file_takes_a_package_to_read(monkeypatch):
+    """OTEL_CONFIG_FILE without opentelemetry-configuration is refused with the remedy, and times are the defaults."""
+    monkeypatch.setenv("OTEL_CONFIG_FILE", "otel.yaml")
+    monkeypatch.setitem(sys.modules, "opentelemetry.configuration", None)
+    with pytest.raises(ValueError, match="pip install opentelemetry-configuration"):
+        environment.exporter_names()
+    assert environment.export_interval(20.0) == 20.0
+
+
+def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatch):
+    """Attributes of the program are on the resource unless OTEL_RESOURCE_ATTRIBUTES has others."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "rl.run.id=people")
+    attributes = environment.process_resource(own={"rl.run.id": "program", "rl.system": "mine"}).attributes
+    assert (attributes["rl.run.id"], attributes["rl.system"]) == ("people", "mine")
