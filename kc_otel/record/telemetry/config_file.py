@@ -64,7 +64,8 @@ def file_resource() -> Resource:
     config = _loaded(os.environ[_VARIABLE].strip())
     from opentelemetry.configuration import _resource  # noqa: PLC0415 - as above
 
-    return _resource.create_resource(config.resource)
+    found: Resource = _resource.create_resource(config.resource)
+    return found
 
 
 def file_seconds(name: str, default: float) -> float:
