@@ -146,7 +146,8 @@ class Evaluator:
         """
         from kc_otel.judge.columns.stream_columns import StreamColumns  # noqa: PLC0415 - what it needs is heavy, and an extra
 
-        self._columns = StreamColumns(self.states)
+        if self._columns is None:
+            self._columns = StreamColumns(self.states)
 
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.

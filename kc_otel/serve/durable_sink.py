@@ -24,7 +24,7 @@ from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
-from kc_otel.offline.replay.traffic_entries import EVALUATED, entry_of, ours
+from kc_otel.offline.replay.traffic_entries import EVALUATED, ours, unsealed
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.write_ahead_log import LogError, MessageTooLongError, WriteAheadLog
 
@@ -94,21 +94,28 @@ class DurableSink(ColumnSink):
 
     def _start_columns(self, loop: AbstractEventLoop) -> None:
         """Compile what reads columns, which takes seconds, or a fraction of one where it was kept; then use it."""
-        try:
-            from kc_otel.judge.columns.stream_columns import prepare  # noqa: PLC0415 - an extra
-
-            prepare()
+        if _columns_are_ready():
             loop.call_soon_threadsafe(self._core.evaluator.use_columns)
-        except MissingExtraError:
-            _log.info("for more traffic than this: pip install 'kc-otel[fast]'")
-        except Exception:  # noqa: BLE001 - all of it can be done without
-            _log.exception("requests are read one point at a time: their reader could not be compiled")
-        else:
-            _log.info("requests are read as columns from now on")
 
     def _apply(self, request: Any, at: float, position: int) -> ExportResult:
         self._core.position = position  # also where it fails: it would fail again
         return self._core.metrics(request, at)
+
+
+def _columns_are_ready() -> bool:
+    """Whether what reads columns is compiled, or could be."""
+    try:
+        from kc_otel.judge.columns.stream_columns import prepare  # noqa: PLC0415 - an extra
+
+        prepare()
+    except MissingExtraError:
+        _log.info("for more traffic than this: pip install 'kc-otel[fast]'")
+        return False
+    except Exception:  # noqa: BLE001 - all of it can be done without
+        _log.exception("requests are read one point at a time: their reader could not be compiled")
+        return False
+    _log.info("requests are read as columns from now on")
+    return True
 
 
 async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
@@ -140,14 +147,19 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
 def recover(core: Core, log: WriteAheadLog) -> int:
     """Apply what is in the log and not yet in the state, and say how many requests that were."""
     core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
-    count = 0
+    if log.end - core.position > _MANY_BYTES and _columns_are_ready():
+        core.evaluator.use_columns()
+    count, most = 0, Limits().max_items
     for record in log.records(core.position):
         core.position = record.end
         try:
-            entry = entry_of(ExportMetricsServiceRequest.FromString(record.message))
-            if entry is not None and entry.request is not None:
-                core.metrics(entry.request, entry.at)
-                count += 1
+            sealed = unsealed(record.message)
+            if sealed is None or sealed[0] == EVALUATED:
+                continue
+            _, at, body = sealed
+            columns = core.evaluator.columns_of(body, most)
+            core.metrics(ExportMetricsServiceRequest.FromString(body) if columns is None else columns, at)
+            count += 1
         except Exception:  # noqa: BLE001 - one request must not keep the evaluator from starting
             _log.exception("%s: the request at position %d cannot be applied", log.folder, record.start)
     return count

@@ -259,7 +259,11 @@ def growing(request: Any, reports: int) -> list[Any]:
 
 @pytest.mark.slow
 def test_much_traffic_is_read_as_columns_and_says_the_same(
-    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path
+    make_core: Callable[..., Core],
+    open_file: Callable,
+    drift: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over HTTP and gRPC, before and after the change, and from the log: nothing differs from single points."""
     pytest.importorskip("numba")
@@ -294,6 +298,9 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(
         plain.metrics(request)
     assert core.evaluator._columns.taken > 0
     assert content(core) == content(plain)
-    again = make_core()
-    assert recover(again, WriteAheadLog(tmp_path / "log")) == len(requests)
-    assert content(again) == content(plain)
+    for many in (1, 10**9):  # as columns, and not
+        monkeypatch.setattr(durable_sink, "_MANY_BYTES", many)
+        again = make_core()
+        assert recover(again, WriteAheadLog(tmp_path / "log")) == len(requests)
+        assert (again.evaluator._columns is not None) == (many == 1)
+        assert content(again) == content(plain)

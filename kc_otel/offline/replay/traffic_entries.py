@@ -32,6 +32,7 @@ __all__ = [
     "is_sealed",
     "ours",
     "sealed_frame",
+    "unsealed",
 ]
 
 RECEIVED: Final = "kc.recording.received"
@@ -112,15 +113,21 @@ def sealed_frame(message: bytes, at: float, what: str = RECEIVED) -> bytes:
 
 def is_sealed(message: bytes) -> bool:
     """Whether a message is a sealed one of which nothing is damaged."""
-    seal = message[-SEAL_BYTES:]
+    return unsealed(message) is not None
+
+
+def unsealed(message: bytes) -> tuple[str, float, bytes] | None:
+    """RECEIVED or EVALUATED, when that was, and the serialized request; None where it is not sealed, or is damaged."""
+    seal, body = message[-SEAL_BYTES:], message[:-SEAL_BYTES]
     mark = ExportMetricsServiceRequest()
     try:
         mark.ParseFromString(seal)
         said = mark.resource_metrics[0].resource.attributes[0]
     except (DecodeError, IndexError):
-        return False
+        return None
     at = said.value.double_value
-    return said.key in {RECEIVED, EVALUATED} and seal == _mark(said.key, at, _checksum(message[:-SEAL_BYTES], at))
+    whole = said.key in {RECEIVED, EVALUATED} and seal == _mark(said.key, at, _checksum(body, at))
+    return (said.key, at, body) if whole else None
 
 
 def _checksum(message: bytes, at: float) -> str:
