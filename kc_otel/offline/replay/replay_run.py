@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
 
+from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -25,6 +28,11 @@ from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCol
 from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
+
+_MANY_BYTES: Final = 16 * 1024 * 1024
+"""Of the evaluator's own log, after which it is read as columns: until then the compiler would take longer."""
+_MOST_ITEMS: Final = 60_000
+"""Points of a message that is read so; larger ones are read by protobuf."""
 
 
 def replay(
@@ -75,6 +83,7 @@ class _Run:
     def __init__(self, contract: Contract, timing: GroupTiming) -> None:
         self._contract, self._timing = contract, timing
         self._evaluator = Evaluator([contract])
+        self._until_columns = _MANY_BYTES
         self._policy = PolicyState(contract.name)
         self._book = NotificationLog(contract.name)
         self._incidents: tuple[Incident, ...] = ()
@@ -93,7 +102,13 @@ class _Run:
 
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
-        self._evaluator.ingest_metrics(entry.request, entry.at)
+        if self._until_columns > 0:
+            self._until_columns -= len(entry.body)
+            if self._until_columns <= 0:
+                with suppress(MissingExtraError):
+                    self._evaluator.use_columns()
+        columns = self._evaluator.columns_of(entry.body, _MOST_ITEMS) if entry.body else None
+        self._evaluator.ingest_metrics(entry.request if columns is None else columns, entry.at)
         self._requests += 1
 
     def judge(self, now: float) -> None:

@@ -10,7 +10,7 @@ Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -54,10 +54,12 @@ class TrafficEntry:
     Attributes:
         at: Unix time in seconds at which it arrived, or at which the evaluator judged.
         request: ExportMetricsServiceRequest; None for an evaluation.
+        body: The same serialized, where an evaluator has taken it; else empty.
     """
 
     at: float
     request: Any = None
+    body: bytes = field(default=b"", compare=False)
 
 
 def entry_of(request: Any) -> TrafficEntry | None:

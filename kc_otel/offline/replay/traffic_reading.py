@@ -20,6 +20,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
@@ -29,7 +30,7 @@ from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.offline.replay.traffic_entries import MOST_BYTES, TrafficEntry, entry_of
+from kc_otel.offline.replay.traffic_entries import MOST_BYTES, TrafficEntry, entry_of, unsealed
 
 __all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings", "recorded_files"]
 
@@ -141,7 +142,8 @@ def _of(messages: Iterable[_Message], damage: list[str]) -> Iterator[TrafficEntr
             continue
         entry = entry_of(request)
         if entry is not None:
-            yield entry
+            sealed = None if is_json else unsealed(message)
+            yield entry if sealed is None else replace(entry, body=sealed[2])
 
 
 def _lines(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Iterator[_Message]:
