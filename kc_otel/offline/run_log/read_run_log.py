@@ -24,6 +24,7 @@ _STEPS: Final = ("step", "_step", "Step", "global_step", "train/global_step")
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MOST_BYTES: Final = 1 << 30
+_FAR: Final = 1 << 53
 
 
 class RunLogError(ValueError):
@@ -51,6 +52,8 @@ def read_run_log(path: Path) -> RunLog:
     for file in files:
         try:
             for step, name, value in _scalars(file):
+                if not -_FAR < step < _FAR:
+                    raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
                 found.setdefault(name, {})[step] = value
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None

@@ -200,3 +200,9 @@ def test_a_folder_without_logs_says_what_would_be_one(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"step": 1, "text": "x"}\n')
     with pytest.raises(RunLogError, match="holds no number by step"):
         read_run_log(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text('{"step": 1e30, "reward": 1}\n')
+    with pytest.raises(RunLogError, match=r"a\.jsonl: reward has the step 1e\+30"):
+        read_run_log(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text('{"step": 1, "reward": 1' + "0" * 400 + "}\n")
+    with pytest.raises(RunLogError, match=r"a\.jsonl: int too large"):
+        read_run_log(tmp_path / "a.jsonl")
