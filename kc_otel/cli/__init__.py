@@ -44,6 +44,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "token_command": ("token",),
         "doctor_command": ("doctor",),
         "status_command": ("status", "watch", "resume"),
+        "shards_command": ("shards",),
         "report_command": ("report",),
     },
     "People and the policy": {

@@ -15,6 +15,7 @@ from kc_otel.contract.plain_text import plain, plain_tree
 __all__ = ["Url", "get", "get_record", "post"]
 
 DEFAULT_URL = "http://127.0.0.1:4320"
+_SECONDS = 10.0
 
 Url = Annotated[
     str, typer.Option("--url", envvar="KC_OTEL_URL", help="API of the evaluator.", show_default=DEFAULT_URL)
@@ -31,15 +32,15 @@ def get_record(url: str, path: str) -> Any:
     return _call("GET", url, path)
 
 
-def post(url: str, path: str, body: dict[str, Any]) -> Any:
-    """A JSON answer to a JSON request; ends the program with a remedy where there is none."""
-    return _call("POST", url, path, json=body)
+def post(url: str, path: str, body: dict[str, Any], seconds: float = _SECONDS) -> Any:
+    """A JSON answer to a JSON request, waited for so long; ends the program with a remedy where there is none."""
+    return _call("POST", url, path, seconds, json=body)
 
 
-def _call(method: str, url: str, path: str, **arguments: Any) -> Any:
+def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **arguments: Any) -> Any:
     try:
         response = httpx.request(
-            method, url.rstrip("/") + path, timeout=10.0, headers=authorization(), **_tls(url), **arguments
+            method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), **_tls(url), **arguments
         )
     except TokenError as error:
         print(error, file=sys.stderr)

@@ -9,7 +9,7 @@ import typer
 
 from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse, seconds
-from kc_otel.serve.config import LogFormat, ServeConfig, Sync
+from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine, Sync
 
 __all__ = ["register"]
 
@@ -99,6 +99,21 @@ def serve(
     record_limit: Annotated[
         int, typer.Option(help="MiB of it that are kept; the oldest goes first.", min=1)
     ] = _DEFAULT.record_limit // _MIB,
+    engine: Annotated[
+        StreamEngine,
+        typer.Option(help="Where streams are taken: this process, or shards on a Ray cluster."),
+    ] = _DEFAULT.engine,
+    ray_address: Annotated[
+        str, typer.Option(help="The cluster: auto, local, or HOST:PORT of its head.", metavar="ADDRESS")
+    ] = _DEFAULT.ray_address,
+    shards: Annotated[int, typer.Option(help="Shards that streams are spread over.", min=1)] = _DEFAULT.shards,
+    shard_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where shards keep log and state: a folder that every node of the cluster reaches."),
+    ] = _DEFAULT.shard_folder,
+    shard_cpus: Annotated[
+        float, typer.Option(help="Cores that Ray keeps for each shard.", min=0.0)
+    ] = _DEFAULT.shard_cpus,
 ) -> None:
     """Receive OTLP, judge it against the contracts, and carry out their escalation policy.
 
@@ -139,6 +154,11 @@ def serve(
         record_limit=record_limit * _MIB,
         log_format=log_format,
         max_request_bytes=max_request * _MIB,
+        engine=engine,
+        ray_address=ray_address,
+        shards=shards,
+        shard_folder=shard_folder,
+        shard_cpus=shard_cpus,
     )
     try:
         run(load_all(contracts), config)

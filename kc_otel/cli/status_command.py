@@ -67,7 +67,8 @@ def status(
         overview, now = get(url, "/api/v1/overview"), time.time()
         incidents = _incidents(overview, contract, now, get(url, "/api/v1/contracts")["contracts"])
         tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
-        console.print(*incidents, *tables, *_reasons(cells), *routes, *_in_force(overview, contract), sep="\n")
+        in_force, shards = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
+        console.print(*incidents, *tables, *_reasons(cells), *routes, *in_force, *shards, sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
     raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
 
@@ -238,6 +239,18 @@ def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
         Text.assemble((one["kind"], "bold"), f"  {one['contract']}: {one['text']}{_until(one.get('until'))}")
         for one in overview["in_force"]
         if one["kind"] != "route" and contract in {None, one["contract"]}
+    ]
+
+
+def _shards(found: list[dict[str, Any]]) -> list[Text]:
+    """Whether streams are on shards, and which of these are not heard: what those were sent is in no verdict yet."""
+    if not found:
+        return []
+    behind = sum(one["lag"] + one["waiting"] for one in found)
+    streams = sum(one["streams"] for one in found)
+    return [
+        Text(f"{len(found)} shards, {streams:,} streams, {behind:,} bytes behind"),
+        *(Text(f"shard {one['number']} {one['trouble']}", style="bold red") for one in found if one["trouble"]),
     ]
 
 

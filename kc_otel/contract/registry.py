@@ -544,6 +544,14 @@ _METRICS: Final = (
         "Bytes received that wait for the disk, or are in the log and not yet in the state file.",
     ),
     Metric(
+        "kc.evaluator.shard.streams", "{stream}", Instrument.GAUGE, ("kc.shard",),
+        "Streams that a shard of a Ray cluster keeps state for.",
+    ),
+    Metric(
+        "kc.evaluator.shard.lag", "By", Instrument.GAUGE, ("kc.shard",),
+        "Bytes received that wait for a shard or its disk, or that the judge has not been told of.",
+    ),
+    Metric(
         "kc.evaluator.last_evaluation", "s", Instrument.GAUGE, (),
         "Unix time of the last evaluation; what the evaluator says is as old as that.",
     ),
@@ -608,6 +616,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.outcome", "What became of it.", ("metric",)),
     Attribute("kc.transport", "`grpc` or `http`.", ("metric",)),
     Attribute("kc.endpoint", "Name of a webhook endpoint.", ("metric",)),
+    Attribute("kc.shard", "Number of a shard that streams are on, from 0.", ("metric",)),
     Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`.", ("metric",)),
     Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE or NO_DATA.", ("log",)),
     Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),

@@ -178,7 +178,7 @@ class ContractState:
         if stream is None:
             if len(self.streams) >= self._most_streams:
                 for name in slices:
-                    self._leave_unjudged(SeriesKey(point.series, name, *pair), now)
+                    self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
                 return "over_cap"
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
@@ -215,7 +215,7 @@ class ContractState:
         if series is None:
             if len(self.series) >= self.contract.observability.max_series:
                 self.events["series_over_cap"] += 1
-                judged = not self._leave_unjudged(key, now)
+                judged = not self.leave_unjudged(key, now)
                 # Not one for each operator: their names are the senders', and as many as these like.
                 key = SeriesKey(metric_of(key.metric), OTHER, "", "")
             series = self.series.get(key) or self._create(key)
@@ -319,7 +319,7 @@ class ContractState:
                 pairs[pair] = min(pairs[pair], now)
         self.evidence.turn_back(now)
 
-    def _leave_unjudged(self, key: SeriesKey, now: float) -> bool:
+    def leave_unjudged(self, key: SeriesKey, now: float) -> bool:
         """Remember a series that has no room, where a clause is about it. Returns whether one is."""
         if key.metric not in self._judged:
             return False

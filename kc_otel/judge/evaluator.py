@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
@@ -92,6 +92,7 @@ class Evaluator:
     Args:
         contracts: What is judged; names unique.
         tolerance: Seconds by which a sender's clock may be ahead before its points are refused.
+        remember: Makes what remembers a contract.
 
     Attributes:
         states: What is remembered, by the contract's name; the store reads and writes it.
@@ -106,8 +107,14 @@ class Evaluator:
         ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
 
-    def __init__(self, contracts: Sequence[Contract], *, tolerance: float = 30.0) -> None:
-        self.states = {contract.name: ContractState(contract) for contract in contracts}
+    def __init__(
+        self,
+        contracts: Sequence[Contract],
+        *,
+        tolerance: float = 30.0,
+        remember: Callable[[Contract], ContractState] = ContractState,
+    ) -> None:
+        self.states = {contract.name: remember(contract) for contract in contracts}
         if len(self.states) < len(contracts):
             names = [contract.name for contract in contracts]
             msg = f"two contracts are called {max(names, key=names.count)!r}; metadata.name has to be unique"
@@ -165,6 +172,25 @@ class Evaluator:
         """Bring `states` up to date with what was taken as columns; evaluations bring up to date what they read."""
         if self._columns is not None:
             self._columns.settle()
+
+    def relearn(self) -> None:
+        """Read streams from `states` anew: they were changed there."""
+        if self._columns is not None:
+            self._columns.settle()
+            self._columns.forget()
+
+    def forget_silent(self, state: ContractState, now: float) -> None:
+        """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""
+        if self._columns is not None:
+            self._columns.settle_series()
+        if state.evict(now) and self._columns is not None:
+            self._columns.forget_gone(state.contract.name)
+
+    def clock(self, now: float) -> None:
+        """Note when something arrived, Unix seconds; where the clock went back, so does what is remembered."""
+        self._listen(now)
+        for state in self.states.values():
+            state.horizon(now, self._tolerance)
 
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
@@ -277,10 +303,7 @@ class Evaluator:
     def _judged(self, state: ContractState, now: float) -> tuple[Verdict, ...]:
         contract = state.contract
         try:
-            if self._columns is not None:
-                self._columns.settle_series()
-            if state.evict(now) and self._columns is not None:
-                self._columns.forget_gone(contract.name)
+            self.forget_silent(state, now)
             state.weigh(now)
             cells = self._cells[contract.name] = list(evidence(state, now, self._listen(now)))
             verdicts, errors = decide_apart(contract, cells, now, self._memos[contract.name])

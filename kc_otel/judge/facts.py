@@ -74,10 +74,14 @@ class KernelVersions:
         given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY][:_MOST_FIELDS]
         fields = {name.removeprefix(_PREFIX)[:_LONGEST]: str(value)[:_LONGEST] for name, value in given}
         key = (role[:_LONGEST], version[:_LONGEST])
-        self.known[key] = KernelInfo(*key, fields, now)
+        self.know(KernelInfo(*key, fields, now))
+        return True
+
+    def know(self, info: KernelInfo) -> None:
+        """Keep a version, and as many others as there is room for."""
+        self.known[info.role, info.version] = info
         if len(self.known) > _MOST_KERNELS:
             del self.known[min(self.known, key=lambda name: self.known[name].last_seen)]
-        return True
 
 
 class WorstBatches:

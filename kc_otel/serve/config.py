@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["ServeConfig", "Sync"]
+__all__ = ["LogFormat", "ServeConfig", "StreamEngine", "Sync"]
 
 
 class Sync(StrEnum):
@@ -14,6 +14,13 @@ class Sync(StrEnum):
 
     ALWAYS = "always"
     NEVER = "never"
+
+
+class StreamEngine(StrEnum):
+    """Where streams are taken."""
+
+    PROCESS = "process"
+    RAY = "ray"
 
 
 class LogFormat(StrEnum):
@@ -55,6 +62,11 @@ class ServeConfig:
         allow_unauthenticated: Listen where other machines reach it although nothing asks them who they are.
         log_format: Whether a line of the log is a sentence, or a JSON object with the attributes of what it is about.
         max_request_bytes: Largest OTLP request, also after decompression.
+        engine: Whether streams are in this process, or on the shards of a Ray cluster.
+        ray_address: The cluster: `auto`, `local` or `host:port`.
+        shards: How many shards there are.
+        shard_folder: Folder that every node of the cluster reaches, where shards keep log and state.
+        shard_cpus: Cores of a node that Ray keeps for a shard.
     """
 
     host: str = "127.0.0.1"
@@ -83,3 +95,8 @@ class ServeConfig:
     allow_unauthenticated: bool = False
     log_format: LogFormat = LogFormat.TEXT
     max_request_bytes: int = 16 * 1024 * 1024
+    engine: StreamEngine = StreamEngine.PROCESS
+    ray_address: str = "auto"
+    shards: int = 1
+    shard_folder: Path | None = None
+    shard_cpus: float = 1.0

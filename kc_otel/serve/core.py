@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
+from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
@@ -101,6 +102,10 @@ class Core:
         self.log: WriteAheadLog | None = None
         self.forget: Callable[[int], None] = lambda _position: None
         """Told up to which position of the write-ahead log all is in the state."""
+        self.shards: tuple[ShardSeen, ...] = ()
+        """How its shards are; empty where streams are here."""
+        self.resize: Callable[[int], Awaitable[None]] | None = None
+        """Has another number of them; None where streams are here."""
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
         self._connection = connection
@@ -112,6 +117,8 @@ class Core:
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self.position = self.saved_position = self._evaluator_store.position
+            self.merged = self._evaluator_store.merged
+            self.settled = dict(self.merged)
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
@@ -193,6 +200,8 @@ class Core:
                     announcements += said
             self._evaluator_store.save(self.evaluator, unit)
             self._evaluator_store.save_position(self.position)
+            if self.merged != self.settled:
+                self._evaluator_store.save_merged(self.merged)
             unit.on_commit(lambda: self._adopt(state, now))
             unit.on_commit(self._saved)
         if renews:
@@ -333,7 +342,7 @@ class Core:
             self.announce(one)
 
     def _saved(self) -> None:
-        self.saved_position = self.position
+        self.saved_position, self.settled = self.position, dict(self.merged)
         self.forget(self.position)
 
     def _adopt(self, state: EscalationState, now: float) -> None:

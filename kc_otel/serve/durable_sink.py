@@ -13,14 +13,16 @@ import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop, get_running_loop
+from collections.abc import Callable
 from functools import partial
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.judge.column_message import ColumnMessage
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
@@ -28,10 +30,10 @@ from kc_otel.offline.replay.traffic_entries import EVALUATED, ours, unsealed
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.write_ahead_log import LogError, MessageTooLongError, WriteAheadLog
 
-__all__ = ["DurableSink", "NotKeptError", "recover", "tick_on_record"]
+__all__ = ["MANY_BYTES", "DurableSink", "NotKeptError", "recover", "tick_on_record"]
 
 _log: Final = logging.getLogger(__name__)
-_MANY_BYTES: Final = 16 * 1024 * 1024
+MANY_BYTES: Final = 16 * 1024 * 1024
 """Less than a second of what columns are for: who receives little never loads a compiler."""
 _PATIENCE: Final = 1.0
 """Seconds that an evaluation waits for its place in the log."""
@@ -43,16 +45,36 @@ class NotKeptError(ThrottledError):
     outcome = "not_kept"
 
 
+class Takes(Protocol):
+    """What the log is in front of: a core, or a shard of its streams."""
+
+    evaluator: Evaluator
+    position: int
+    forget: Callable[[int], None]
+
+    def metrics(self, request: Any, at: float | None = None) -> ExportResult:
+        """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
+        ...
+
+    def traces(self, request: Any) -> ExportResult:
+        """Take an ExportTraceServiceRequest."""
+        ...
+
+    def logs(self, request: Any) -> ExportResult:
+        """Take an ExportLogsServiceRequest."""
+        ...
+
+
 class DurableSink(ColumnSink):
-    """Takes what arrives for the core, metrics by way of the log.
+    """Takes what arrives for a core, metrics by way of the log.
 
     Args:
-        core: Judges it.
+        core: Judges it, or a shard that prepares it for who does.
         log: Keeps it. Its owner closes it.
         columns_after: Bytes of metrics after which they are read as columns, if Numba is installed.
     """
 
-    def __init__(self, core: Core, log: WriteAheadLog, columns_after: int = _MANY_BYTES) -> None:
+    def __init__(self, core: Takes, log: WriteAheadLog, columns_after: int = MANY_BYTES) -> None:
         self._core, self._log = core, log
         core.forget = log.forget
         self._until_columns = columns_after
@@ -65,14 +87,14 @@ class DurableSink(ColumnSink):
                 Thread(target=self._start_columns, args=(get_running_loop(),), name="kc-otel-fast", daemon=True).start()
         return self._core.evaluator.columns_of(body, limits.max_items)
 
-    async def metrics(self, request: Any) -> ExportResult:
-        """Take an ExportMetricsServiceRequest, or its columns.
+    async def metrics(self, request: Any, at: float | None = None) -> ExportResult:
+        """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now.
 
         Raises:
             NotKeptError: If it cannot be kept at the moment.
             TooLargeError: If it never can be.
         """
-        now = time.time()
+        now = time.time() if at is None else at
         # Whoever made columns of a request has seen that all of it is ours.
         kept = request.wire.body if isinstance(request, ColumnMessage) else ours(request).SerializeToString()
         if not kept:
@@ -144,7 +166,7 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
             core.tick(time.time())
 
 
-def recover(core: Core, log: WriteAheadLog) -> int:
+def recover(core: Takes, log: WriteAheadLog) -> int:
     """Apply what is in the log and not yet in the state, and say how many requests that were."""
     core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
     if log.end - core.position > _MANY_BYTES and _columns_are_ready():

@@ -98,6 +98,9 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     readings["kc.evaluator.log.lag"] = (
         [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
     )
+    said = [({"kc.shard": str(one.number)}, one) for one in core.shards]
+    readings["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
+    readings["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
     failures = core.evaluator.faults.counts
     readings["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})

@@ -11,17 +11,18 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.offline.replay.traffic_reading import TrafficFileError
 from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.guarded_site import GuardedSite
@@ -33,7 +34,6 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover, tick_on_record
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
@@ -43,9 +43,11 @@ from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.self_metrics import read
+from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.standby import active
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, StatePlace, set_aside
-from kc_otel.serve.store.write_ahead_log import LogError, WriteAheadLog
+from kc_otel.serve.store.write_ahead_log import LogError
+from kc_otel.serve.stream_places import EngineError, engine, sink_of, tick_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -54,6 +56,13 @@ __all__ = ["ServiceError", "run"]
 
 _log: Final = logging.getLogger(__name__)
 _GRACE: Final = 3.0
+
+
+_TOLD: Final = (
+    *(AccessError, BindError, TlsError, WebhookEndpointError),
+    *(TrafficFileError, StateError, LogError, EngineError, ShardError, MissingExtraError),
+)
+"""What says itself what to do."""
 
 
 class ServiceError(Exception):
@@ -78,9 +87,10 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
-        # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
-        asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except (AccessError, BindError, TlsError, WebhookEndpointError, TrafficFileError, StateError, LogError) as error:
+        with engine(config):
+            # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
+            asyncio.run(_serve(contracts, config, endpoints, dry_run))
+    except _TOLD as error:
         raise ServiceError(str(error)) from None
 
 
@@ -178,7 +188,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
-        sink = stack.enter_context(_sink(core, config))
+        sink = await stack.enter_async_context(sink_of(core, config, limits))
         grpc = await start_grpc(
             sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most, turns
         )
@@ -190,7 +200,7 @@ async def _serve(
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(serving_http(own, api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick_of(core, config, sink), decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -297,27 +307,14 @@ async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> No
         task.result()
 
 
-@contextlib.contextmanager
-def _sink(core: Core, config: ServeConfig) -> Iterator[TelemetrySink]:
-    """The core by way of the log beside the state file; what the log has and the state has not is applied."""
-    state, keep = config.state, config.record_limit if config.record else 0
-    if state is None:
-        yield core
-        return
-    log = WriteAheadLog(state.with_name(f"{state.name}-log"), sync=config.sync, begin=core.position, keep=keep)
-    try:
-        if count := recover(core, log):
-            _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)
-        core.log = log
-        yield DurableSink(core, log)
-    finally:
-        log.close()
-
-
 async def _tick_forever(
-    core: Core, config: ServeConfig, decided: Changes, ticked: Callable[[], None], file: StatePlace
+    core: Core,
+    config: ServeConfig,
+    tick: Callable[[], Awaitable[None]],
+    decided: Changes,
+    ticked: Callable[[], None],
+    file: StatePlace,
 ) -> None:
-    record = core.log if config.record else None
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
@@ -325,10 +322,7 @@ async def _tick_forever(
         before, began = core.decisions.version, loop.time()
         faults = core.evaluator.faults
         try:
-            if record is None:
-                core.tick(time.time())
-            else:
-                await tick_on_record(core, record)
+            await tick()
             faults.report("", "the evaluation", {})
         except StateError as error:  # a full disk: what was received stays in memory, and is tried again
             _log.error("%s", error)

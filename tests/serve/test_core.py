@@ -33,6 +33,7 @@ from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
+from kc_otel.serve.stream_places import tick_of
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
@@ -255,7 +256,10 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
             done.set()
 
     async def some() -> None:
-        ticking = asyncio.create_task(_tick_forever(core, ServeConfig(tick=0.01), told, ticked, StatePlace(None)))
+        config = ServeConfig(tick=0.01)
+        ticking = asyncio.create_task(
+            _tick_forever(core, config, tick_of(core, config, core), told, ticked, StatePlace(None))
+        )
         await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
         ticking.cancel()
 

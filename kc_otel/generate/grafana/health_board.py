@@ -128,6 +128,11 @@ def _evaluator() -> Iterator[Any]:
     about = f"Size: {METRICS[size].meaning} Lag: {METRICS[lag].meaning} Empty without a state file. {_EVALUATOR}"
     log = (Query(queries.health(size), "size"), Query(queries.health(lag), "lag"))
     yield graph_panel(37, "Log of what was received", about, log, "bytes").span(24)
+    shards = "Empty where streams are in the evaluator's process."
+    behind, streams = "kc.evaluator.shard.lag", "kc.evaluator.shard.streams"
+    of = ("kc.shard",)
+    yield _gauge(38, "Shards: bytes behind", behind, of, "bytes", f"{shards} {_EVALUATOR}", "max").span(12)
+    yield _gauge(39, "Shards: streams", streams, of, "short", f"{shards} {_EVALUATOR}", "max").span(12)
 
 
 def _webhooks() -> Iterator[Any]:

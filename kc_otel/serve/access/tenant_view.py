@@ -42,6 +42,7 @@ class TenantView(Core):
         self.started_at = core.started_at
         self.external_url = core.external_url
         self.log = None
+        self.shards, self.resize = (), None  # they are of all tenants together
         self.worst = core.worst  # is asked about one of these contracts at a time
         self.evaluator: Any = _Judge(core, self._own)
         self.history: Any = _History(core, self._own)

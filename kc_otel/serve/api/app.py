@@ -28,6 +28,7 @@ from kc_otel.serve.api.routes_incidents import incident_routes
 from kc_otel.serve.api.routes_past import past_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
+from kc_otel.serve.api.routes_shards import shard_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.routes_worst import worst_routes
 from kc_otel.serve.api.views import ProblemDetails
@@ -88,6 +89,7 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
         people_routes(core, decided),
         promotion_routes(core),
         worst_routes(core),
+        shard_routes(core),
         page_routes(),
         handbook_routes(),
     ):

@@ -17,6 +17,7 @@ from kc_otel.contract.words import number
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.distribution import distribution_of
 from kc_otel.serve.api.overview import Overviews
+from kc_otel.serve.api.routes_shards import shard_views
 from kc_otel.serve.api.views import (
     DistributionView,
     HealthView,
@@ -85,7 +86,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
             evaluated_at=core.evaluated_at,
             tick_seconds=core.tick_seconds,
             series=core.evaluator.series_count,
-            streams=core.evaluator.stream_count,
+            streams=core.evaluator.stream_count + sum(one.streams for one in shard_views(core)),
             points={labels["kc.outcome"]: int(value) for labels, value in found["kc.evaluator.points"]},
             requests={
                 f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
@@ -99,6 +100,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
             },
             listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),
+            shards=shard_views(core),
         )
 
     return router

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from kc_otel.contract.clause import About
 from kc_otel.judge.facts import KernelInfo
@@ -295,6 +295,32 @@ class DistributionView(_View):
     """Limit and thresholds, where they are in the quantity's unit."""
 
 
+class ShardView(_View):
+    """A shard of a Ray cluster, which owns the streams of its share of senders."""
+
+    number: int
+    """From 0; senders are divided over the numbers by their resource attributes."""
+    node: str
+    """Host that it runs on; empty before it answered."""
+    pid: int
+    started: float
+    """Unix time at which its process began; later than the evaluator's where it was started again."""
+    recovered: int
+    """Exports that it then took from its log."""
+    streams: int
+    points: int
+    """Points that it took since then."""
+    lag: int
+    """Bytes that wait for its disk, or are in its log and not in a batch for the judge."""
+    waiting: int
+    """Bytes that wait for it in the evaluator."""
+    cpu_seconds: float
+    answered: float
+    """Unix time of its last answer."""
+    trouble: str
+    """Why it is not heard; empty where it is."""
+
+
 class HealthView(_View):
     """What the evaluator says of itself."""
 
@@ -316,6 +342,16 @@ class HealthView(_View):
     """Unix time when a program last looked at a contract's directives, by contract and directive; null where none has
     since the evaluator started."""
     outbox: list[EndpointStatus]
+    shards: list[ShardView]
+    """Where streams are, if they are not in the evaluator's process."""
+
+
+class ResizeRequest(_View):
+    """Another number of shards."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+
+    shards: int = Field(ge=1, le=1000)
 
 
 class ResumeRequest(_View):

@@ -105,6 +105,8 @@ const webhook = (one) => {
   return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
 };
 
+const shard = (one) => one.trouble || `${count(one.streams)} streams on ${one.node} (${one.pid}), ${count(one.lag + one.waiting)} bytes behind`;
+
 export function showHealth({ health, overview }) {
   const refused = REFUSED.filter((name) => health.points[name]);
   const invalid = Object.values(health.invalid).flatMap((reasons) => Object.entries(reasons));
@@ -115,6 +117,7 @@ export function showHealth({ health, overview }) {
     ["Series", count(health.series)],
     ...Object.entries(health.failures).map(([name, why]) => [`Not judged${name && `: ${name}`}`, why]),
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],
+    ...health.shards.map((one) => [`Shard ${one.number}`, shard(one)]),
     ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, webhook(one)]),
   ];
   fill(byId("health-body"), el("dl", { class: "rows-list" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
@@ -83,6 +84,16 @@ class EvaluatorStore:
     def save_position(self, position: int) -> None:
         """Write it, in the transaction that also has `save`."""
         self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('log_position', ?)", (str(position),))
+
+    @property
+    def merged(self) -> dict[str, int]:
+        """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
+        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'merged'").fetchone()
+        return dict(json.loads(row[0])) if row else {}
+
+    def save_merged(self, merged: Mapping[str, int]) -> None:
+        """Write it, in the transaction that also has `save`."""
+        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('merged', ?)", (json.dumps(merged),))
 
     def save(self, evaluator: Evaluator, unit: UnitOfWork) -> None:
         """Write what changed since the last save that lasted.

@@ -1,0 +1,1 @@
+"""Streams and their log spread over Ray actors, in front of one judge: `kc-otel serve --engine ray`."""

@@ -1,0 +1,190 @@
+"""`kc-otel serve --engine ray` on a cluster of several nodes in this machine, of which one is killed under load."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.contract import load_text
+from kc_otel.judge.evaluator import Evaluator as Judge
+from tests.integration.conftest import Evaluator, Pager
+from tests.tools.exact_senders import CONTRACT, ExactSender
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+_LONG = CONTRACT.replace("window: 1m, long_window: 5m", "window: 12h, long_window: 24h")
+_STORE = 80 * 1024 * 1024
+_SENDERS = 6
+
+
+def processes_of_ray() -> set[int]:
+    """Processes of this machine that Ray began."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"raylet" in line or b"gcs_server" in line or line.startswith(b"ray::"):
+                found.add(int(folder.name))
+    return found
+
+
+class Cluster:
+    """A head without room for shards, and nodes with room for two each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster as Nodes
+
+        common = {"object_store_memory": _STORE, "include_dashboard": False}
+        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+        self.address = self._nodes.address
+        self.nodes = [self._nodes.add_node(num_cpus=2, object_store_memory=_STORE, wait=False) for _ in range(2)]
+        self._nodes.wait_for_nodes()
+
+    def kill(self, node: Any) -> None:
+        """As a machine that loses power."""
+        self._nodes.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        self._nodes.shutdown()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = processes_of_ray()
+    made = Cluster()
+    try:
+        yield made
+    finally:
+        made.close()
+    end = time.monotonic() + 20
+    while (left := processes_of_ray() - before) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left
+
+
+class Source(threading.Thread):
+    """A sender: exports again and again, each until it is acknowledged; every fourth twice."""
+
+    def __init__(self, number: int, url: str) -> None:
+        super().__init__(daemon=True)
+        self.acknowledged: list[bytes] = []
+        self.refused: dict[int, str] = {}
+        self._url, self._rng, self._stopped = url, random.Random(number), threading.Event()
+        self._sender = ExactSender(number, time.time_ns())
+
+    def run(self) -> None:
+        with httpx.Client(timeout=15.0) as client:
+            while not self._stopped.is_set():
+                body = self._sender.export(time.time_ns(), self._rng, drifts=True)
+                for _ in range(1 + (self._rng.random() < 0.25)):
+                    self._send(client, body)
+                self.acknowledged.append(body)
+                self._stopped.wait(0.2)
+
+    def _send(self, client: httpx.Client, body: bytes) -> None:
+        while True:
+            answer = client.post(self._url, content=body, headers={"content-type": "application/x-protobuf"})
+            if answer.status_code == 200:
+                assert not answer.content, answer.content
+                return
+            assert answer.headers["retry-after"] == "1"
+            self.refused[answer.status_code] = answer.text
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(60)
+        assert not self.is_alive()
+
+
+def one_process(sources: list[Source]) -> Judge:
+    """What one process makes of all that was acknowledged."""
+    judge = Judge([load_text(_LONG, "policy.yaml")])
+    now = time.time()
+    for source in sources:
+        for body in source.acknowledged:
+            judge.ingest_metrics(ExportMetricsServiceRequest.FromString(body), now)
+    return judge
+
+
+def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_load(
+    cluster: Cluster, pager: Pager, tmp_path: Path
+) -> None:
+    """A node is killed, a shard stopped and continued, one added: counts, verdicts and actions of one process."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(_LONG)
+    environ = {
+        "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
+        "KC_OTEL_WEBHOOK_PAGER_SECRET": "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE=",
+        "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
+    }
+    options = ("--engine", "ray", "--ray-address", cluster.address, "--shards", "2", "--tick", "0.3")
+    evaluator = Evaluator(path, tmp_path / "state", environ, *options, "--shard-folder", str(tmp_path / "shards"))
+    sources = [Source(number, f"{evaluator.http}/v1/metrics") for number in range(_SENDERS)]
+    try:
+        for source in sources:
+            source.start()
+
+        def healthy(shards: list[dict[str, Any]]) -> bool:
+            return not any(one["trouble"] for one in shards) and all(one["points"] for one in shards)
+
+        before = evaluator.wait("/api/v1/shards", healthy)
+        assert len(before) == 2
+        cluster.kill(cluster.nodes[0])
+        after = evaluator.wait(
+            "/api/v1/shards",
+            lambda found: healthy(found) and {one["pid"] for one in found} != {one["pid"] for one in before},
+            40.0,
+        )
+        assert sum(one["recovered"] for one in after) >= 0
+        paused = after[0]["pid"]
+        os.kill(paused, signal.SIGSTOP)  # as a network that pauses
+        try:
+            evaluator.wait("/api/v1/shards", lambda found: bool(found[0]["trouble"]))
+            assert "shard 0" in httpx.get(f"{evaluator.api}/readyz").text
+        finally:
+            os.kill(paused, signal.SIGCONT)
+        evaluator.wait("/api/v1/shards", healthy)
+        answer = httpx.post(f"{evaluator.api}/api/v1/shards", json={"shards": 1}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        answer = httpx.post(f"{evaluator.api}/api/v1/shards", json={"shards": 2}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        evaluator.wait("/api/v1/shards", lambda found: len(found) == 2 and healthy(found))
+        for source in sources:
+            source.stop()
+        assert set().union(*(source.refused for source in sources)) == {503}
+        expected = one_process(sources)
+        evaluator.wait("/api/v1/shards", lambda found: not any(one["lag"] + one["waiting"] for one in found))
+        time.sleep(1.0)  # two evaluations
+        judged = {
+            (verdict.cell.clause, verdict.cell.slice): (verdict.status.value, verdict.samples, verdict.estimate)
+            for verdict in expected.evaluate(time.time())["policy"].verdicts
+        }
+        verdicts = [cell["verdict"] for cell in evaluator.get("/api/v1/cells")["cells"]]
+        assert {(v["clause"], v["slice"]): (v["status"], v["samples"], v["estimate"]) for v in verdicts} == judged
+        assert {status for status, _, _ in judged.values()} >= {"FAIL", "INCONCLUSIVE"}
+        of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a" * 12, "kernel_inference": "b" * 12}
+        [whole] = [one for one in expected.series() if one.metric == "kc.drift.tv_token" and one.slice == "all"]
+        total = evaluator.get("/api/v1/distribution", **of)["total"]
+        assert total == expected.distribution(whole, 43_200.0, time.time()).total
+        assert evaluator.get("/api/v1/health")["invalid"]["policy"]["shape"] == sum(range(_SENDERS))
+        assert "kc_evaluator_shard_lag_bytes" in httpx.get(f"{evaluator.api}/metrics").text
+        assert len(set(pager.ids)) == len(pager.bodies)
+    finally:
+        for source in sources:
+            source._stopped.set()
+        assert evaluator.stop() == 0
+    assert len([body for body in pager.bodies if body["status"] == "firing"]) >= 1

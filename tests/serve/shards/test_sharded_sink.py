@@ -1,0 +1,385 @@
+"""Shards in front of one judge say what one process says, whoever crashes when, and however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.contract import load_text
+from kc_otel.judge.columns.stream_columns import prepare
+from kc_otel.judge.otlp.decode import quickly
+from kc_otel.judge.otlp.request_errors import BadRequestError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.config import Sync
+from kc_otel.serve.core import Core
+from kc_otel.serve.shards import shard_line
+from kc_otel.serve.shards.shard import Shard
+from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
+from kc_otel.serve.store.state_file import StateError, open_state
+from tests.tools.exact_senders import CONTRACT, rounds
+from tests.tools.full_disk import refuse_commits, relieve
+
+POLICY = load_text(CONTRACT, "policy.yaml")
+START = 1_700_000_000.0
+
+
+class LocalShard:
+    """A shard in this process, that can be lost like one in another."""
+
+    def __init__(self, folder: Path, *, columns: bool) -> None:
+        self._folder, self._columns = folder, columns
+        self.lose_after: set[str] = set()
+        self.lost = 0
+        self.shard: Shard | None = self._begun()
+
+    def _begun(self) -> Shard:
+        shard = Shard([POLICY], self._folder, Limits(), Sync.NEVER, columns_after=0)
+        if self._columns:
+            prepare()  # compiled before anybody waits for it
+            shard.evaluator.use_columns()
+        return shard
+
+    def lose(self) -> None:
+        """Nothing more is written; another one begins."""
+        assert self.shard is not None
+        self.shard._log._worker.close(1.0)
+        self.shard._connection.close()
+        self.shard, self.lost = self._begun(), self.lost + 1
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        assert self.shard is not None
+        answer = getattr(self.shard, method)(*arguments)
+        answer = await answer if asyncio.iscoroutine(answer) else answer
+        if method in self.lose_after:
+            self.lose_after.discard(method)
+            self.lose()
+            raise ConnectionError("lost")
+        return answer
+
+    async def take(self, exports: Any) -> Any:
+        return await self._call("take", exports)
+
+    async def report(self, settled: int, now: float) -> Any:
+        return await self._call("report", settled, now)
+
+    async def streams(self) -> Any:
+        return await self._call("streams")
+
+    async def adopt(self, streams: Any, settled: int) -> Any:
+        return await self._call("adopt", streams, settled)
+
+    def stop(self) -> None:
+        if self.shard is not None:
+            self.shard.close()
+            self.shard = None
+
+
+class Clock:
+    """The time that everything is told."""
+
+    now = START
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", lambda: clock.now)
+    return clock
+
+
+class Sharded:
+    """A core behind shards of its own, each in a folder below `folder`."""
+
+    def __init__(self, folder: Path, *, columns: bool = False) -> None:
+        self.folder, self.columns = folder, columns
+        self.shards: dict[int, LocalShard] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.connection = open_state(self.folder / "state")
+        self.core = Core([POLICY], self.connection, external_url="http://evaluator", now=START)
+        self.sink = ShardedSink(self.core, self.start)
+
+    def start(self, number: int) -> LocalShard:
+        self.shards[number] = LocalShard(self.folder / f"shard-{number}", columns=self.columns)
+        return self.shards[number]
+
+    def crash(self) -> None:
+        """The judge's process ends, and its shards with it."""
+        self.connection.close()
+        self.sink.close()
+
+    async def send(self, body: bytes) -> None:
+        """As a sender does: again until it is taken."""
+        while True:
+            try:
+                await self.sink.metrics(quickly(self.sink, body, METRICS, Limits()))
+            except ThrottledError:
+                await asyncio.sleep(0)
+            else:
+                return
+
+
+@pytest.fixture
+def sharded(clock: Clock, tmp_path: Path) -> Iterator[Callable[..., Sharded]]:  # noqa: ARG001 - it sets the time
+    made: list[Sharded] = []
+
+    def make(**options: Any) -> Sharded:
+        made.append(Sharded(tmp_path / f"sharded-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.crash()
+
+
+def said(core: Core) -> dict[str, Any]:
+    """All that a core says: verdicts, incidents, events, messages, windows, kernels."""
+    return {
+        "verdicts": [repr(cell) for cell in core.history.cells()],
+        "incidents": [repr(replace(one, id="")) for one in core.incidents()],
+        "events": [repr(event) for event in core.events.events(limit=10_000)],
+        "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
+        "windows": {one: repr(core.evaluator.distribution(one, 300.0, time.time())) for one in core.evaluator.series()},
+        "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
+        "kernels": core.evaluator.kernels("policy"),
+        "messages": [one.waiting for one in core.outbox.status()],
+    }
+
+
+def alone(seconds: Sequence[tuple[float, list[bytes]]], clock: Clock) -> Core:
+    """What one process makes of it."""
+    core = Core([POLICY], open_state(None), external_url="http://evaluator", now=START)
+    for at, bodies in seconds:
+        clock.now = at
+        for body in bodies:
+            core.metrics(ExportMetricsServiceRequest.FromString(body), at)
+        core.tick(at)
+    return core
+
+
+async def told(sharded: Sharded, seconds: Sequence[tuple[float, list[bytes]]], clock: Clock) -> None:
+    for at, bodies in seconds:
+        clock.now = at
+        await asyncio.gather(*(sharded.send(body) for body in bodies))
+        await sharded.sink.tick()
+
+
+@pytest.fixture
+def seconds() -> list[tuple[float, list[bytes]]]:
+    return list(rounds(6, 24, START))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shards", "columns"), [(1, False), (3, False), (3, True)])
+def test_verdicts_incidents_and_counts_are_those_of_one_process(
+    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, shards: int, columns: bool
+) -> None:
+    """The same exports at the same times: byte for byte the same verdicts, windows, evidence, events and counters."""
+    one = alone(seconds, clock)
+    several = sharded(columns=columns)
+
+    async def run() -> None:
+        await several.sink.resize(shards)
+        await told(several, seconds, clock)
+
+    asyncio.run(run())
+    assert said(several.core) == said(one)
+    assert several.core.evaluator.counters == one.evaluator.counters
+    assert several.core.evaluator.events == one.evaluator.events
+    assert {verdict.status for verdict, _, _ in one.history.cells()} >= {Status.FAIL}
+    assert sum(bool(shard.shard.evaluator.stream_count) for shard in several.shards.values()) == shards
+    assert [shard.shard.evaluator._columns is not None for shard in several.shards.values()] == [columns] * shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
+    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, seed: int
+) -> None:
+    """Shards are lost after whatever call, the judge before and after it writes: what is said is the same."""
+    rng = random.Random(seed)
+    one, several = alone(seconds, clock), sharded()
+    lost: list[LocalShard] = []
+
+    async def run() -> None:
+        await several.sink.resize(3)
+        for at, bodies in seconds:
+            clock.now = at
+            for shard in several.shards.values():
+                if rng.random() < 0.3:
+                    shard.lose_after.add(rng.choice(("take", "report")))
+            await asyncio.gather(*(several.send(body) for body in bodies))
+            if rng.random() < 0.2:
+                refuse_commits(several.connection)
+                with pytest.raises(StateError):
+                    await several.sink.tick()
+                relieve(several.connection)
+            if rng.random() < 0.2:
+                lost.extend(several.shards.values())
+                several.crash()
+                several.begin()
+                await several.sink.resize(3)
+            for shard in several.shards.values():
+                shard.lose_after.discard("take")
+            while any(one.trouble for one in several.core.shards) or not several.core.shards:
+                await several.sink.tick()
+            await several.sink.tick()
+
+    asyncio.run(run())
+    assert sum(shard.lost for shard in [*lost, *several.shards.values()]) > 5
+    expected, found = said(one), said(several.core)
+    for what in ("windows", "invalid", "kernels"):
+        assert found[what] == expected[what], what
+    verdicts = {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in several.core.history.cells()}
+    assert verdicts == {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in one.history.cells()}
+    assert len(several.core.incidents()) == len(one.incidents())
+
+
+@pytest.mark.slow
+def test_shards_that_come_and_go_while_exports_arrive_change_nothing(
+    sharded: Callable[..., Sharded], clock: Clock
+) -> None:
+    """1, 2, 4, 2, 3 shards: streams go with their senders, stale copies give way, and what is said is the same."""
+    seconds = list(rounds(16, 24, START))
+    one, several = alone(seconds, clock), sharded()
+
+    async def run() -> None:
+        await several.sink.resize(1)
+        for number, (at, bodies) in enumerate(seconds):
+            clock.now = at
+            sending = [asyncio.create_task(several.send(body)) for body in bodies]
+            if number % 5 == 4:
+                await asyncio.sleep(0)  # some are on their way
+                await several.sink.resize((2, 4, 2, 3)[number // 5])
+            await asyncio.gather(*sending)
+            await several.sink.tick()
+
+    asyncio.run(run())
+    expected, found = said(one), said(several.core)
+    for what in ("windows", "invalid", "kernels"):
+        assert found[what] == expected[what], what
+    assert [v.status for v, _, _ in several.core.history.cells()] == [v.status for v, _, _ in one.history.cells()]
+    assert several.core.evaluator.counters == one.evaluator.counters
+    assert several.core.settled["shards"] == len(several.core.shards) == 3
+
+
+@pytest.mark.slow
+def test_another_number_of_shards_at_the_next_start_is_a_move_too(
+    sharded: Callable[..., Sharded], clock: Clock, seconds: Any
+) -> None:
+    """The judge remembers how many shards had the streams, and asks them all before it serves."""
+    one, several = alone(seconds, clock), sharded()
+
+    async def run() -> None:
+        await several.sink.resize(2)
+        await told(several, seconds[:12], clock)
+        several.crash()
+        several.begin()
+        await several.sink.resize(3)
+        await told(several, seconds[12:], clock)
+
+    asyncio.run(run())
+    assert said(several.core)["windows"] == said(one)["windows"]
+
+
+def test_what_a_shard_cannot_take_waits_with_its_sender(
+    sharded: Callable[..., Sharded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More bytes than may wait, a shard that does not answer, one that is gone: asked to come again, and told why."""
+    [(_, bodies)] = rounds(2, 1, START)
+    several = sharded()
+    blocked = asyncio.Event()
+
+    async def run() -> None:
+        await several.sink.resize(1)
+        line = several.sink._shards[0].line
+        line._answer = 0.05
+        real = several.shards[0].take
+
+        async def slow(exports: Any) -> Any:
+            await blocked.wait()
+            return await real(exports)
+
+        several.shards[0].take = slow
+        monkeypatch.setattr(shard_line, "_WAITING", 1)
+        first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
+        await asyncio.sleep(0)
+        with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
+            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+        with pytest.raises(ThrottledError, match="shard 0 does not answer"):
+            await first
+        assert line.waiting == 0
+        blocked.set()
+        await several.send(bodies[0])  # one that asks finds it is back
+
+        async def gone(exports: Any) -> Any:
+            raise ConnectionError(len(exports))
+
+        several.shards[0].take = gone
+        with pytest.raises(ThrottledError, match="is not there"):
+            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+
+    asyncio.run(run())
+
+
+def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(
+    sharded: Callable[..., Sharded], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/readyz` and `status` name it; its batch comes when it is back. The number of shards stays meanwhile."""
+    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._PATIENCE", 0.05)
+    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._BEGIN", 0.2)
+    [(_, bodies)] = rounds(6, 1, START)
+    several = sharded()
+    stopped = asyncio.Event()
+
+    async def run() -> None:
+        await several.sink.resize(2)
+        real = several.shards[1].report
+
+        async def report(settled: int, now: float) -> Any:
+            await stopped.wait()
+            return await real(settled, now)
+
+        several.shards[1].report = report
+        await asyncio.gather(*(several.send(body) for body in bodies))
+        clock.now += 10.0
+        await several.sink.tick()
+        some = several.core.evaluator.counters["accepted"]
+        assert some > 0
+        assert "shard 1" in several.core.evaluator.faults.present[""]
+        assert several.core.shards[1].trouble == "has not answered for 10 s"
+        with pytest.raises(ShardError, match="shard 1 has not answered"):
+            await several.sink.resize(3)
+        assert len(several.core.shards) == 2
+        stopped.set()
+        await several.sink.tick()
+        await several.sink.tick()
+        assert several.core.evaluator.counters["accepted"] > some
+        assert several.core.evaluator.faults.present == {}
+        assert several.core.shards[1].trouble == ""
+
+    asyncio.run(run())
+
+
+def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[..., Sharded]) -> None:
+    """Bytes that end within a field, that are no resource, or that only the shard reads: 400, and nothing of it."""
+    several = sharded()
+
+    async def run() -> None:
+        await several.sink.resize(2)
+        for body in (b"\x0a\x7f", b"\x0a\x02\x0a\x7f", b"\x0a\x04\x0a\x02\x0a\x7f", b"\x0a\x04\x12\x02\x12\x7f"):
+            with pytest.raises(BadRequestError):
+                await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
+
+    asyncio.run(run())
