@@ -169,7 +169,7 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
 def recover(core: Takes, log: WriteAheadLog) -> int:
     """Apply what is in the log and not yet in the state, and say how many requests that were."""
     core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
-    if log.end - core.position > _MANY_BYTES and _columns_are_ready():
+    if log.end - core.position > MANY_BYTES and _columns_are_ready():
         core.evaluator.use_columns()
     count, most = 0, Limits().max_items
     for record in log.records(core.position):
