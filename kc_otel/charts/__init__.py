@@ -13,7 +13,8 @@ from importlib.resources import files
 from kc_otel.charts.chart import Chart, escaped, unit_word
 from kc_otel.charts.depth_chart import draw_depth
 from kc_otel.charts.distribution_chart import draw_distribution
-from kc_otel.charts.history_chart import draw_evidence, draw_history, draw_sparkline
+from kc_otel.charts.evidence_chart import draw_evidence
+from kc_otel.charts.history_chart import draw_history, draw_sparkline
 from kc_otel.charts.interval_chart import draw_interval
 from kc_otel.charts.markers import Marker, markers_of
 from kc_otel.charts.matrix_chart import draw_matrix

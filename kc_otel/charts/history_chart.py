@@ -3,52 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
-from typing import Any, Final, Literal
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, tzinfo
+from typing import Final, Literal
 
 from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
-from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, upward
+from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upward
+from kc_otel.charts.history_curves import (
+    GAP,
+    SMALL,
+    STEP,
+    VERDICTS,
+    HistoryScene,
+    Point,
+    failing,
+    known,
+    moment,
+    runs,
+    scene_of,
+    stepped,
+)
 from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
-__all__ = ["Point", "draw_evidence", "draw_history", "draw_sparkline"]
+__all__ = ["draw_history", "draw_sparkline"]
 
 _HEIGHT: Final = 200
-_SMALL: Final = 48
-_LOW: Final = 80
-"""Pixels of the plot of the evidence."""
 _STRIP: Final = 14
 """Pixels of the strip of verdicts at the bottom of the plot."""
-_VERDICTS: Final = (
-    ("PASS", "pass", "✓"),
-    ("INCONCLUSIVE", "open", "?"),
-    ("NO_DATA", "silent", "○"),
-    ("FAIL", "fail", "✕"),
-)
-"""(status, class, shape) by status code."""
-_FAIL: Final = 3
-_ALARM: Final = 100.0
-"""Per cent: the evidence at which a verdict becomes FAIL."""
 _TINY: Final = 1e-290  # below which a power of ten is no longer exact
 _RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
-_FEW: Final = 40
-"""Points that are drawn one by one."""
 _NEAR: Final = 12.0
 """Thousandths of the width within which markers are one."""
-_GAP: Final = 3.5
-"""Times the usual distance of points, beyond which nobody looked in between."""
-
-Point = Sequence[Any]
-"""(Unix time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm, trainer's step).
-
-None for what is not known or not bounded. The step may be left out.
-"""
-_STEP: Final = 8
 
 
 def draw_history(
@@ -77,13 +64,13 @@ def draw_history(
         over: What goes from left to right: time, or the trainer's steps. What happened between two steps lies between.
     """
     if over == "step":
-        points = list(filter(_stepped, points))
-        others = {name: list(filter(_stepped, found)) for name, found in (others or {}).items()}
-    others = {name: found for name, found in (others or {}).items() if any(map(_known, found))}
+        points = list(filter(stepped, points))
+        others = {name: list(filter(stepped, found)) for name, found in (others or {}).items()}
+    others = {name: found for name, found in (others or {}).items() if any(map(known, found))}
     every = sorted((p for found in (points, *others.values()) for p in found), key=lambda p: p[0])
     if not every:
         return None
-    scene = _scene(every, over, zone, _value_axis(every), _HEIGHT, _GAP * step)
+    scene = scene_of(every, over, zone, _value_axis(every), _HEIGHT, GAP * step)
     x = scene.x
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
@@ -92,7 +79,7 @@ def draw_history(
     ]
     together = _together([(x(one.at), one) for one in (*markers, *new) if every[0][0] <= one.at <= every[-1][0]])
     text = _text(points, len(others), zone)
-    stepped = any(map(_stepped, points))
+    steps = any(map(stepped, points))
     above = [
         *_strip(points, scene),
         *_signs(together, _HEIGHT),
@@ -103,8 +90,8 @@ def draw_history(
         svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
         key=tuple(_key(points, others)),
-        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples", *(("Step",) if stepped else ())),
-        rows=tuple((round(x(p[0]), 1), (*_row(p, zone), *_step(p, stepped))) for p in points),
+        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples", *(("Step",) if steps else ())),
+        rows=tuple((round(x(p[0]), 1), (*_row(p, zone), *_step(p, steps))) for p in points),
         marks=tuple((round(at, 1), said) for at, _, said in together),
     )
 
@@ -131,143 +118,15 @@ def draw_sparkline(
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
     if not points:
         return None
-    scene = _Scene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), _SMALL, _GAP * step)
+    scene = HistoryScene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), SMALL, GAP * step)
     together = _together([(scene.x(one.at), one) for one in markers if scene.span.low <= one.at <= scene.span.high])
     text = ". ".join([_text(points, len(others), zone).rstrip("."), *(said for _, _, said in together)])
-    signs = list(_signs(together, _SMALL))
-    return Chart(drawing(_SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
+    signs = list(_signs(together, SMALL))
+    return Chart(drawing(SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
 
 
-def draw_evidence(
-    title: str,
-    points: Sequence[Point],
-    *,
-    others: Iterable[Sequence[Point]] = (),
-    step: float = math.inf,
-    zone: tzinfo = UTC,
-    over: Literal["time", "step"] = "time",
-) -> Chart | None:
-    """How what is held against a cell's limit grew and went; None where nothing was ever held.
-
-    Args:
-        title: What is drawn.
-        points: As for the history.
-        others: Points of other kernel versions, so that both drawings have the same time axis.
-        step: As for the history.
-        zone: As for the history.
-        over: As for the history.
-    """
-    if over == "step":
-        points, *others = (list(filter(_stepped, found)) for found in (points, *others))
-    held = [
-        (p[0], None if p[7] is None else _ALARM * min(max(p[7], 0.0), 1.0), None, None, _ALARM, p[5], p[6])
-        for p in points
-    ]
-    known = list(filter(_known, held))
-    if not known:
-        return None
-    values = linear_axis(0.0, 1.15 * _ALARM)
-    every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
-    scene = _scene(every, over, zone, values, _LOW, _GAP * step)
-    most = max(known, key=lambda p: p[1] or 0.0)
-    text = f"Evidence against the limit: {_percent(known[-1])} of an alarm at {_moment(known[-1][0], zone)}" + (
-        "" if most[1] == known[-1][1] else f", {_percent(most)} at most, at {_moment(most[0], zone)}"
-    )
-    text += ". At an alarm the verdict is FAIL; chance alone gets there once in the time that the contract allows."
-    above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
-    behind = [*upward(values, _LOW, "% of an alarm"), *across(scene.span, _LOW, grid=False)]
-    return Chart(
-        svg=drawing(_LOW, title, text, behind, scene.curves(held, (), held), [above]),
-        text=text,
-        key=((swatch("c-line"), "evidence against the limit"), (swatch("c-limit"), "alarm: the verdict is FAIL")),
-        columns=("Time", "Verdict", "Evidence"),
-        rows=tuple(
-            (round(scene.x(p[0]), 1), (_moment(p[0], zone), f"{_VERDICTS[p[6]][2]} {_VERDICTS[p[6]][0]}", _percent(p)))
-            for p in held
-        ),
-    )
-
-
-def _percent(point: Point) -> str:
-    return number(None) if point[1] is None else f"{math.floor(point[1])} %"
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """The trainer's step at any time, by the times at which it is known, ascending."""
-
-    times: Sequence[float]
-    steps: Sequence[int]
-
-    @property
-    def axis(self) -> Axis:
-        return linear_axis(float(min(self.steps)), float(max(self.steps)))
-
-    def at(self, time: float) -> float:
-        return float(np.interp(time, self.times, self.steps))
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """Where moments and values lie in a plot 1000 wide, and the curves in it."""
-
-    span: Axis
-    values: Axis
-    height: int
-    gap: float
-    steps: _Steps | None = None
-
-    def x(self, at: float) -> float:
-        return 1000 * self.span.at(at if self.steps is None else self.steps.at(at))
-
-    def y(self, value: float) -> float:
-        return self.height * (1 - self.values.at(value))
-
-    def curves(
-        self, points: Sequence[Point], others: Iterable[Sequence[Point]], every: Sequence[Point]
-    ) -> Iterator[str]:
-        """What is beyond the limit, the band, other versions, the limit, and the estimate on top of all."""
-        limits = [(self.x(p[0]), self.y(p[4])) for p in every]
-        limits = _stairs([(0.0, limits[0][1]), *limits, (1000.0, limits[-1][1])])
-        yield area("c-beyond", [(0.0, 0.0), *limits, (1000.0, 0.0)])
-        for run in _runs(points, lambda p: p[1] is not None and (p[2] is not None or p[3] is not None), self.gap):
-            upper = [(self.x(p[0]), 0.0 if p[3] is None else self.y(p[3])) for p in run]
-            lower = [(self.x(p[0]), float(self.height) if p[2] is None else self.y(p[2])) for p in reversed(run)]
-            yield area("c-band", upper + lower)
-        for found in others:
-            yield from self._lines("c-other", found, _known)
-        yield path("c-limit", limits)
-        yield from self._lines("c-line", points, _known)
-        yield from self._lines("c-over", points, _failing)
-        if len(points) <= (1 if self.height == _SMALL else _FEW):
-            for p in filter(_known, points):
-                yield path("c-dot c-over" if _failing(p) else "c-dot c-line", [(self.x(p[0]), self.y(p[1]))])
-
-    def _lines(self, kind: str, points: Sequence[Point], belongs: Callable[[Point], bool]) -> Iterator[str]:
-        for run in _runs(points, belongs, self.gap):
-            yield path(kind, [(self.x(p[0]), self.y(p[1])) for p in run])
-
-
-def _scene(every: Sequence[Point], over: str, zone: tzinfo, values: Axis, height: int, gap: float) -> _Scene:
-    steps = _Steps([p[0] for p in every], [p[_STEP] for p in every]) if over == "step" else None
-    span = steps.axis if steps else time_axis(every[0][0], every[-1][0], zone)
-    return _Scene(span, values, height, gap, steps)
-
-
-def _known(point: Point) -> bool:
-    return point[1] is not None
-
-
-def _stepped(point: Point) -> bool:
-    return len(point) > _STEP and point[_STEP] is not None
-
-
-def _step(point: Point, stepped: bool) -> tuple[str, ...]:
-    return (f"{point[_STEP]:,}" if _stepped(point) else number(None),) if stepped else ()
-
-
-def _failing(point: Point) -> bool:
-    return point[1] is not None and point[6] >= _FAIL
+def _step(point: Point, steps: bool) -> tuple[str, ...]:
+    return (f"{point[STEP]:,}" if stepped(point) else number(None),) if steps else ()
 
 
 def _value_axis(every: Sequence[Point]) -> Axis:
@@ -284,39 +143,19 @@ def _value_axis(every: Sequence[Point]) -> Axis:
     return linear_axis(low, high)
 
 
-def _runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:
-    """Points that belong together: without one that does not, or a long silence, in between."""
-    runs: list[list[Point]] = [[]]
-    for point in points:
-        if runs[-1] and (not belongs(point) or point[0] - runs[-1][-1][0] > gap):
-            runs.append([])
-        if belongs(point):
-            runs[-1].append(point)
-    return [run for run in runs if run]
-
-
-def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of a line that stays level until its next point."""
-    found = [points[0]]
-    for x, y in points[1:]:
-        if y != found[-1][1]:
-            found += [(x, found[-1][1]), (x, y)]
-    return [*found, points[-1]]
-
-
-def _limit(limit: float, points: Sequence[Point], scene: _Scene) -> str:
+def _limit(limit: float, points: Sequence[Point], scene: HistoryScene) -> str:
     """The limit's value at the end of its line, on the side where the estimate is not."""
     y = scene.y(limit)
-    last = next((scene.y(p[1]) for p in reversed(points) if _known(p)), y)
+    last = next((scene.y(p[1]) for p in reversed(points) if known(p)), y)
     below = 0 < y - last < 18
     return label(f"limit {number(limit)}", "100%", TOP + y + (14 if below else -5), anchor="end", kind="c-limit-text")
 
 
-def _strip(points: Sequence[Point], scene: _Scene) -> Iterator[str]:
+def _strip(points: Sequence[Point], scene: HistoryScene) -> Iterator[str]:
     """The verdicts as a strip below the plot: a colour, and a shape where there is room for it."""
     y = TOP + _HEIGHT
-    for code, (_, tone, shape) in enumerate(_VERDICTS):
-        for run in _runs(points, _has(code), scene.gap):
+    for code, (_, tone, shape) in enumerate(VERDICTS):
+        for run in runs(points, _has(code), scene.gap):
             following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
             end = following if following - run[-1][0] <= scene.gap else run[-1][0]
             width = max(scene.x(end) - scene.x(run[0][0]), 4.0) / 10
@@ -346,7 +185,7 @@ def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str,
 
 def _signs(together: Sequence[tuple[float, str, str]], height: int) -> Iterator[str]:
     """Above the plot; where that is small, within it and left of its line."""
-    small = height == _SMALL
+    small = height == SMALL
     top, end = (0, height) if small else (TOP - 4, TOP + height)
     for at, sign, _ in together:
         x = f"{at / 10:.2f}%"
@@ -356,9 +195,9 @@ def _signs(together: Sequence[tuple[float, str, str]], height: int) -> Iterator[
 
 
 def _key(points: Sequence[Point], others: Mapping[str, Sequence[Point]]) -> Iterator[tuple[str, str]]:
-    if any(map(_known, points)):
+    if any(map(known, points)):
         yield swatch("c-band", "c-line"), "estimate with its confidence interval"
-    if any(map(_failing, points)):
+    if any(map(failing, points)):
         yield swatch("c-over"), "where it fails"
     yield swatch("c-limit"), "limit"
     names = list(others)
@@ -368,16 +207,16 @@ def _key(points: Sequence[Point], others: Mapping[str, Sequence[Point]]) -> Iter
 
 
 def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
-    known = list(filter(_known, points))
-    if not known:
+    seen = list(filter(known, points))
+    if not seen:
         return "No evaluation with data is remembered for this pair of kernels."
-    estimates = [p[1] for p in known]
-    first, last = known[0], known[-1]
+    estimates = [p[1] for p in seen]
+    first, last = seen[0], seen[-1]
     said = (
         f"Estimate {number(min(estimates))} to {number(max(estimates))} over {duration(last[0] - first[0])} until "
-        f"{_moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
+        f"{moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
     )
-    over = sum(p[6] >= _FAIL for p in points)
+    over = sum(VERDICTS[p[6]][0] == "FAIL" for p in points)
     said += f" {over:,} of {len(points):,} evaluations are FAIL." if over else " No evaluation is FAIL."
     if others:
         said += f" {others} other kernel {'version' if others == 1 else 'versions'} on the same slice."
@@ -386,11 +225,7 @@ def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
 
 def _row(point: Point, zone: tzinfo) -> tuple[str, ...]:
     at, estimate, lower, upper, limit, samples, code = point[:7]
-    status, _, shape = _VERDICTS[code]
+    status, _, shape = VERDICTS[code]
     return (
-        _moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",
+        moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",
     )  # fmt: skip
-
-
-def _moment(at: float, zone: tzinfo) -> str:
-    return datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
