@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def import_files(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="What the trainer wrote.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
-    format: Annotated[str, typer.Option(help="auto, verl, prime-rl, nemo-rl or generic.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, verl, slime, skyrl, roll, prime-rl, nemo-rl or generic.")] = "auto",
     columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
     attribute: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE that every sequence gets, for slices; repeatable.")
@@ -51,7 +51,7 @@ def import_files(
         ),
     ] = None,
 ) -> None:
-    """Measure what verl, prime-rl, NeMo-RL or a .npz, .jsonl, .parquet recorded, and emit the drift over OTLP.
+    """Measure what verl, slime, SkyRL, ROLL, prime-rl, NeMo-RL or a recording holds, and emit the drift over OTLP.
 
     Where it is exported to is OpenTelemetry's own configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. A file is done
     when its drift was exported. Exits with 1 when a file could not be imported.

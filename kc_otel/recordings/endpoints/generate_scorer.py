@@ -10,11 +10,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
-
+from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.comparable import effective
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint
+
+with extra("cli", "asking a server"):
+    import httpx
 
 __all__ = ["score"]
 

@@ -8,15 +8,19 @@ from typing import Any, Final, Literal
 
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
+from kc_otel.recordings.importers import roll_files as roll
+from kc_otel.recordings.importers import skyrl_files as skyrl
+from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.imported import ImportFileError
 from kc_otel.recordings.importers.json_lines import records
 
 __all__ = ["FORMATS", "Format", "complete", "files_of", "format_of"]
 
-Format = Literal["verl", "prime-rl", "nemo-rl", "generic"]
-FORMATS: Final[tuple[Format, ...]] = ("verl", "prime-rl", "nemo-rl", "generic")
+Format = Literal["verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic"]
+FORMATS: Final[tuple[Format, ...]] = ("verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic")
 _LINES: Final = (".jsonl", ".jsonl.gz")
+_AREAL: Final = "give Recorder.compare the batch's logprobs, versions and the actor's recomputed ones"
 _GENERIC: Final = (".npz", ".parquet")
 
 
@@ -28,7 +32,7 @@ def format_of(path: Path) -> Format:
     """
     name = path.name.lower()
     if name.endswith(verl.ENDINGS):
-        return "verl"
+        return _of_batches(path)
     if not name.endswith(_LINES):
         return "generic"
     record = _first(path)
@@ -38,9 +42,21 @@ def format_of(path: Path) -> Format:
             f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
         )
         raise ImportFileError(msg)
+    if record is not None and {"head_version", "tail_version", "completion"} <= set(record):
+        msg = f"{path}: is a dump of AReaL's rollouts: text and rewards without log-probabilities; {_AREAL}"
+        raise ImportFileError(msg)
     if prime_rl.looks_like(path, record):
         return "prime-rl"
     return "nemo-rl" if nemo_rl.looks_like(path, record) else "generic"
+
+
+def _of_batches(path: Path) -> Format:
+    """Whose pickle or file of tensors it is."""
+    if skyrl.looks_like(path):
+        return "skyrl"
+    if roll.looks_like(path):
+        return "roll"
+    return "slime" if slime.looks_like(path) else "verl"
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:

@@ -21,6 +21,9 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.importers import generic
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
+from kc_otel.recordings.importers import roll_files as roll
+from kc_otel.recordings.importers import skyrl_files as skyrl
+from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals
@@ -30,6 +33,16 @@ __all__ = ["ImportTotals", "Importer", "StepRecorders"]
 
 _UNFLUSHED: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
+_PICKLED: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
+    "verl": verl.read,
+    "skyrl": skyrl.read,
+    "roll": roll.read,
+}
+_PLAIN: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
+    "slime": slime.read,
+    "prime-rl": prime_rl.read,
+    "nemo-rl": nemo_rl.read,
+}
 
 
 @dataclass(slots=True)
@@ -142,13 +155,11 @@ class Importer:
 
     def _read(self, path: Path) -> Iterator[Imported]:
         format = self._format or format_of(path)
-        if format == "verl":
-            return verl.read(path, self.totals.refusals, trust=self._trust)
         if format == "generic":
             return generic.read(path, self._columns)
-        if format == "prime-rl":
-            return prime_rl.read(path, self.totals.refusals)
-        return nemo_rl.read(path, self.totals.refusals)
+        if pickled := _PICKLED.get(format):
+            return pickled(path, self.totals.refusals, trust=self._trust)
+        return _PLAIN[format](path, self.totals.refusals)
 
     def _chunks(self, sequences: Iterator[Imported]) -> Iterator[list[Imported]]:
         """Sequences that can be one batch, until they have `chunk_tokens` tokens."""

@@ -7,17 +7,10 @@ Source: verl 0.9.1 as released: verl/protocol.py (`DataProto.__getstate__`: a ba
 `meta_info["temperature"]`), verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
 `max_global_steps`, the weight versions a response was sampled with). All of [sequences, response], whichever of FSDP or
 Megatron trains. `trainer.rollout_data_dir` dumps text and scores, no log-probabilities: nothing can be measured of it.
-
-A pickle runs whatever code it names. Only DataProto itself, NumPy arrays and tensors are let in here, each by name, so
-that a file from elsewhere can do nothing; one that holds other classes is refused unless the caller trusts it.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import pickle
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,22 +18,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel._extras import MissingExtraError, extra
 from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, plain
+from kc_otel.recordings.importers.safe_pickle import Container, arrays, torch_load, unpickled
 
 __all__ = ["ENDINGS", "is_text_dump", "read"]
 
 ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
 _SIDES: Final = ("old_log_probs", "rollout_log_probs")
-_ARRAYS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
-_NUMPY: Final = {
-    "numpy",
-    "numpy.core.multiarray",
-    "numpy._core.multiarray",
-    "numpy.core.numeric",
-    "numpy._core.numeric",
-}
-_PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
 
 
 def is_text_dump(record: Mapping[str, Any] | None) -> bool:
@@ -126,64 +110,19 @@ def _loaded(path: Path, *, trust: bool) -> tuple[dict[str, NDArray[Any]], dict[s
     """Tensors as arrays, other columns, and what is said of the batch."""
     content = path.read_bytes()
     if content[:2] == b"PK":
-        return _arrays(_torch_load(path, content, trust=trust)), {}, {}
-    try:
-        state = pickle.loads(content) if trust else _Restricted(io.BytesIO(content)).load()  # noqa: S301 - asked for
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
-        msg = f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no DataProto pickle ({error})"
-        raise ImportFileError(msg) from None
+        return arrays(torch_load(path, content, trust=trust)), {}, {}
+    state = unpickled(path, content, "verl", trust=trust)
     if trust and hasattr(state, "batch"):
-        return _arrays(state.batch), dict(state.non_tensor_batch), dict(state.meta_info)
-    if not isinstance(state, _DataProto) or not isinstance(state.state, tuple) or len(state.state) != 3:
+        return arrays(state.batch), dict(state.non_tensor_batch), dict(state.meta_info)
+    if not isinstance(state, Container) or not isinstance(state.state, tuple) or len(state.state) != 3:
         msg = f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
         raise ImportFileError(msg)
     tensors, others, meta = state.state
     if isinstance(tensors, bytes):
-        tensors = _torch_load(path, tensors, trust=False)
+        tensors = torch_load(path, tensors, trust=False)
     elif isinstance(tensors, tuple):
         tensors = {name: _from_bytes(path, name, part) for name, part in tensors[2].items()}
-    return _arrays({} if tensors is None else tensors), dict(others or {}), dict(meta or {})
-
-
-class _DataProto:
-    """Stands in for verl's class, which need not be installed: keeps the state and does nothing."""
-
-    state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "DataProto" and module.split(".", 1)[0] == "verl":
-            return _DataProto
-        if (module, name) == ("torch", "Size"):
-            return tuple
-        if (module in _NUMPY and name in _ARRAYS) or (module, name) in _PLAIN:
-            return super().find_class(module, name)
-        msg = f"holds {module}.{name}, which a batch needs not; --trust runs it, for files that you wrote yourself"
-        raise pickle.UnpicklingError(msg)
-
-
-def _torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
-    try:
-        with extra("torch", "a file of tensors"):
-            import torch  # noqa: PLC0415 - only where a file needs it
-    except MissingExtraError as error:
-        raise ImportFileError(f"{path}: {error}") from None
-    try:
-        importlib.import_module("tensordict")  # it tells torch which of its classes are harmless
-    except ImportError:
-        hint = "; a TensorDict needs: pip install tensordict"
-    else:
-        hint = ""
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not trust)
-    except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        msg = f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
-        raise ImportFileError(msg) from None
+    return arrays({} if tensors is None else tensors), dict(others or {}), dict(meta or {})
 
 
 def _from_bytes(path: Path, name: str, part: Any) -> Any:
@@ -195,15 +134,3 @@ def _from_bytes(path: Path, name: str, part: Any) -> Any:
         wide = np.frombuffer(bytes(data), dtype=np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(tuple(shape))
     return np.frombuffer(bytes(data), dtype=dtype).reshape(tuple(shape))
-
-
-def _arrays(batch: Any) -> dict[str, NDArray[Any]]:
-    """Tensors of a TensorDict or a mapping, in host memory; bfloat16 becomes float32."""
-    found = {}
-    for name, value in batch.items():
-        if hasattr(value, "detach"):
-            wide = value.detach().cpu()
-            found[str(name)] = (wide.float() if wide.dtype.is_floating_point else wide).numpy()
-        elif isinstance(value, np.ndarray):
-            found[str(name)] = value
-    return found

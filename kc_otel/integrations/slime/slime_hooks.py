@@ -1,0 +1,142 @@
+"""Functions that slime calls with both kernels' log-probabilities; they change nothing and never raise into it.
+
+Source: THUDM/slime 0.3.1 at 624b824a898a, slime/backends/megatron_utils/actor.py (`rollout_data_postprocess(args,
+rollout_id, rollout_data)`, after log-probabilities and advantages), slime/backends/megatron_utils/loss.py
+(`custom_tis_function`: pg_loss, masks, metrics). Every rank of a tensor-parallel group has the same values, and only
+the first of the last pipeline stage records.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Any, Final
+
+from kc_otel.contract.load import load
+from kc_otel.record.kernel import Kernel
+from kc_otel.record.recorder import Recorder
+
+__all__ = ["record_mismatch", "record_rollout"]
+
+_log: Final = logging.getLogger("kc_otel")
+_RECORDERS: Final[dict[str, Recorder | None]] = {}
+
+
+def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """For `--rollout-data-postprocess-path`: a rollout with its log-probabilities, advantages and rewards.
+
+    Without log-probabilities of the trainer, which slime leaves to the training forward where it can, there is nothing
+    to compare: `--get-mismatch-metrics` has them computed, or take `record_mismatch`.
+    """
+    try:
+        _rollout(args, rollout_id, rollout_data)
+    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        _say("slime's rollout is not recorded", error)
+
+
+def record_mismatch(
+    args: Any, *, pg_loss: Any, train_log_probs: Any, rollout_log_probs: Any, loss_masks: Any, **_: Any
+) -> tuple[Any, Any, dict[str, Any]]:
+    """For `--custom-tis-function-path` with `--get-mismatch-metrics`: a micro-batch; the loss stays what it was."""
+    try:
+        recorder = _recorder(args)
+        if recorder is not None and _first_of_its_group():
+            recorder.compare(
+                _own(train_log_probs), _own(rollout_log_probs), mask=_own(loss_masks), processing=_processing(args)
+            )
+    except Exception as error:  # noqa: BLE001
+        _say("slime's micro-batch is not recorded", error)
+    return pg_loss, loss_masks, {}
+
+
+def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
+    recorder = _recorder(args)
+    if recorder is None or not _first_of_its_group():
+        return
+    train, inference = data.get("log_probs"), data.get("rollout_log_probs")
+    if not train or not inference:
+        missing = "log_probs of the trainer" if inference else "rollout_log_probs"
+        recorder.drop("no-logprobs", f"slime's rollout has no {missing}; give it --get-mismatch-metrics")
+        return
+    count = len(train)
+    rewards = data.get("local_raw_reward") or data.get("raw_reward")
+    advantages = data.get("advantages")
+    sources = data.get("source_names")
+    recorder.compare(
+        _own(train),
+        _own(inference),
+        mask=_own(data["loss_masks"]),
+        advantages=_own(advantages) if advantages is not None and len(advantages) == count else None,
+        rewards=list(rewards) if rewards is not None and len(rewards) == count else None,
+        token_ids=[ids[-len(mask) :] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
+        attributes=[
+            {
+                "response_tokens": len(mask),
+                "prompt_tokens": len(ids) - len(mask),
+                **({} if sources is None else {"source": str(sources[row])}),
+            }
+            for row, (ids, mask) in enumerate(zip(data["tokens"], data["loss_masks"], strict=True))
+        ],
+        processing=_processing(args),
+        weights=(rollout_id, None),
+    )
+
+
+def _own(values: Any) -> list[Any]:
+    """Tensors without their graph, as a list with one for each sequence."""
+    return [each.detach() if hasattr(each, "detach") else each for each in values]
+
+
+def _processing(args: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Both sides are at the rollout's temperature; truncation is not in either's log-probabilities."""
+    found = {"temperature": float(getattr(args, "rollout_temperature", 1.0))}
+    return found, dict(found)
+
+
+def _recorder(args: Any) -> Recorder | None:
+    """This process's recorder, of the contract that the environment names; None without one."""
+    path = os.environ.get("KC_OTEL_CONTRACT")
+    if not path:
+        return None
+    if path not in _RECORDERS:
+        _RECORDERS[path] = None  # a contract that cannot be read is said once
+        train, inference = _kernels(args)
+        made = Recorder(load(path), train=train, inference=inference)
+        _RECORDERS[path] = made
+        atexit.register(made.shutdown)
+    return _RECORDERS[path]
+
+
+def _kernels(args: Any) -> tuple[Kernel, Kernel]:
+    dtype = "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
+    sizes = (("tp", "tensor_model_parallel_size"), ("pp", "pipeline_model_parallel_size"))
+    splits = [f"{short}={size}" for short, name in sizes if (size := getattr(args, name, 1)) not in (None, 1)]
+    return (
+        Kernel("megatron", dtype=dtype, quantization=getattr(args, "fp8", None), parallelism=",".join(splits)),
+        Kernel(
+            "sglang",
+            dtype=getattr(args, "sglang_dtype", None),
+            quantization=getattr(args, "sglang_quantization", None),
+            kv_cache_dtype=getattr(args, "sglang_kv_cache_dtype", None),
+            attention=getattr(args, "sglang_attention_backend", None),
+        ),
+    )
+
+
+def _first_of_its_group() -> bool:
+    try:
+        from megatron.core import mpu  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    except ImportError:
+        return True
+    last = mpu.is_pipeline_last_stage(ignore_virtual=True)
+    return bool(last and mpu.get_tensor_model_parallel_rank() == 0)
+
+
+def _say(what: str, error: Exception) -> None:
+    if what not in _SAID:
+        _SAID.add(what)
+        _log.warning("kc-otel: %s (%s: %s); further ones are not mentioned", what, type(error).__name__, error)
+
+
+_SAID: Final[set[str]] = set()

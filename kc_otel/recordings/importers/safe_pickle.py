@@ -1,0 +1,140 @@
+"""Files that trainers write with pickle and torch, read without running what they name.
+
+A pickle runs whatever code it names. Only the trainer's own container, NumPy arrays and tensors are let in here, each
+by name, so that a file from elsewhere can do nothing; one that holds other classes is refused unless the caller trusts
+it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel._extras import MissingExtraError, extra
+from kc_otel.recordings.importers.imported import ImportFileError
+
+__all__ = ["Container", "arrays", "names_in", "torch_load", "unpickled"]
+
+_ARRAYS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
+_NUMPY: Final = {
+    "numpy",
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "numpy.core.numeric",
+    "numpy._core.numeric",
+}
+_PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
+
+
+_LOOKED_AT: Final = 1 << 16
+"""Bytes at a file's begin in which its trainer's name is looked for."""
+
+
+class Container:
+    """Stands in for a trainer's class, which need not be installed: keeps the state and does nothing."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def rebuilt(_: object, state: Any) -> Container:
+    """What SkyRL's `_rebuild_tensor_batch` would make."""
+    found = Container()
+    found.state = state
+    return found
+
+
+def unpickled(path: Path, content: bytes, package: str, *, trust: bool) -> Any:
+    """What a pickle holds, its trainer's container as a `Container`.
+
+    Args:
+        path: The file, for messages.
+        content: Its bytes.
+        package: Top-level package of the trainer.
+        trust: Whether to unpickle whatever the file holds, which runs the code that it names.
+
+    Raises:
+        ImportFileError: If it names other classes, or is no pickle.
+    """
+    try:
+        return pickle.loads(content) if trust else _Restricted(content, package).load()  # noqa: S301 - asked for
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
+        msg = f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
+        raise ImportFileError(msg) from None
+
+
+def names_in(path: Path, *names: bytes) -> bool:
+    """Whether all of these are in a file's first bytes, as names of classes and keys are."""
+    with path.open("rb") as file:
+        begin = file.read(_LOOKED_AT)
+    return all(name in begin for name in names)
+
+
+class _Restricted(pickle.Unpickler):
+    def __init__(self, content: bytes, package: str) -> None:
+        super().__init__(io.BytesIO(content))
+        self._containers: dict[tuple[str, str], Callable[..., Any]] = {
+            (package, "DataProto"): Container,
+            (package, "TrainingInputBatch"): Container,
+            (package, "_rebuild_tensor_batch"): rebuilt,
+        }
+
+    def find_class(self, module: str, name: str) -> Any:
+        ours = self._containers.get((module.split(".", 1)[0], name))
+        if ours is not None:
+            return ours
+        if (module, name) == ("_io", "BytesIO"):
+            return io.BytesIO
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if (module in _NUMPY and name in _ARRAYS) or (module, name) in _PLAIN:
+            return super().find_class(module, name)
+        msg = f"holds {module}.{name}, which a batch needs not; --trust runs it, for files that you wrote yourself"
+        raise pickle.UnpicklingError(msg)
+
+
+def torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
+    """What `torch.save` wrote: tensors, numbers, texts and containers of them, unless the file is trusted.
+
+    Raises:
+        ImportFileError: If it holds anything else, or torch is not installed.
+    """
+    try:
+        with extra("torch", "a file of tensors"):
+            import torch  # noqa: PLC0415 - only where a file needs it
+    except MissingExtraError as error:
+        raise ImportFileError(f"{path}: {error}") from None
+    try:
+        importlib.import_module("tensordict")  # it tells torch which of its classes are harmless
+    except ImportError:
+        hint = "; a TensorDict needs: pip install tensordict"
+    else:
+        hint = ""
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not trust)
+    except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        msg = f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
+        raise ImportFileError(msg) from None
+
+
+def arrays(batch: Any) -> dict[str, NDArray[Any]]:
+    """Tensors of a TensorDict or a mapping, in host memory; bfloat16 becomes float32."""
+    found = {}
+    for name, value in batch.items():
+        if hasattr(value, "detach"):
+            wide = value.detach().cpu()
+            found[str(name)] = (wide.float() if wide.dtype.is_floating_point else wide).numpy()
+        elif isinstance(value, np.ndarray):
+            found[str(name)] = value
+    return found

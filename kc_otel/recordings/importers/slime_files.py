@@ -1,0 +1,82 @@
+"""What slime writes with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
+
+Source: THUDM/slime 0.3.1 at 624b824a898a, slime/observability/train_data_utils.py (`_build_dump_payload`, format
+version 2: `samples`, a mapping for each, with tensors over the response's tokens), and actor.py beside the trainer:
+`log_probs` are log P, from the forward before training or that of training itself, `rollout_log_probs` log Q; both at
+the rollout's temperature. `raw_reward` is in the order of `rollout_position`. Weight versions are in the dump of
+rollouts (`--save-debug-rollout-data`) alone, which has no log P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, plain
+from kc_otel.recordings.importers.safe_pickle import arrays, names_in, torch_load
+
+__all__ = ["looks_like", "read"]
+
+_VERSION: Final = 2
+_SIDES: Final = ("log_probs", "rollout_log_probs")
+_REMEDY: Final = "dump with --save-debug-train-data, of rollouts that have log-probabilities (--use-tis or the like)"
+
+
+def looks_like(path: Path) -> bool:
+    """Whether a file of tensors is slime's."""
+    return names_in(path, b"rollout_id", b"samples")
+
+
+def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
+    """The sequences of a file.
+
+    Raises:
+        ImportFileError: If it is no such dump.
+        OSError: If it cannot be read.
+    """
+    dump = torch_load(path, path.read_bytes(), trust=False)
+    samples = dump.get("samples") if isinstance(dump, Mapping) else None
+    if not isinstance(samples, list) or dump.get("format_version") != _VERSION:
+        raise ImportFileError(f"{path}: is no dump of slime's training data of format version {_VERSION}; {_REMEDY}")
+    step, rewards = dump.get("rollout_id"), dump.get("raw_reward")
+    for row, sample in enumerate(samples):
+        if missing := [name for name in _SIDES if sample.get(name) is None]:
+            refusals.add("no_logprobs", f"{path}: sample {row}: has no {' and no '.join(missing)}; {_REMEDY}")
+            continue
+        batch = arrays({name: _tensor(value) for name, value in sample.items()})
+        train, inference = (batch[name].astype(np.float64) for name in _SIDES)
+        mask = batch["loss_masks"] != 0 if "loss_masks" in batch else np.ones(train.shape, dtype=np.bool_)
+        if not train.shape == inference.shape == mask.shape or train.ndim != 1:
+            shapes = f"{train.shape}, {inference.shape}, {mask.shape}"
+            refusals.add("shape_mismatch", f"{path}: sample {row}: log_probs, rollout_log_probs, loss_masks: {shapes}")
+            continue
+        if not mask.any():
+            refusals.add("no_tokens", f"{path}: sample {row}: loss_masks leaves no token")
+            continue
+        ids, advantages = batch.get("tokens"), batch.get("advantages")
+        place = sample.get("rollout_position", row)
+        attributes: dict[str, Scalar] = {
+            **plain({name: value for name, value in sample.items() if name != "data_parallel_rank"}),
+            "tokens": int(mask.sum()),
+            "prompt_tokens": 0 if ids is None else int(ids.size - mask.size),
+        }
+        if isinstance(rewards, list) and place < len(rewards) and isinstance(rewards[place], int | float):
+            attributes["reward"] = float(rewards[place])
+        yield Imported(
+            train[mask],
+            inference[mask],
+            None if ids is None else ids[-mask.size :][mask].astype(np.int64),
+            None if advantages is None or advantages.shape != mask.shape else advantages[mask].astype(np.float64),
+            attributes,
+            (step if isinstance(step, int) else None, None),
+        )
+
+
+def _tensor(value: Any) -> Any:
+    """A list of numbers as an array; anything else as it is."""
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value)
+    return np.asarray(value) if numbers else value

@@ -1,0 +1,245 @@
+"""Dumps of slime, SkyRL and ROLL, written as their sources write them, become the sequences they hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from kc_otel.recordings.importers import Importer, ImportFileError, Refusals, format_of, safe_pickle
+from kc_otel.recordings.importers import roll_files as roll
+from kc_otel.recordings.importers import skyrl_files as skyrl
+from kc_otel.recordings.importers import slime_files as slime
+
+PROMPT, WIDTH = 3, 5
+MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
+
+
+@pytest.fixture
+def sides():
+    rng = np.random.default_rng(0)
+    inference = np.log(rng.uniform(0.1, 1, (3, WIDTH))).astype(np.float32)
+    return (inference + 0.01 * rng.standard_normal((3, WIDTH))).astype(np.float32), inference
+
+
+def foreign(monkeypatch, module, **classes):
+    """A trainer's module that is there while a file is written, and gone when it is read."""
+    made = types.ModuleType(module)
+    for name, each in classes.items():
+        each.__module__, each.__qualname__ = module, name
+        setattr(made, name, each)
+    monkeypatch.setitem(sys.modules, module, made)
+    for part in [module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)]:
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    return made
+
+
+@pytest.fixture
+def slime_dump(tmp_path, sides):
+    """As `_build_dump_payload` makes it, its samples out of the order of rewards."""
+    train, inference = (torch.from_numpy(each) for each in sides)
+    samples = [
+        {
+            "data_parallel_rank": 0, "sample_index": 10 + row, "rollout_position": row, "truncated": 0,
+            "tokens": torch.arange(PROMPT + WIDTH), "response_lengths": WIDTH,
+            "loss_masks": torch.from_numpy(MASK[row]), "log_probs": train[row], "rollout_log_probs": inference[row],
+            "advantages": torch.full((WIDTH,), 0.5), "source_names": "math",
+        }
+        for row in (2, 1, 0)
+    ]  # fmt: skip
+    path = tmp_path / "17.pt"
+    payload = {"format_version": 2, "rollout_id": 17, "rank": 3, "samples": samples, "dp_shards": []}
+    torch.save({**payload, "raw_reward": [0.25, 0.5, 1.0]}, path)
+    return path
+
+
+def test_slime_dumps_are_read(slime_dump, sides):
+    """Tokens of the loss mask, with ids, advantages, step, and the reward of each sample's own place."""
+    assert format_of(slime_dump) == "slime"
+    refusals = Refusals()
+    second, first = slime.read(slime_dump, refusals)
+    np.testing.assert_array_equal(first.train, sides[0][0])
+    np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
+    assert (first.weights, first.attributes["reward"], second.attributes["reward"]) == ((17, None), 0.25, 0.5)
+    assert (second.token_ids.tolist(), second.advantages.tolist()) == ([5, 6, 7], [0.5] * 3)
+    assert second.attributes | {"source_names": "math", "prompt_tokens": 3, "tokens": 3} == second.attributes
+    assert refusals.counts == {"no_tokens": 1}
+
+
+def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump):
+    """Without the trainer's side, of other lengths; and another dump of slime, which has no such side at all."""
+    dump = torch.load(slime_dump)
+    del dump["samples"][0]["log_probs"]
+    dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
+    torch.save(dump, slime_dump)
+    refusals = Refusals()
+    assert len(list(slime.read(slime_dump, refusals))) == 1
+    assert refusals.counts == {"no_logprobs": 1, "shape_mismatch": 1}
+    assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
+    other = tmp_path / "18.pt"
+    torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
+    with pytest.raises(ImportFileError, match="format version 2"):
+        list(slime.read(other, Refusals()))
+
+
+@pytest.fixture
+def skyrl_dump(tmp_path, sides, monkeypatch):
+    """As `TensorBatch.save` pickles it: one field in bfloat16, one list of tensors, one that is not there."""
+
+    class TrainingInputBatch(dict):
+        def __reduce__(self):
+            return module._rebuild_tensor_batch, (type(self), {"batch_dict": dict(self), "metadata": {}})
+
+    def _rebuild_tensor_batch(*_):
+        raise AssertionError("SkyRL's own code ran")
+
+    name = "skyrl.backends.skyrl_train.training_batch"
+    module = foreign(
+        monkeypatch, name, TrainingInputBatch=TrainingInputBatch, _rebuild_tensor_batch=_rebuild_tensor_batch
+    )
+    train, inference = sides
+
+    def plain(array):
+        return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+    buffer = io.BytesIO()
+    torch.save(torch.full((3, WIDTH), 0.5, dtype=torch.bfloat16), buffer)
+    fields = {
+        "sequences": plain(np.tile(np.arange(PROMPT + WIDTH), (3, 1))), "action_log_probs": plain(train),
+        "rollout_logprobs": plain(inference), "loss_mask": plain(MASK.astype(np.float32)), "values": None,
+        "advantages": {"format": "torch", "data": buffer.getvalue()},
+        "pixel_values": {"format": "tensor_list", "items": []},
+    }  # fmt: skip
+
+    def dump(**changes):
+        path = tmp_path / "global_step_4_training_input.pkl"
+        path.write_bytes(pickle.dumps(TrainingInputBatch({**fields, **changes})))
+        return path
+
+    return dump
+
+
+def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides, monkeypatch):
+    """Right-aligned responses under the loss mask, and nothing of SkyRL is imported or run."""
+    path = skyrl_dump()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "skyrl"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert format_of(path) == "skyrl"
+    refusals = Refusals()
+    first, second = skyrl.read(path, refusals)
+    np.testing.assert_array_equal(first.train, sides[0][0])
+    np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
+    assert (second.token_ids.tolist(), second.advantages.tolist(), second.weights) == ([5, 6, 7], [0.5] * 3, (4, None))
+    assert refusals.counts == {"no_tokens": 1}
+
+
+def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
+    """The engine was not asked for log-probabilities."""
+    with pytest.raises(ImportFileError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
+        list(skyrl.read(skyrl_dump(rollout_logprobs=None), Refusals()))
+
+
+@pytest.fixture
+def roll_batch(tmp_path, sides, monkeypatch):
+    """As `DataProto.__getstate__` pickles it: log-probabilities one shorter than the tokens."""
+
+    class DataProto:
+        def __init__(self, *state):
+            self.state = state
+
+        def __getstate__(self):
+            buffer = io.BytesIO()
+            torch.save(self.state[0], buffer)
+            return buffer, *self.state[1:]
+
+    foreign(monkeypatch, "roll.distributed.scheduler.protocol", DataProto=DataProto)
+
+    def whole(side):
+        return torch.from_numpy(np.concatenate([np.zeros((3, PROMPT - 1), np.float32), side], axis=1))
+
+    mask = torch.from_numpy(np.concatenate([np.zeros((3, PROMPT)), MASK], axis=1).astype(np.int64))
+    batch = {"old_log_probs": whole(sides[0]), "infer_logprobs": whole(sides[1]), "response_mask": mask,
+             "input_ids": torch.arange(PROMPT + WIDTH).repeat(3, 1),
+             "scores": torch.tensor([1.0, 0.5, 0.0])}  # fmt: skip
+
+    def dump(**without):
+        path = tmp_path / "step_000009.pkl"
+        kept = {name: value for name, value in batch.items() if name not in without}
+        tags = {"tag": np.array(["math", "code", "math"], dtype=object)}
+        path.write_bytes(pickle.dumps(DataProto(kept, tags, None, {"global_step": 9})))
+        return path
+
+    return dump
+
+
+def test_a_batch_of_roll_is_read(roll_batch, sides):
+    """Entry t of the log-probabilities is of token t + 1."""
+    path = roll_batch()
+    assert format_of(path) == "roll"
+    first, second = roll.read(path, Refusals())
+    np.testing.assert_array_equal(first.train, sides[0][0])
+    np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
+    assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
+    assert second.attributes == {"tag": "code", "reward": 0.5, "tokens": 3}
+
+
+def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
+    """rollout_mock writes the batch before the trainer has scored it."""
+    with pytest.raises(ImportFileError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
+        list(roll.read(roll_batch(old_log_probs=True), Refusals()))
+
+
+def test_areal_dumps_of_text_are_refused_with_what_to_do(tmp_path):
+    """They hold text, rewards and versions, and no log-probabilities."""
+    path = tmp_path / "3.jsonl"
+    record = {"task_id": 3, "seqlen": 9, "head_version": 1, "tail_version": 2, "reward": 1.0, "completion": "x"}
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ImportFileError, match=r"AReaL's rollouts: text .*Recorder\.compare"):
+        format_of(path)
+
+
+@pytest.mark.parametrize("reader", [skyrl.read, roll.read])
+def test_code_in_a_pickle_does_not_run(tmp_path, reader):
+    """Whatever class or function a file names that a batch does not need."""
+
+    class Bad:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    path = tmp_path / "bad.pkl"
+    path.write_bytes(pickle.dumps(Bad()))
+    with pytest.raises(ImportFileError, match=r"holds builtins\.print"):
+        list(reader(path, Refusals()))
+
+
+def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
+    """Names are let in only under the trainer's own package."""
+    content = skyrl_dump().read_bytes()
+    with pytest.raises(ImportFileError, match="_rebuild_tensor_batch"):
+        safe_pickle.unpickled(tmp_path, content, "roll", trust=False)
+
+
+def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
+    """Found out by their content, whatever ends in .pt or .pkl."""
+    seen = []
+
+    class Recording:
+        def stats(self):
+            return types.SimpleNamespace(dropped={}, export_failures=0)
+
+        def compare(self, train, *_, weights, **__):
+            seen.append((weights, len(train)))
+
+        def force_flush(self, _):
+            return True
+
+    importer = Importer(Recording())
+    for path in (slime_dump, skyrl_dump(), roll_batch()):
+        assert importer.file(path), importer.totals.failed
+    assert seen == [((17, None), 2), ((4, None), 2), ((9, None), 2)]
