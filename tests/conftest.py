@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Triton reads this when it is imported: kernels run on the host, in `make test-gpu` on the device.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # How long an example takes says more about the machine's other tenants than about the code.
 settings.register_profile("kc-otel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Fewer examples for everyday work, where a test does not ask for a number of its own.

@@ -6,7 +6,7 @@ expm1(d) = w exp(-c) + expm1(-c), so that three transcendental functions a logit
 compiler turns into vectors: exp and log after Cephes (expf.c, logf.c), 2 ulp.
 
 Sums are of float32 within 4,096 logits and of float64 beyond. A row that float32 cannot hold like this, with -inf on
-one side only or d above 60, is left to the caller.
+one side only, d above 60 or maxima far apart, is left to the caller.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LEFT: Final = 2
 _LANES: Final = 256
 _CHUNK: Final = 4096
 _STEEP: Final = 60.0
+_FAR_APART: Final = 256.0
 _LOG2_E: Final = f32(1.4426950408889634)
 _LN2_HIGH: Final = f32(0.693145751953125)
 _LN2_LOW: Final = f32(1.428606765330187e-06)
@@ -157,7 +158,7 @@ def _row(z_p: Any, z_q: Any, target: Any, scratch: Any, totals: Any, values: Any
     if bad or not (np.isfinite(top_p) and np.isfinite(top_q)):
         values[:] = np.nan
         return INVALID
-    if not (np.isfinite(most) and np.isfinite(least) and most - least < _STEEP):
+    if not (np.isfinite(most) and np.isfinite(least) and most - least < _STEEP and abs(top_p - top_q) < _FAR_APART):
         return LEFT
     q, w, d, log1p = scratch[0, : z_p.size], scratch[1, : z_p.size], scratch[2, :_CHUNK], scratch[2, _CHUNK:]
     _exponentials_code(z_p, z_q, top_p, top_q, q, w)

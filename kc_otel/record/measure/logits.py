@@ -13,8 +13,8 @@ KL(Q||P) = A - sum(q d), KL(P||Q) = sum(p d) - A, JS = (sum(p d) - sum((p + q) l
 Tokens whose logit is -inf on both sides are outside of both distributions. On one side only, the half range and one of
 the divergences are infinite; they are returned, and recorded, as `SATURATION`, as is whatever else exceeds it.
 
-Tensors on a device, and rows that the fast path cannot take, go through `_guarded`: the same formulas with every
-product and logarithm guarded, so that -inf and differences of any size come out as they should.
+Rows that the fast path cannot take go through `_guarded`: the same formulas with every product and logarithm guarded,
+so that -inf and differences of any size come out as they should. Tensors on a GPU stay there: see `logit_device`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _BLOCK: Final = 32_768
 """Logits per block and side: six float32 arrays of them fit a core's second-level cache."""
 _WORTH_COMPILING: Final = 1 << 25
 """Logits from which on the seconds that compiling takes, once on a machine, are well spent."""
-_DEVICE_BLOCK: Final = 1 << 22
 _STEEP: Final = 60.0
 """Largest d for which exp(d) and its products stay ordinary float32 numbers."""
+_FAR_APART: Final = 256.0
+"""Largest difference of the sides' maxima beside which that of two logits keeps its digits."""
 
 _log = logging.getLogger(__name__)
 _seen = 0
@@ -98,8 +99,6 @@ def logit_drift(
     if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2 or not train.shape[-1]:
         msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
         raise ValueError(msg)
-    if at is None:
-        at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     tokens = None if targets is None else as_host(targets).astype(np.intp)
     if tokens is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
         wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
@@ -107,6 +106,8 @@ def logit_drift(
         raise ValueError(msg)
     if on_gpu(train) if _tensors is None else _tensors:
         return _on_device(train, inference, at, tokens)
+    if at is None:
+        at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     left, right = host_rows(train), host_rows(inference)
     quick = np.float64 not in (left.data.dtype, right.data.dtype) and _worth_compiling(at[0].size * train.shape[-1])
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
@@ -209,10 +210,11 @@ def _block(
     np.exp(np.subtract(z_train, top_train, out=p), out=p)
     np.exp(np.subtract(z_inference, top_inference, out=log_q), out=q)
     sum_train, sum_inference = p.sum(1, keepdims=True), q.sum(1, keepdims=True)
-    shift = (top_train - top_inference) + np.log(sum_train / sum_inference)
+    apart, ratio = top_train - top_inference, np.log(sum_train / sum_inference)
     p /= sum_train
     q /= sum_inference
-    d -= shift
+    d -= apart  # by itself: beside large logits the ratio would be lost
+    d -= ratio
     if absent is not None:
         np.copyto(d, 0.0, where=absent)
         np.copyto(log_q, 0.0, where=absent)
@@ -233,12 +235,13 @@ def _block(
     values = np.stack(
         [(widest - narrowest) / 2, distance / 2, p_d - rest, rest - q_d, (p_d - mixture) / 2, top1, entropy], axis=1
     ).astype(np.float64)
-    steep = valid & ((widest - shift[:, 0] > _STEEP) | np.isinf(widest) | np.isinf(narrowest))
+    steep = (widest - apart[:, 0] - ratio[:, 0] > _STEEP) | np.isinf(widest) | np.isinf(narrowest)
+    steep = valid & (steep | (abs(apart[:, 0]) > _FAR_APART))
     for row in np.flatnonzero(steep):
         # Few rows, or few tokens that are not -inf on both sides.
         present = (z_train[row] > -np.inf) | (z_inference[row] > -np.inf)
         pair = (z[row, present][None].astype(np.float64) for z in (z_train, z_inference))
-        values[row] = _guarded(np, *pair)[0]
+        values[row] = _guarded(*pair)[0]
     values[~valid] = np.nan
     logprobs = np.zeros((2, valid.size))
     if targets is not None:
@@ -250,30 +253,23 @@ def _block(
 
 
 def _on_device(
-    train: Any, inference: Any, at: tuple[NDArray[np.intp], ...], targets: NDArray[np.intp] | None
+    train: Any, inference: Any, at: tuple[NDArray[np.intp], ...] | None, targets: NDArray[np.intp] | None
 ) -> LogitDrift:
     """The same on the tensors' device, where only a row's few numbers leave it."""
     import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
 
-    rows = at[0].size
-    # A dozen arrays of a block's size exist at a time: this keeps them under a tenth of the logits.
-    step = max(1, min(rows // 128, _DEVICE_BLOCK // train.shape[-1]))
-    index = tuple(torch.as_tensor(axis, device=train.device) for axis in at)
-    values, logprobs = [], []
+    from kc_otel.record.measure.logit_device import device_drift  # noqa: PLC0415 - it needs torch
+
+    def there(data: Any) -> Any:
+        return torch.as_tensor(data, device=train.device)
+
+    rows = None if at is None else tuple(there(axis) for axis in at)
+    y = None if targets is None else there(targets)
     with torch.no_grad():
-        for first in range(0, rows, step):
-            part = tuple(axis[first : first + step] for axis in index)
-            pair = [z[part] if z.dtype == torch.float64 else z[part].float() for z in (train, inference)]
-            values.append(_guarded(torch, *pair))
-            if targets is not None:
-                token = torch.as_tensor(targets[first : first + step], device=train.device)[:, None]
-                both = [(z.gather(1, token)[:, 0] - z.logsumexp(1)).double() for z in pair]
-                logprobs.append(torch.stack(both))
-    empty = torch.zeros((0, len(LOGITS))), torch.zeros((2, 0))
-    return _result(
-        as_host(torch.cat(values) if values else empty[0]),
-        None if targets is None else as_host(torch.cat(logprobs, dim=1) if logprobs else empty[1]),
-    )
+        found = device_drift(train, there(inference), at=rows, targets=y)
+        both = found.values if found.logprobs is None else torch.cat([found.values, found.logprobs], 1)
+        host = as_host(both)
+    return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
 
 
 def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -> LogitDrift:
@@ -287,55 +283,57 @@ def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -
     )
 
 
-def _guarded(xp: Any, z_train: Any, z_inference: Any) -> Any:
+def _guarded(z_train: NDArray[Any], z_inference: NDArray[Any]) -> NDArray[np.float64]:
     """Quantities of `LOGITS` for logits [rows, vocab]: float64 [rows, 7], NaN in rows that are not valid.
 
     Args:
-        xp: `numpy` or `torch`, whichever the logits are of; both name everything here alike.
-        z_train: Logits of the training kernel, float32 or float64.
+        z_train: Logits of the training kernel, float64.
         z_inference: Logits of the inference kernel.
     """
-    top_train, top_inference = xp.amax(z_train, -1)[:, None], xp.amax(z_inference, -1)[:, None]
-    valid = xp.isfinite(top_train[:, 0]) & xp.isfinite(top_inference[:, 0])
+    top_train, top_inference = np.amax(z_train, -1)[:, None], np.amax(z_inference, -1)[:, None]
+    valid = np.isfinite(top_train[:, 0]) & np.isfinite(top_inference[:, 0])
     absent = (z_train == -math.inf) & (z_inference == -math.inf)
     gap = z_train - z_inference
-    half_range = (xp.amax(xp.where(absent, -math.inf, gap), -1) - xp.amin(xp.where(absent, math.inf, gap), -1)) / 2
+    half_range = (np.amax(np.where(absent, -math.inf, gap), -1) - np.amin(np.where(absent, math.inf, gap), -1)) / 2
     log_p, log_q = z_train - top_train, z_inference - top_inference
-    p, q = xp.exp(log_p), xp.exp(log_q)
+    p, q = np.exp(log_p), np.exp(log_q)
     sum_train, sum_inference = p.sum(-1)[:, None], q.sum(-1)[:, None]
-    p, q, log_q = p / sum_train, q / sum_inference, log_q - xp.log(sum_inference)
-    d = xp.where(absent, 0.0, gap - ((top_train - top_inference) + xp.log(sum_train / sum_inference)))
+    p, q, log_q = p / sum_train, q / sum_inference, log_q - np.log(sum_inference)
+    # The logits' own difference keeps its digits unless one of them, or of the maxima, is far from the other.
+    apart, below = top_train - top_inference, log_p - (z_inference - top_inference)
+    near = abs(gap) + abs(apart) <= abs(log_p) + abs(z_inference - top_inference)
+    d = np.where(absent, 0.0, np.where(near, gap - apart, below) - np.log(sum_train / sum_inference))
 
     # q expm1(d) keeps its digits where p and q nearly agree, p - q where they do not.
     rises = d > 1.0
-    u = xp.expm1(d.clip(max=1.0))
-    change = xp.where(rises, p - q, q * u)
-    mixture = xp.log1p(u / 2)  # log of ((p + q)/2) / q
-    beyond = math.log(2.0) - xp.log1p(xp.exp(-d.clip(min=1.0)))  # log of p / ((p + q)/2), where d is large
-    p_js = _product(xp, p, xp.where(rises, beyond, d - mixture))
-    q_js = _product(xp, q, xp.where(rises, d - beyond, mixture))
-    p_d, q_d = _product(xp, p, d), _product(xp, q, d)
+    u = np.expm1(d.clip(max=1.0))
+    change = np.where(rises, p - q, q * u)
+    mixture = np.log1p(u / 2)  # log of ((p + q)/2) / q
+    beyond = math.log(2.0) - np.log1p(np.exp(-d.clip(min=1.0)))  # log of p / ((p + q)/2), where d is large
+    p_js = _product(p, np.where(rises, beyond, d - mixture))
+    q_js = _product(q, np.where(rises, d - beyond, mixture))
+    p_d, q_d = _product(p, d), _product(q, d)
     # H(P) - H(Q) = -sum(p d + (p - q) log q); where q is 0 that is -p log p.
-    log_p = log_p - xp.log(sum_train)
-    entropy = xp.where(q > 0, p_d + _product(xp, change, log_q), _product(xp, p, log_p))
+    log_p = log_p - np.log(sum_train)
+    entropy = np.where(q > 0, p_d + _product(change, log_q), _product(p, log_p))
     total = change.sum(-1)
     # The total is 0 but for rounding, which log q would weigh: take its share out again.
-    rounding = total * _product(xp, q, log_q).sum(-1)
-    values = xp.stack(
+    rounding = total * _product(q, log_q).sum(-1)
+    values = np.stack(
         [
             half_range,
             abs(change).sum(-1) / 2,
             p_d.sum(-1) - total,
             total - q_d.sum(-1),
             (p_js - q_js).sum(-1) / 2,
-            xp.where(z_train.argmax(-1) != z_inference.argmax(-1), 1.0, 0.0),
+            np.where(z_train.argmax(-1) != z_inference.argmax(-1), 1.0, 0.0),
             rounding - entropy.sum(-1),
         ],
         -1,
     )
-    return xp.where(valid[:, None], values, math.nan)
+    return np.where(valid[:, None], values, math.nan)
 
 
-def _product(xp: Any, weight: Any, value: Any) -> Any:
+def _product(weight: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.float64]:
     # 0 times infinity is 0 here: what has no probability contributes nothing.
-    return xp.where(weight == 0, 0.0, weight * value)
+    return np.where(weight == 0, 0.0, weight * value)

@@ -13,19 +13,28 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from kc_otel.contract.registry import QUANTITIES, Origin
-from kc_otel.record.measure import logits
+from kc_otel.record.measure import logit_passes, logits
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
 NUMBA = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="needs Numba: kc-otel[fast]")
-PATHS = pytest.mark.parametrize("path", ["blocks", pytest.param("code", marks=NUMBA), "device"])
+TRITON = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton, which is for Linux")
+QUICK = ["blocks", pytest.param("code", marks=NUMBA), "torch"]
+QUICK_PATHS = pytest.mark.parametrize("path", QUICK)
+PATHS = pytest.mark.parametrize("path", [*QUICK, pytest.param("kernel", marks=TRITON)])
+# Of Triton's interpreter, which computes with NumPy what a GPU computes silently.
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}:RuntimeWarning") for what in ("invalid", "overflow")]
 HALF_RANGE, TV, KL_PQ, KL_QP, JS, TOP1, ENTROPY = range(7)
 
 
 def compared(path, train, inference, **arguments):
-    """`logit_drift`, by NumPy, as machine code or as on a device."""
+    """`logit_drift`, by NumPy, as machine code, by torch or by the Triton kernel, interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logits, "_seen", logits._WORTH_COMPILING if path == "code" else -math.inf)
-        return logit_drift(train, inference, _tensors=path == "device", **arguments)
+        patch.setattr(logit_passes, "_failed", [True] if path == "torch" else [])
+        patch.setattr(logit_passes, "_LANES", 256)
+        found = logit_drift(train, inference, _tensors=path in {"torch", "kernel"}, **arguments)
+        assert logit_passes._failed == ([True] if path == "torch" else [])
+        return found
 
 
 def reference(train, inference):
@@ -61,7 +70,7 @@ def test_columns_are_the_registry_s_quantities() -> None:
     assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
 
 
-@PATHS
+@QUICK_PATHS
 @given(st.sampled_from([0.01, 0.1, 1.0, 4.0]), st.integers(1, 12), st.integers(2, 400), st.integers(0, 999))
 @settings(max_examples=40, deadline=None)
 def test_float32_agrees_with_the_straight_formulas(path, drift, rows, vocab, seed) -> None:
@@ -109,7 +118,7 @@ def test_a_constant_shift_is_no_drift(path) -> None:
     assert values.tolist() == [[0.0] * 7]
 
 
-@PATHS
+@QUICK_PATHS
 @given(st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_tokens_outside_of_both_distributions_count_for_nothing(path, seed) -> None:
