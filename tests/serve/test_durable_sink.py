@@ -299,7 +299,7 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(
     assert core.evaluator._columns.taken > 0
     assert content(core) == content(plain)
     for many in (1, 10**9):  # as columns, and not
-        monkeypatch.setattr(durable_sink, "_MANY_BYTES", many)
+        monkeypatch.setattr(durable_sink, "MANY_BYTES", many)
         again = make_core()
         assert recover(again, WriteAheadLog(tmp_path / "log")) == len(requests)
         assert (again.evaluator._columns is not None) == (many == 1)
