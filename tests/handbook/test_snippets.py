@@ -50,6 +50,7 @@ READERS_PROGRAMS = {
     "export",
     "opentelemetry-instrument",
     "promtool",
+    "ray",
     "torchrun",
     "python",
 }
