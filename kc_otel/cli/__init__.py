@@ -34,6 +34,7 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "diagnose_log_command": ("diagnose-log",),
         "import_command": ("import", "checks"),
         "rescore_command": ("rescore",),
+        "scrape_command": ("scrape",),
         "operators_command": ("operators",),
         "remedy_command": ("remedy",),
     },

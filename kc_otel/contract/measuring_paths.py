@@ -82,7 +82,7 @@ _OPERATORS: Final = "outputs of operators come from Recorder.compare_operator, w
 _COMPARED: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
 _WEIGHTS: Final = "whoever sends the weights compares them and gives the result to Recorder.observe"
 _ROUTES: Final = "routes of experts come from Recorder.compare_routes"
-_GEN_AI: Final = "it is no drift: your server's own OpenTelemetry instrumentation has to send it"
+_GEN_AI: Final = "it is no drift: `kc-otel scrape` sends vLLM's own latencies, others come from your server's telemetry"
 
 
 @dataclass(frozen=True, slots=True)

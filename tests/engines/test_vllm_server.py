@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from examples.vllm_server.server import NAME, serving
+from kc_otel.client.engine_latency import LATENCIES, EngineLatency
+from kc_otel.contract import load_text
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.spool import SpoolReader
 from tests.engines._served import wait_for
+from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
 
 CONTRACT = Path(__file__).resolve().parents[2] / "examples" / "vllm_server" / "contract.yaml"
+LATENCY = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: served, version: 1, owner: tests}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+runtime: [{id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p90, limit: 80s}]
+observability: {window: 5m, long_window: 1h, min_samples: 20, heartbeat: 60s}
+"""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PROMPT = "def main(argv):\n    "
 BODIES = {
@@ -95,6 +115,36 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
     assert traced.traceparent == TRACEPARENT
     assert traced.token_ids.size == expected["completion"][1]["usage"]["completion_tokens"]
     assert "kc-otel: vLLM is not instrumented" not in log.read_text()
+
+
+def test_its_latencies_fill_a_clause(tiny_model, tmp_path):
+    """Time to the first token of a real server's requests, by its own page; the command sends the same three."""
+    evaluator = Evaluator([load_text(LATENCY, "c.yaml")])
+    evaluator.listen(time.time())
+    with serving(tiny_model, {}, log=tmp_path / "server.log") as server:
+
+        def ask(_):
+            body = {"model": NAME, "prompt": PROMPT, "max_tokens": 2}
+            httpx.post(f"{server.address}/v1/completions", json=body, timeout=120.0).raise_for_status()
+
+        with ThreadPoolExecutor(8) as clients:
+            list(clients.map(ask, range(150)))
+        page = f"{server.address}/metrics"
+        sent = tmp_path / "sent.json"
+        with sent.open("w") as out:
+            console = os.environ | {"OTEL_METRICS_EXPORTER": "console"}
+            scraping = subprocess.Popen([sys.executable, "-m", "kc_otel", "scrape", page], env=console, stdout=out)
+        try:
+            wait_for(lambda: all(name in sent.read_text() for name in LATENCIES.values()), 60, "an export")
+        finally:
+            scraping.send_signal(signal.SIGINT)
+        assert scraping.wait(60) == 0
+        metrics = EngineLatency(page).collect(time.time_ns())
+    assert {metric.name for metric in metrics} == set(LATENCIES.values())
+    scopes = [ScopeMetrics(InstrumentationScope("kc_otel"), metrics, "")]
+    evaluator.ingest_metrics(encode_metrics(MetricsData([ResourceMetrics(Resource({}), scopes, "")])), time.time())
+    (found,) = (one for one in verdicts_of(evaluator, time.time()) if one.cell.clause == "ttft")
+    assert (found.status.value, found.samples) == ("PASS", 150)
 
 
 def test_an_operator_sees_what_is_lost(tiny_model, tmp_path):
