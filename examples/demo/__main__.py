@@ -20,6 +20,7 @@ import torch
 
 from examples.demo.corpus import SLICES, Text, load_corpus
 from examples.demo.evaluator import evaluating, receiving
+from examples.demo.located import WEIGHTS
 from examples.demo.model import Config, Model
 from examples.demo.sampler import Sampler
 from examples.demo.serving import Server
@@ -31,8 +32,13 @@ from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
+KERNELS = os.path.relpath(Path(__file__).with_name("located.py"))
 STEPS, QUICK_STEPS = 400, 200
 CALIBRATION_ROWS = 64
+LOCATE = (
+    f"kc-otel locate {os.path.relpath(CONTRACT)} --train {KERNELS}:train --infer {KERNELS}:int8 "
+    f"--sequences {KERNELS}:sequences"
+)
 
 
 def main() -> int:
@@ -131,6 +137,8 @@ def trained(terminal: Terminal, steps: int, weights: Path | None) -> tuple[dict[
         terminal.moment(f"trained a transformer of {parameters:.2f}M parameters in {seconds:.0f} s")
         if weights is not None:
             torch.save(model.state_dict(), weights)
+    WEIGHTS.parent.mkdir(exist_ok=True)
+    torch.save(model.state_dict(), WEIGHTS)  # for kc-otel locate
     bits = {name: held_out_bits(model, text) for name, text in corpus.items()}
     terminal.rows(
         ("held-out bits per byte", "model", "byte frequencies", "chance"),
@@ -209,6 +217,9 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
         (f"kc-otel serve {contract} --no-webhooks", "the evaluator by itself, for your own recorder"),
         ("kc-otel check contracts/", "contracts to start from"),
     ]
+    if fault:
+        where = f"--incident worst --url {api}" if stay else "--slice tables"
+        lines.insert(0, (f"{LOCATE} {where}", "which operator of the int8 kernel it is, and its share of the drift"))
     if stay:
         resume = "kc-otel resume demo-bytes --slice tables --why 'recalibrated'"
         lines = [

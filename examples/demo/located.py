@@ -1,17 +1,14 @@
 """Both kernels of the demo as modules whose operators have names, which `kc-otel locate` runs one by one.
 
 ```sh
-python -m examples.demo --weights demo.pt
-python -m examples.demo.located demo.pt
+make demo
 kc-otel locate examples/demo/contract.yaml --train examples/demo/located.py:train
-    --infer examples/demo/located.py:int8 --sequences tables.jsonl --slice tables
+    --infer examples/demo/located.py:int8 --sequences examples/demo/located.py:sequences --slice tables
 ```
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -28,7 +25,8 @@ from examples.demo.model import Config, Model, rotate
 from examples.demo.sampler import Sampler, normalize
 from examples.demo.train import windows
 
-WEIGHTS = "demo.pt"
+WEIGHTS = Path(__file__).resolve().parents[2] / ".cache" / "demo.pt"
+"""Where the demo leaves what it trained."""
 CALIBRATION_ROWS = 64
 PROMPT, COMPLETION = 48, 48
 
@@ -83,9 +81,12 @@ class SamplerModel(nn.Module):
 
 
 def train() -> Model:
-    """The training kernel, from the file that `--weights` wrote; $DEMO_WEIGHTS says where it is."""
+    """The training kernel that the demo trained last; $DEMO_WEIGHTS says where else it is."""
+    file = Path(os.environ.get("DEMO_WEIGHTS", WEIGHTS))
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no trained model; run `make demo` first")
     model = Model(Config())
-    model.load_state_dict(torch.load(os.environ.get("DEMO_WEIGHTS", WEIGHTS), weights_only=True))
+    model.load_state_dict(torch.load(file, weights_only=True))
     return model.eval()
 
 
@@ -108,30 +109,16 @@ def bf16() -> SamplerModel:
 
 
 def sequences(slice: str, count: int = 32) -> list[dict]:
-    """Held-out text of a slice, continued by the int8 kernel."""
-    corpus = load_corpus()
-    generator = torch.Generator().manual_seed(1)
-    prompts = windows([corpus[slice].held_out] * count, PROMPT, generator)
+    """Held-out text of a slice, or of each of them for `all`, continued by the int8 kernel."""
+    names = [slice] if slice in SLICES else list(SLICES)
+    tasks = [names[index % len(names)] for index in range(count)]
+    corpus, model = load_corpus(), train()
+    prompts = windows([corpus[task].held_out for task in tasks], PROMPT, torch.Generator().manual_seed(1))
     torch.manual_seed(2)
-    model = train()
     rows = [corpus[name].train for name in ("code", "prose") for _ in range(CALIBRATION_ROWS // 2)]
     calibration = windows(rows, model.config.context, torch.Generator().manual_seed(0))
     sampled, _ = Sampler(model, calibration=calibration).generate(prompts, COMPLETION)
     return [
-        {"prompt_ids": prompt, "token_ids": tokens, "attributes": {"task": slice}}
-        for prompt, tokens in zip(prompts.tolist(), sampled.tolist(), strict=True)
+        {"prompt_ids": prompt, "token_ids": tokens, "attributes": {"task": task}}
+        for prompt, tokens, task in zip(prompts.tolist(), sampled.tolist(), tasks, strict=True)
     ]
-
-
-def main() -> None:
-    """Write each slice's sequences to a file."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("weights", nargs="?", default=WEIGHTS)
-    os.environ["DEMO_WEIGHTS"] = parser.parse_args().weights
-    for name in SLICES:
-        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in sequences(name)))
-        print(f"{name}.jsonl")
-
-
-if __name__ == "__main__":
-    main()

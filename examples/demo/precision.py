@@ -1,8 +1,8 @@
 """Which matrices of the demo's int8 kernel to keep in bf16, so that its gate passes at the least memory.
 
 ```sh
-python -m examples.demo --weights demo.pt
-python -m examples.demo.precision demo.pt
+make demo
+kc-otel precision examples/demo/contract.yaml examples/demo/precision.py:int8 --own --runs 28
 ```
 
 Every set that is tried samples completions of held-out text of each slice by itself, the training kernel scores them,
@@ -11,7 +11,7 @@ and the gate judges: nothing is predicted.
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples.demo import located
 from examples.demo.corpus import SLICES, Text, load_corpus
-from examples.demo.model import Config, Model
+from examples.demo.model import Model
 from examples.demo.sampler import Sampler
 from examples.demo.serving import COMPLETION, PROMPT, score
 from examples.demo.train import windows
@@ -28,14 +31,13 @@ from kc_otel import Contract
 from kc_otel.contract.load import load
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
-from kc_otel.offline.remedy.precision import Component, PrecisionRemedy, cheapest
+from kc_otel.offline.remedy.precision import Component
 from kc_otel.recordings import Recording
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 ROWS = 64
 """Completions of each slice in a run."""
 CALIBRATION_ROWS = 64
-RUNS = 28
 SCALE_BYTES = 4
 
 
@@ -88,40 +90,7 @@ class Gate:
         return judge(self.contract, by_contract(recording, self.contract), time.time()).verdicts
 
 
-def shown(of: PrecisionRemedy) -> str:
-    """What each matrix gives back alone, and what to keep."""
-    worst = of.worst
-    lines = [f"int8: {worst.cell.clause} on {worst.cell.slice} is {worst.estimate:.3g}, limit {worst.limit:.3g}"]
-    lines += [
-        f"  {', '.join(trial.kept):14} gives back {of.gives_back(trial):+.4f} for {trial.bytes:,} bytes"
-        for trial in sorted(of.alone, key=of.gives_back, reverse=True)
-    ]
-    if of.found is None or of.verified is None:
-        return "\n".join([*lines, f"no set of them passes ({of.runs} runs)"])
-    proven = "every cheaper set was run" if of.proven else f"the cheapest of {of.runs} runs"
-    kept = ", ".join(sorted(of.found.kept)) or "nothing"
-    again = of.verified.of(worst.cell)
-    return "\n".join(
-        [
-            *lines,
-            f"keep {kept} in bf16 (+{of.found.bytes:,} bytes), {proven}; gate passes on new requests:",
-            f"  {worst.cell.clause} on {worst.cell.slice} is {again.estimate:.3g}, at most {again.upper:.3g}",
-        ]
-    )
-
-
-def main() -> None:
-    """Search, and print what to keep."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("weights", nargs="?", default="demo.pt", help="written by examples.demo --weights")
-    model = Model(Config())
-    model.load_state_dict(torch.load(parser.parse_args().weights, weights_only=True))
-    gate = Gate(load(CONTRACT), model.eval(), load_corpus())
-    start = time.perf_counter()
-    found = cheapest(components(model), gate, most=RUNS)
-    print(shown(found))
-    print(f"{time.perf_counter() - start:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
+def int8() -> tuple[list[Component], Gate]:
+    """What can be kept of the demo's int8 kernel, and its gate."""
+    model = located.train()
+    return components(model), Gate(load(CONTRACT), model, load_corpus())

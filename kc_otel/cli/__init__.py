@@ -36,9 +36,12 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "rescore_command": ("rescore",),
         "scrape_command": ("scrape",),
         "operators_command": ("operators",),
-        "remedy_command": ("remedy",),
     },
-    "Find the cause": {"locate_command": ("locate", "capture")},
+    "Find the cause, and the remedy": {
+        "locate_command": ("locate", "capture"),
+        "remedy_command": ("remedy",),
+        "precision_command": ("precision",),
+    },
     "Run the evaluator": {
         "serve_command": ("serve",),
         "aggregate_command": ("aggregate",),

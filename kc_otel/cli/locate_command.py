@@ -40,7 +40,11 @@ def locate_command(
     train: Annotated[str, typer.Option(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or a capture.")],
     infer: Annotated[str, typer.Option(metavar="KERNEL", help="Likewise, or vllm:FOLDER.")],
     sequences: Annotated[
-        Path, typer.Option(metavar="FILE", help="A recording, a spool, or JSON lines with prompt_ids and token_ids.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A recording, a spool, JSON lines with prompt_ids and token_ids, or FILE.py:NAME that returns those.",
+        ),
     ],
     slice: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only sequences of this slice; that of --incident, or all.")
@@ -97,7 +101,7 @@ def locate_command(
             located = _of_modules(promise, train, infer, given, slice, failing, precision, shares=shares)
     _show(located, as_json=as_json, html=html)
     if cell is not None:
-        asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": str(sequences)}
+        asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
         evidence = {**located_json(located), "asked": asked, "version": version("kc-otel")}
         text = located_sentence(located)
         typer.echo(attach(url, cell.incident, "locate", slice, text, evidence, by), err=True)
@@ -109,7 +113,7 @@ def capture_command(
     kernel: Annotated[
         str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or vllm:FOLDER.")
     ],
-    sequences: Annotated[Path, typer.Option(metavar="FILE", help="As for locate; another capture for its tokens.")],
+    sequences: Annotated[str, typer.Option(metavar="FILE", help="As for locate; another capture for its tokens.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The capture; an interrupted one is gone on with.")],
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="The first so many.")] = 16,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,

@@ -12,11 +12,14 @@ from kc_otel.contract.model import KernelSpec
 from kc_otel.offline.python_names import python_name
 
 if TYPE_CHECKING:
+    import torch
+
     from kc_otel.diagnose.capture_file import CapturedSequence
     from kc_otel.diagnose.token_sequences import TokenSequence
+    from kc_otel.diagnose.torch_formats import WeightFormat
     from kc_otel.diagnose.torch_kernel import TorchKernel
 
-__all__ = ["VLLM", "captured_by", "engine_options", "torch_kernel_from"]
+__all__ = ["VLLM", "captured_by", "engine_options", "quantized_matrices", "torch_kernel_from"]
 
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
@@ -109,6 +112,49 @@ def engine_options(texts: Mapping[str, str]) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
+
+
+def quantized_matrices(folder: str) -> tuple[WeightFormat, dict[str, torch.Tensor]]:
+    """The matrices of a checkpoint that a tool has quantised, in floating point, and the format that its config says.
+
+    Args:
+        folder: A checkpoint in compressed-tensors' form is read by that library; GPTQ's and AWQ's own by gptqmodel.
+
+    Raises:
+        ValueError: If it is none, or what reads it is not installed.
+        MissingExtraError: If transformers is not installed.
+    """
+    path = Path(folder) / "config.json"
+    said = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.is_file() else None
+    if not said:
+        raise ValueError(f"{folder}: has no config.json with a quantization_config; give what the tool wrote")
+    with extra("transformers", "a Hugging Face checkpoint"):
+        import transformers  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+
+    from kc_otel.diagnose.torch_formats import WeightFormat  # noqa: PLC0415
+
+    group: dict[str, Any] = next(iter(said.get("config_groups", {}).values()), {})
+    weights, inputs = group.get("weights", {}), group.get("input_activations")
+    bits = int(said.get("bits") or weights.get("num_bits") or 8)
+    size = int(said.get("group_size") or weights.get("group_size") or 0)
+    dense = said.get("quant_method") == "compressed-tensors"
+    more = {"quantization_config": transformers.CompressedTensorsConfig(run_compressed=False)} if dense else {}
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **more)
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder}: transformers cannot dequantise it: {error}") from error
+    found = {
+        name: each.weight.data
+        for name, each in model.named_modules()
+        if isinstance(each, torch.nn.Linear) and hasattr(each, "quantization_scheme" if dense else "weight")
+    }
+    if not found:
+        raise ValueError(
+            f"{folder}: no matrix of it is in floating point once it is loaded; let the tool dequantise it"
+        )
+    return WeightFormat(bits, max(size, 0), activations=bool(inputs)), found
 
 
 def _checkpoint(folder: Path, spec: KernelSpec) -> TorchKernel:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.diagnose.capture_file import is_capture, read_capture
+from kc_otel.offline.python_names import python_name
 from kc_otel.recordings import load_recording
 from kc_otel.recordings.spool import SpoolReader
 
@@ -19,6 +21,7 @@ __all__ = ["TokenSequence", "read_sequences"]
 _PROMPT: Final = ("prompt_ids", "prompt_token_ids")
 _TOKENS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MOST_SPOOLED: Final = 4096
+_PROGRAM: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,15 +42,16 @@ class TokenSequence:
 
 
 def read_sequences(
-    path: Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
+    source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
-    """Sequences of a file, those of one slice.
+    """Sequences of a file or a program, those of one slice.
 
     Of a capture they are what was captured, all of it. JSON lines have `token_ids` and, where known, `prompt_ids`,
-    `attributes` and `messages`; every other file is read as a recording with token ids.
+    `attributes` and `messages`; every other file is read as a recording with token ids. A program is `FILE.py:NAME`, a
+    function that is given the slice and returns such objects, from wherever it has them.
 
     Args:
-        path: The file.
+        source: The file, or the program.
         contract: Says what its slices are.
         slice: Which of them; `all` for every sequence.
         most: Sequences that are taken, the first of the file.
@@ -58,18 +62,31 @@ def read_sequences(
     if contract is not None and slice != ALL and slice not in contract.slices:
         known = ", ".join((ALL, *contract.slices))
         raise ValueError(f"--slice: {slice!r} is not a slice of the contract; there are {known}")
+    if ".py:" in str(source):
+        return _found(_program_rows(str(source), slice), source, contract, slice, most)
+    path = Path(source)
     if is_capture(path):
         return tuple(TokenSequence(each.token_ids, each.prompt_tokens) for each in read_capture(path).sequences)
     rows = _spooled(path) if _is_spool(path) else _json_rows(path) if path.suffix == ".jsonl" else _recorded(path)
-    wanted = (each for each in rows if contract is None or slice == ALL or _is_in(contract, slice, each))
-    found = [each for each, _ in zip(wanted, range(most), strict=False)]
+    return _found(rows, source, contract, slice, most)
+
+
+def _found(
+    rows: Iterable[TokenSequence], source: str | Path, contract: Contract | None, slice: str, most: int
+) -> tuple[TokenSequence, ...]:
+    wanted = (each for each in rows if contract is None or slice == ALL or slice in contract.slices_of(each.attributes))
+    found = tuple(islice(wanted, most))
     if not found:
-        raise ValueError(f"{path}: has no sequence of {slice}; sequences need the attributes that decide the slice")
-    return tuple(found)
+        raise ValueError(f"{source}: has no sequence of {slice}; sequences need the attributes that decide the slice")
+    return found
 
 
-def _is_in(contract: Contract, slice: str, sequence: TokenSequence) -> bool:
-    return slice in contract.slices_of(sequence.attributes)
+def _program_rows(target: str, slice: str) -> Iterator[TokenSequence]:
+    give = python_name(target, _PROGRAM)
+    if not callable(give):
+        raise ValueError(f"{target}: is {type(give).__name__}, not {_PROGRAM}")  # noqa: TRY004 - a wrong argument
+    for number, row in enumerate(give(slice), 1):
+        yield _row(f"{target}: sequence {number}", row)
 
 
 def _json_rows(path: Path) -> Iterator[TokenSequence]:
@@ -82,15 +99,14 @@ def _json_rows(path: Path) -> Iterator[TokenSequence]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{where}: is no JSON ({error}); write one object per line") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: is no object; write {{'prompt_ids': [...], 'token_ids': [...]}}")  # noqa: TRY004 - a wrong file
-            prompt = _ids(row, _PROMPT, where, needed=False)
-            tokens = _ids(row, _TOKENS, where, needed=True)
-            yield _sequence(where, prompt, tokens, row)
+            yield _row(where, row)
 
 
-def _sequence(where: str, prompt: Sequence[int], tokens: Sequence[int], row: Mapping[str, Any]) -> TokenSequence:
-    ids = (*prompt, *tokens)
+def _row(where: str, row: Any) -> TokenSequence:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: is no object; write {{'prompt_ids': [...], 'token_ids': [...]}}")  # noqa: TRY004 - a wrong file
+    prompt = _ids(row, _PROMPT, where, needed=False)
+    ids = (*prompt, *_ids(row, _TOKENS, where, needed=True))
     if len(ids) < 2:
         raise ValueError(f"{where}: token_ids: {len(ids)} tokens; a sequence needs two")
     attributes = row.get("attributes") or {}

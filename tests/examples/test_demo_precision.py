@@ -5,9 +5,10 @@ import torch
 
 from examples.demo.corpus import load_corpus
 from examples.demo.model import Config, Model
-from examples.demo.precision import CONTRACT, Gate, components, shown
+from examples.demo.precision import CONTRACT, Gate, components
 from kc_otel.contract.load import load
 from kc_otel.offline.remedy.precision import cheapest
+from kc_otel.offline.remedy.precision_text import precision_sentence
 
 
 @pytest.mark.slow
@@ -24,4 +25,4 @@ def test_the_search_finds_what_int8_lost_on_tables(demo_weights):
     assert found.verified.passes
     assert len(found.found.kept) > 1
     assert found.gives_back(found.found) > max(found.gives_back(each) for each in found.alone) > 0.0
-    assert "gate passes on new requests" in shown(found)
+    assert "gate passes on new requests" in precision_sentence("int8", found)
