@@ -39,6 +39,7 @@ def test_one_sequence_of_many_is_no_proof():
     assert boundary_drift({Boundary(0, "head"): measured(outlier)}, 0.01)[0].is_above
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundaries", [1, 30])
 def test_false_names_are_as_rare_as_was_promised(boundaries):
     """With a tenth of the sequences beyond the floor everywhere, one family in a hundred names anything."""

@@ -32,7 +32,11 @@ def named(fault, layer, seed=0):
 
 
 @pytest.mark.parametrize("layer", [LAYERS - 2])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [FAULTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS[1:])],
+    ids=lambda fault: fault.name,
+)
 def test_a_planted_fault_is_named(fault, layer):
     """Kind, operator, layer and, where it is one of weights, tensor are those that were planted."""
     culprit = named(fault, layer).culprit
@@ -43,12 +47,14 @@ def test_a_planted_fault_is_named(fault, layer):
         assert culprit.tensors == (f"layers.{layer}.{fault.tensor}",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_named_where_nothing_was_planted(seed):
     """Two equal kernels, in whatever batches, have no culprit."""
     assert named(None, 0, seed).findings == ()
 
 
+@pytest.mark.slow
 def test_honest_rounding_has_no_culprit():
     """A bf16 kernel differs from an fp32 one at every operator, and is not accused of it."""
     train, inference = pair(None, 0)
@@ -58,6 +64,7 @@ def test_honest_rounding_has_no_culprit():
     assert min(row.drift.estimate for row in located.boundaries[1:]) > 1e-4
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_named_where_they_begin():
     """NaN in one weight: nothing behind it is accused, and its share and picture are numbers."""
     train, inference = pair(None, 0)

@@ -1,0 +1,100 @@
+"""Sequences for locate: from a recording, a spool, JSON lines or a program, those of a slice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kc_otel.contract import load_text
+from kc_otel.diagnose.token_sequences import read_sequences
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.spool import Spool, SpoolReader
+
+CONTRACT = load_text("""\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
+statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
+""")
+PROGRAM = """\
+asked = []
+def rows(slice):
+    asked.append(slice)
+    for task in ("prose", "code", "code"):
+        yield {"prompt_ids": [1, 2], "token_ids": [len(task)], "attributes": {"task": task}}
+def odd(slice):
+    return [{"token_ids": [1, -2]}]
+number = 3
+"""
+
+
+def test_a_recording_gives_its_tokens_by_sequence(tmp_path):
+    """Those of the slice, no more than are wanted; one without token ids says what to do."""
+    logprobs = np.full((4, 3), -1.0)
+    columns = {"train_logprobs": logprobs, "inference_logprobs": logprobs, "task": np.array(["code", "prose"] * 2)}
+    np.savez(tmp_path / "with.npz", token_ids=np.arange(12).reshape(4, 3), **columns)
+    np.savez(tmp_path / "without.npz", **columns)
+    found = read_sequences(tmp_path / "with.npz", contract=CONTRACT, slice="prose")
+    assert [each.token_ids for each in found] == [(3, 4, 5), (9, 10, 11)]
+    assert len(read_sequences(tmp_path / "with.npz", most=3)) == 3
+    with pytest.raises(ValueError, match="has no token_ids; record them"):
+        read_sequences(tmp_path / "without.npz")
+
+
+def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
+    """Prompt and completion apart; the rescorer finds everything that it would have found."""
+    spool = Spool(tmp_path / "spool.sqlite")
+    for name, task in (("a", "prose"), ("b", "code")):
+        tokens = np.arange(4)
+        spool.put(
+            SampledRequest(
+                request_id=name,
+                prompt_ids=np.arange(3) + 10,
+                token_ids=tokens,
+                logprobs=-tokens.astype(np.float32),
+                kernel=Kernel("vllm"),
+                attributes={"task": task},
+            )
+        )
+    assert spool.flush()
+    spool.close()
+    (found,) = read_sequences(tmp_path / "spool.sqlite", contract=CONTRACT, slice="code")
+    assert (found.token_ids, found.prompt_tokens) == ((10, 11, 12, 0, 1, 2, 3), 3)
+    with SpoolReader(tmp_path / "spool.sqlite") as reader:
+        assert [each.request_id for _, each in reader.take(9)] == ["a", "b"]
+
+
+def test_a_program_is_asked_for_the_slice(tmp_path):
+    """From wherever it has them; what it gives beside the slice is left out, and only so many are taken."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    found = read_sequences(f"{tmp_path}/program.py:rows", contract=CONTRACT, slice="code")
+    assert [each.token_ids for each in found] == [(1, 2, 4), (1, 2, 4)]
+    assert len(read_sequences(f"{tmp_path}/program.py:rows", contract=CONTRACT, slice="code", most=1)) == 1
+    with pytest.raises(ValueError, match=r"program\.py:odd: sequence 1: token_ids: is no list of whole numbers"):
+        read_sequences(f"{tmp_path}/program.py:odd")
+    with pytest.raises(ValueError, match="is int, not a function of a slice's name"):
+        read_sequences(f"{tmp_path}/program.py:number")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1]", "rows.jsonl:2: is no object"),
+        ("{", "rows.jsonl:2: is no JSON"),
+        ('{"token_ids": [true, 2]}', "rows.jsonl:2: token_ids: is no list of whole numbers"),
+        ('{"token_ids": [1]}', "rows.jsonl:2: token_ids: 1 tokens; a sequence needs two"),
+        ('{"prompt_ids": [1, 2]}', "rows.jsonl:2: has no token_ids"),
+    ],
+)
+def test_a_line_that_is_no_sequence_is_named(tmp_path, line, said):
+    """By file, line and field."""
+    path = Path(tmp_path) / "rows.jsonl"
+    path.write_text(json.dumps({"token_ids": [1, 2]}) + f"\n{line}\n")
+    with pytest.raises(ValueError, match=said):
+        read_sequences(path)
