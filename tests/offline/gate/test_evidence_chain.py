@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from kc_otel.cli import app
+from kc_otel.offline.gate import evidence_chain
 from kc_otel.offline.gate.evidence_chain import ChainError, add_to_chain, verify_chain
 
 MIB = 1 << 20
@@ -131,8 +133,16 @@ def test_a_file_that_grows_may_be_added_again(chain):
         verify_chain(chain)
 
 
-def test_gates_that_end_at_once_make_one_chain(chain):
-    """Eight threads that append at a time lose none."""
+def test_gates_that_end_at_once_make_one_chain(chain, monkeypatch):
+    """Eight threads that append at a time lose none: who reads the chain is alone with it until it has written."""
+    read = evidence_chain._links
+
+    def slowly(*arguments):
+        found = list(read(*arguments))
+        time.sleep(0.02)
+        return iter(found)
+
+    monkeypatch.setattr(evidence_chain, "_links", slowly)
     file = chain.parent / "a.npz"
     threads = [threading.Thread(target=add_to_chain, args=(chain, [file], 1e9)) for _ in range(8)]
     for thread in threads:

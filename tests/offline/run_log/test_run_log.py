@@ -84,6 +84,28 @@ def test_what_moves_with_the_weights_is_told():
     assert "every 4 steps" in found["drift-repeats"]
 
 
+@pytest.mark.slow
+def test_a_number_that_wanders_is_said_to_trend_as_often_as_the_handbook_says():
+    """17 of 200 random walks, whose logarithm moves by 5 % a step."""
+    walks = (1e-3 * np.exp(np.cumsum(np.random.default_rng(s).standard_normal(300) * 0.05)) for s in range(200))
+    assert sum("drift-rises" in said({"drift": walk}) for walk in walks) == 17
+
+
+def test_a_trend_is_steady_and_twofold():
+    """A rise by a third is none, however steady; nor is one that goes up and down, which one in a hundred does."""
+    noise = 1.0 + 0.01 * np.random.default_rng(9).standard_normal(300)
+    assert not said(sound(3) | {"drift": 1e-3 * (1.0 + STEPS / 900) * noise})
+    unsteady = np.repeat([1.0, 3.0, 0.5, 2.0, 1.5, 4.0, 2.2, 3.5, 2.8, 5.0], 30)
+    assert not said(sound(3) | {"drift": 1e-3 * unsteady * noise})
+
+
+def test_two_numbers_that_both_grow_are_not_one_because_of_the_other():
+    """Lag that grows over a run in which drift grows too does not explain it."""
+    noise = 1.0 + 0.05 * np.random.default_rng(9).standard_normal(300)
+    grown = said(sound(3) | {"drift": RISING * noise, "lag": np.floor(STEPS / 60)})
+    assert "drift-follows-lag" not in grown
+
+
 def test_an_entropy_that_rises_too_is_an_explanation():
     """Where entropy rises with drift, the rule says that the policy may be all of it."""
     assert "may be all of it" in said(sound(3) | {"drift": RISING, "entropy": RISING * 300})["drift-and-entropy"]
