@@ -16,6 +16,7 @@ TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 SGLANG ?= 0.5.23
+TRITON ?= 3.9.0
 OLDEST_EXTRAS := serve openfeature parquet plots grafana
 comma := ,
 space := $(strip) $(strip)
@@ -152,8 +153,8 @@ $(OLDEST)/.oldest: pyproject.toml
 	@touch $@
 
 # The rule above makes the other environment's Python. Its torch is the one that vLLM for CPUs was built with, also where
-# there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours. SGLang takes a
-# GPU: it lies apart, where verl and others do not find it, for tests against its hooks and structs.
+# there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours. SGLang, which
+# takes a GPU, and Triton lie apart, where verl and others do not find them, for the tests that want them.
 $(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
 $(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
 	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
@@ -162,5 +163,6 @@ $(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
 	@$(ENGINES_PIP) install --no-deps -r tests/engines/requirements.txt
 	@rm -rf "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests"
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/sglang --upgrade 'sglang==$(SGLANG)'
+	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/triton --upgrade 'triton==$(TRITON)'
 	@$(ENGINES_PIP) install --no-deps --editable .
 	@touch $@

@@ -1,0 +1,45 @@
+"""Top-p and top-k on a real vLLM that says which tokens it kept: over them, the edge of the nucleus is no drift."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kc_otel.recordings.request import KeptTokens
+from kc_otel.recordings.scoring import hf_scorer
+
+pytestmark = pytest.mark.slow
+
+TRITON = Path(sys.prefix, "triton")
+"""Apart from the other packages: vLLM and transformers would take it for a GPU's."""
+
+
+def test_what_vllm_kept_is_what_both_kernels_are_compared_over(tiny_model):
+    """Its masks are recorded as its caller gets them; over them little is left of what looked like a drift."""
+    from transformers import AutoModelForCausalLM
+
+    command = [sys.executable, "-m", "tests.engines._sampling_mask_run", str(tiny_model), str(TRITON)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 6
+    for each in found:
+        assert each["kept"] == each["said"]
+        assert all(token in kept for token, kept in zip(each["tokens"], each["kept"], strict=True))
+    kept = [
+        KeptTokens(np.concatenate(each["kept"]), np.array([len(of_token) for of_token in each["kept"]]))
+        for each in found
+    ]
+    score = hf_scorer(AutoModelForCausalLM.from_pretrained(tiny_model))
+    prompts, tokens = [each["prompt"] for each in found], [each["tokens"] for each in found]
+    scored = score(prompts, tokens, kept=kept)
+    sampled = np.concatenate([each["logprobs"] for each in found])
+    whole, mass = (np.concatenate([rows[index] for rows in scored]) for index in (0, 1))
+    naive, over_kept = np.abs(sampled - whole), np.abs(sampled - (whole - mass))
+    assert over_kept.mean() < 0.02
+    assert naive.mean() > 10 * over_kept.mean()
