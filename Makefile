@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-core test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak kills generate \
+.PHONY: help demo test test-fast test-core test-gpu test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak kills generate \
   pictures handbook clean
 
 help: ## what there is to run
@@ -54,6 +54,9 @@ test-fast: $(VENV)/.test ## the part for everyday work: under a minute
 test-oldest: $(OLDEST)/.oldest ## the quick tests with each dependency at its lower bound
 	HYPOTHESIS_PROFILE=fast $(OLDEST)/bin/python -m pytest -m "not slow" -q -n auto --dist worksteal \
 	  -W ignore::DeprecationWarning $(ARGS)
+
+test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command skips
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu tests/record $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)

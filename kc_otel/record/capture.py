@@ -7,9 +7,11 @@ Everything after that runs on the measuring thread.
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +39,8 @@ Tree = Any
 DeviceEvent = Any
 """A `torch.cuda.Event`, or None."""
 
+_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_thread = threading.local()
 _NUMBER: Final = (int, float, np.generic)
 
 
@@ -222,7 +226,21 @@ def _leaves(tree: Tree) -> Sequence[Any]:
     return tree if isinstance(tree, list) else (tree,)
 
 
+def _allow_captures() -> None:
+    """Let this thread allocate and wait while another one captures a CUDA graph, which would otherwise be invalid.
+
+    Source: CUDA driver API, cuThreadExchangeStreamCaptureMode: a thread in relaxed mode may call what is unsafe in a
+    capture, and this thread captures nothing.
+    """
+    if getattr(_thread, "relaxed", False):
+        return
+    _thread.relaxed = True
+    with suppress(OSError, AttributeError):  # no driver of NVIDIA's, or one from before such modes
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+
+
 def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:
+    _allow_captures()
     stack = ExitStack()
     stream = torch.cuda.Stream(device=ready.device)
     stream.wait_event(ready)

@@ -105,8 +105,9 @@ class LogitRows:
         if top and torch.float64 in (train.dtype, inference.dtype):
             raise ValueError("top: there is none of float64 logits; pass them as float32")
         if at is None:
-            rows = torch.arange(math.prod(shape[:-1]), device=train.device)
-            at = torch.unravel_index(rows, shape[:-1]) if rows.numel() else (rows,) * len(shape[:-1])
+            rest, at = torch.arange(math.prod(shape[:-1]), device=train.device), ()
+            for size in reversed(shape[:-1]):  # not unravel_index, which waits for the device
+                at, rest = (rest % max(size, 1), *at), rest // max(size, 1)
         if targets is not None:
             targets = torch.as_tensor(targets, device=train.device).reshape(-1).long()
             if targets.shape != at[0].shape:

@@ -154,6 +154,7 @@ def test_a_roll_out_starts_streams_of_its_own(recorders, memory):
     assert sorted(found.values()) == [0.0, 1.0]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_outputs_on_a_gpu_are_compared_there(recorders, memory, outputs):
     """The same numbers as on the host, without the caller waiting for the device."""

@@ -102,6 +102,7 @@ def test_logits_in_bfloat16(recorders, memory):
     assert memory.points("kc.drift.tv_exact")[0].count == 10
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_comparing_on_a_gpu_does_not_wait_for_it(recorders, memory, logprobs):
     """On a GPU compare only enqueues copies: torch's own check for synchronisation stays silent."""

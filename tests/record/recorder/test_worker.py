@@ -6,9 +6,11 @@ import logging
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from kc_otel.record import capture
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 
 
@@ -321,3 +323,17 @@ def test_counts_of_a_reason_begin_again_when_it_is_cleared(caplog):
         counts.add("export", "nothing at all", 0)
     assert counts.values() == {"export": 1}
     assert len(caplog.records) == 2
+
+
+def test_a_thread_that_measures_on_a_gpu_leaves_captures_alone(monkeypatch):
+    """It asks the driver for relaxed mode, once, so that what it allocates does not break another thread's capture."""
+    modes = []
+    driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda mode: modes.append(mode._obj.value))
+    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
+    for _ in range(2):
+        capture._allow_captures()
+    assert modes == [2]
+    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
+    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: SimpleNamespace())
+    capture._allow_captures()

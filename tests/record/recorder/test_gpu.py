@@ -1,0 +1,103 @@
+"""What only a GPU can settle: `make test-gpu`."""
+
+import numpy as np
+import pytest
+import torch
+
+from kc_otel.record.measure.logit_device import device_drift
+from kc_otel.record.measure.logits import logit_drift
+from kc_otel.record.telemetry.accumulate import Accumulator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu where there is one"),
+]
+
+
+def logits(rows, vocab, dtype=torch.bfloat16):
+    """Logits of two kernels, on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    inference = 3 * torch.randn((rows, vocab), generator=generator, device="cuda")
+    train = inference + 0.05 * torch.randn((rows, vocab), generator=generator, device="cuda")
+    return train.to(dtype), inference.to(dtype)
+
+
+def test_histograms_and_checks_say_what_the_host_says():
+    """Counts, sums and what is invalid: a shifted sequence, one of NaN, and padding that nobody masked."""
+    rng = np.random.default_rng(0)
+    train = -rng.exponential(size=(16, 64)).astype(np.float32)
+    inference = (train + 0.01 * rng.standard_normal(train.shape)).astype(np.float32)
+    inference[3, 1:], inference[5, 7], train[7, 32:], inference[7, 32:] = train[3, :-1], np.nan, 0.0, 0.0
+    mask = rng.random(train.shape) < 0.9
+    found = []
+    for device in ("cpu", "cuda"):
+        accumulator = Accumulator(("all",))
+        p, q, kept = (torch.from_numpy(each).to(device) for each in (train, inference, mask))
+        found.append((accumulator.add_sampled(p, q, mask=kept), accumulator.snapshot()))
+    (host, expected), (device, snapshot) = found
+    assert device.invalid == host.invalid != {}
+    assert snapshot.keys() == expected.keys()
+    for key, histogram in expected.items():
+        assert snapshot[key].count == histogram.count
+        assert snapshot[key].sum == pytest.approx(histogram.sum, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_kernel_says_what_float64_says(dtype):
+    """Rows of a large vocabulary, one of them NaN and one with -inf on a side, on the device as on the host."""
+    train, inference = logits(8, 151_936, dtype)
+    train[2, 5], inference[4, 9] = torch.nan, -torch.inf
+    targets = torch.arange(8)
+    found = logit_drift(train, inference, targets=targets)
+    expected = logit_drift(train.double().cpu(), inference.double().cpu(), targets=targets)
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.train_logprob[[0, 1, 7]], expected.train_logprob[[0, 1, 7]], rtol=1e-5)
+
+
+def test_little_memory_is_needed_beside_the_logits():
+    """Less than a hundredth of them."""
+    train, inference = logits(512, 151_936)
+    device_drift(train, inference)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    device_drift(train, inference, targets=torch.zeros(512, dtype=torch.int64, device="cuda"))
+    assert torch.cuda.max_memory_allocated() - before < 0.01 * 2 * train.nbytes
+
+
+def test_comparing_logits_does_not_wait_for_the_device():
+    """The profiler sees one launch of the kernel, and between the first call and the last neither waits nor copies."""
+    train, inference = logits(64, 32_768)
+    targets = torch.zeros(64, dtype=torch.int64, device="cuda")
+    device_drift(train, inference, targets=targets, top=4)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.profiler.record_function("ours"):
+                device_drift(train, inference, targets=targets, top=4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    events = profiler.events()
+    (ours,) = (event.time_range for event in events if event.name == "ours" and event.device_type.name == "CPU")
+    inside = {event.name for event in events if ours.start <= event.time_range.start <= ours.end}
+    assert sum("drift_kernel" in event.name and event.device_type.name == "CUDA" for event in events) == 1
+    assert not {name for name in inside if "Synchronize" in name or "emcpy" in name}
+
+
+def test_a_graph_that_is_captured_meanwhile_stays_valid(recorders):
+    """The engine captures a CUDA graph while a recorder measures in its own thread; both are right."""
+    recorder = recorders()
+    train, inference = logits(2048, 32_768)
+    x = torch.ones(1024, device="cuda")
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    recorder.compare_logits(train, inference)
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(200):
+            x += 1
+    graph.replay()
+    assert recorder.force_flush()
+    torch.cuda.synchronize()
+    assert x[0].item() == 201
+    assert recorder.stats().dropped == {}
