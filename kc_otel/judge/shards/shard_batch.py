@@ -101,4 +101,7 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
         state.leave_unjudged(SeriesKey(*key), at)
     versions = evaluator.facts[state.contract.name][0]
     for fields in notes.get("kernels", ()):
-        versions.know(KernelInfo(**fields))
+        info = KernelInfo(**fields)
+        known = versions.known.get((info.role, info.version))
+        if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers
+            versions.know(info)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 import uuid
@@ -43,6 +44,7 @@ from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 
 __all__ = ["Refused", "Shard", "ShardReport", "Stream"]
 
+_log: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 20.0
 """Seconds that the shard waits for the lock of the process before it."""
 _TABLES: Final = {
@@ -192,6 +194,9 @@ class Shard:
             return Refused("ThrottledError", str(error))
         except ReceiveError as error:
             return Refused(type(error).__name__, str(error))
+        except Exception:  # noqa: BLE001 - one export must not keep back those that came with it
+            _log.exception("an export that arrived at %.3f could not be taken", at)
+            return Refused("InternalError", "the shard failed on this request; its log has the cause")
 
     def _save_batch(self, number: int) -> None:
         """Write streams, the position in the log, and what the judge was not told until there, in one transaction."""

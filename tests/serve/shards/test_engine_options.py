@@ -1,0 +1,90 @@
+"""What `--engine ray` needs is asked for in a sentence; without it there are no shards, and who asks is told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from kc_otel.cli import shards_command
+from kc_otel.serve import server
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.config import ServeConfig, StreamEngine
+from kc_otel.serve.core import Core
+from kc_otel.serve.server import ServiceError
+from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
+from kc_otel.serve.shards.sharded_sink import ShardError
+
+RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Path("shards"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (replace(RAY, state=None), "give --state FILE"),
+        (replace(RAY, shard_folder=None), "--shard-folder DIR"),
+        (replace(RAY, record=True), "shards have a log each"),
+    ],
+)
+def test_what_it_needs_is_asked_for(config: ServeConfig, said: str) -> None:
+    """State, a folder that all nodes reach, and no recording."""
+    with pytest.raises(ServiceError, match=said):
+        server.run([], config)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is named."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ServiceError, match=r"needs ray: pip install 'kc-otel\[ray\]'"):
+        server.run([], RAY)
+
+
+def api(core: Core) -> TestClient:
+    return TestClient(make_api(core, dict, Changes(), "1"))
+
+
+def test_an_evaluator_without_shards_says_so(make_core: Any) -> None:
+    """None is listed, and another number is refused."""
+    client = api(make_core())
+    assert client.get("/api/v1/shards").json() == []
+    answer = client.post("/api/v1/shards", json={"shards": 2})
+    assert (answer.status_code, answer.json()["detail"].split(";")[0]) == (
+        409,
+        "streams are in the evaluator's process",
+    )
+    assert client.post("/api/v1/shards", json={"shards": 0}).status_code == 422
+
+
+def test_shards_are_shown_and_changed_from_a_terminal(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each, with what is wrong in its place; 1 where one is not heard; a move that fails says why."""
+    core = make_core()
+    client = api(core)
+    health = ShardHealth("f00d", "node-7", 42, 0.0, 0, 1234, 99, 2048, 1.0)
+    core.shards = (ShardSeen(0, health, 5.0, 1, ""), ShardSeen(1, None, 0.0, 0, "has not answered for 9 s"))
+    asked: list[int] = []
+
+    async def resize(count: int) -> None:
+        asked.append(count)
+        if count == 9:
+            raise ShardError("not every shard answers: shard 1 has not answered for 9 s")
+
+    core.resize = resize
+    monkeypatch.setattr(shards_command, "get", lambda _url, path: client.get(path).json())
+    monkeypatch.setattr(shards_command, "post", lambda _url, path, body, **_: client.post(path, json=body).json())
+    app = typer.Typer()
+    shards_command.register(app)
+    found = CliRunner().invoke(app, ["3"], env={"COLUMNS": "120"})
+    assert found.exit_code == 1
+    assert asked == [3]
+    lines = [" ".join(line.split()) for line in found.output.splitlines()]
+    assert lines[1].startswith("0 node-7 (42) 1,234 99 2,049")
+    assert lines[2] == "1 0 0 0 has not answered for 9 s"
+    refused = client.post("/api/v1/shards", json={"shards": 9})
+    assert (refused.status_code, "shard 1" in refused.json()["detail"]) == (503, True)
