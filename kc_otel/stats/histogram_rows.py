@@ -2,12 +2,13 @@
 
 Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
 own there, as `ExponentialHistogram.binned` would give it. What does not fit beside the others (another scale or zero
-bucket that has to be aligned first, unknown extremes, edges that are not finite) is left to whoever takes them one by
-one.
+bucket that has to be aligned first, extremes that only some parts know, edges that are not finite) is left to whoever
+takes them one by one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -41,8 +42,8 @@ class HistogramRows:
         count: Observations, as doubles [R, B].
         total: Observations, as doubles [R].
         sum: Exact sums [R].
-        minimum: No observation is smaller [R].
-        maximum: No observation is larger [R].
+        minimum: No observation is smaller; -inf where that is unknown [R].
+        maximum: No observation is larger; inf where that is unknown [R].
         observed: Whether `maximum` is an observation [R].
         ends: The first and the last bin with an observation, int64 [2, R].
     """
@@ -90,30 +91,32 @@ def rows_of(samples: Sequence[Sequence[ExponentialHistogram]]) -> Iterator[Histo
     Args:
         samples: Of each, the histograms that it is the union of.
     """
-    groups: dict[tuple[int, float], list[int]] = {}
+    groups: dict[tuple[int, float, bool], list[int]] = {}
     for number, parts in enumerate(samples):
         if parts and (kind := _kind(parts)) is not None:
             groups.setdefault(kind, []).append(number)
-    for (scale, threshold), places in groups.items():
+    for kind, places in groups.items():
         for begin in range(0, len(places), _ROWS):
             some = places[begin : begin + _ROWS]
-            rows = _rows(some, [samples[place] for place in some], scale, threshold)
+            rows = _rows(some, [samples[place] for place in some], *kind)
             if rows is not None:
                 yield rows
 
 
-def _kind(parts: Sequence[ExponentialHistogram]) -> tuple[int, float] | None:
-    """Scale and zero threshold that all parts have; None where they have to be aligned, or have unknown extremes."""
-    kind, count = (parts[0].scale, parts[0].zero_threshold), 0
+def _kind(parts: Sequence[ExponentialHistogram]) -> tuple[int, float, bool] | None:
+    """Scale and zero threshold that all parts have, and whether they know their extremes; None where they differ."""
+    kind, count = (parts[0].scale, parts[0].zero_threshold, parts[0].minimum <= parts[0].maximum), 0
     for part in parts:
-        if (part.scale, part.zero_threshold) != kind or not part.minimum <= part.maximum or not part.count:
+        if (part.scale, part.zero_threshold, part.minimum <= part.maximum) != kind or not part.count:
+            return None
+        if not (kind[2] or (math.isnan(part.minimum) and math.isnan(part.maximum))):
             return None
         count += part.count
     return kind if count < _MOST else None
 
 
 def _rows(
-    places: list[int], samples: list[Sequence[ExponentialHistogram]], scale: int, threshold: float
+    places: list[int], samples: list[Sequence[ExponentialHistogram]], scale: int, threshold: float, known: bool
 ) -> HistogramRows | None:
     parts = [part for sample in samples for part in sample]
     sizes = np.array([len(sample) for sample in samples])
@@ -138,6 +141,9 @@ def _rows(
     minimum = np.minimum.reduceat(np.array([part.minimum for part in parts]), begins)
     maximum = np.maximum.reduceat(most, begins)
     observed = np.array([part.maximum_observed for part in parts]) & (most == maximum[row])
+    if not known:  # what is merged begins and ends where its outermost buckets do
+        minimum = np.where(sizes > 1, shared[0][(count > 0).argmax(axis=1)], -math.inf)
+        maximum, observed = np.full(sizes.size, math.inf), np.zeros_like(observed)
     lower, upper, ends = _drawn_in(shared, count, minimum, maximum)
     return HistogramRows(
         places=np.array(places),

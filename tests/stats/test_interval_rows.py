@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -80,8 +81,12 @@ def histogram(rng: np.random.Generator, *, scale: int = 4, signed: bool = False)
 
 def samples(seed: int, count: int) -> list[list[ExponentialHistogram]]:
     rng = np.random.default_rng(seed)
+    unknown = {"minimum": math.nan, "maximum": math.nan, "maximum_observed": True}
     return [
-        [histogram(rng, scale=int(scale), signed=bool(signed)) for _ in range(int(parts))]
+        [
+            replace(histogram(rng, scale=int(scale), signed=bool(signed)), **(unknown if scale == 3 else {}))
+            for _ in range(int(parts))
+        ]
         for scale, signed, parts in zip(
             rng.choice([3, 4], count), rng.random(count) < 0.3, rng.integers(1, 4, count), strict=True
         )
@@ -102,7 +107,7 @@ def same(one: Interval | None, other: Interval) -> bool:
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
-    """Of any kind, of one part and of several, with values on both sides of 0, and with extremes inside a bucket."""
+    """Of one part and of several, with values on both sides of 0, with extremes inside a bucket or unknown."""
     given = samples(list(ONE_BY_ONE).index(name), 400)
     seen = left = 0
     for rows in rows_of(given):
@@ -120,10 +125,10 @@ def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
 
 
 def test_what_does_not_fit_beside_others_is_left_out() -> None:
-    """Other scales in one sample, unknown extremes, edges that are not finite, and nothing at all."""
+    """Other scales in one sample, extremes that one part knows, edges that are not finite, and nothing at all."""
     rng = np.random.default_rng(0)
     fine = histogram(rng)
     unknown = ExponentialHistogram(4, 3, 1.0, 0, Buckets(0, np.array([3])), Buckets.empty())
     endless = ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308)
-    other = [[fine, histogram(rng, scale=3)], [unknown], [endless], [ExponentialHistogram.empty(4)], []]
+    other = [[fine, histogram(rng, scale=3)], [fine, unknown], [endless], [ExponentialHistogram.empty(4)], []]
     assert [rows.places.tolist() for rows in rows_of([*other, [fine]])] == [[5]]
