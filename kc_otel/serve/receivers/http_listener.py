@@ -35,6 +35,7 @@ async def serving_http(app: Any, sock: socket.socket, tls: Tls | None = None) ->
         http=HeaderTimeoutProtocol,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # who sends is who is connected: a name in a header is anybody's to choose
         timeout_graceful_shutdown=_GRACE,
     )
     config.load()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from kc_otel.judge.otlp.request_errors import ThrottledError
+from kc_otel.serve.listening import listen
 from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.http_listener import serving_http
 
 LARGE, SMALL = 100_000, 500
 
@@ -112,6 +115,28 @@ def test_over_the_bound_what_would_come_last_is_refused():
     assert served[0] == "small"
     assert len(refused) == 3
     assert len(served) == 2
+
+
+def test_nobody_is_another_sender_by_saying_so():
+    """A header that names another address changes nothing: turns are shared by connections."""
+    seen = []
+
+    async def app(scope, _receive, send):
+        if scope["type"] == "http":
+            seen.append(scope["client"])
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def asked() -> None:
+        sock = listen("127.0.0.1", 0, "tests", 16)
+        async with serving_http(app, sock), httpx.AsyncClient() as client:
+            for name in ("192.0.2.1", "192.0.2.2"):
+                url = f"http://127.0.0.1:{sock.getsockname()[1]}/"
+                assert (await client.get(url, headers={"x-forwarded-for": name})).status_code == 204
+
+    asyncio.run(asked())
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
