@@ -73,6 +73,7 @@ h3{font-size:1rem;margin:1.4rem 0 .3rem}p,ul{margin:.4rem 0}ul{padding-left:1.2r
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem;margin:.5rem 0;overflow-wrap:normal}
 th,td{text-align:left;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 td:not(:last-child){white-space:nowrap}td:last-child{min-width:13rem}th{font-weight:500;color:var(--quiet)}
+@media (max-width:64rem){td:not(:last-child){white-space:normal}td:last-child{min-width:9rem}}
 .state{font-weight:650;white-space:nowrap}
 .fail{color:var(--fail)}.silent{color:var(--silent)}.open{color:var(--open)}.pass{color:var(--pass)}
 figure{margin:.75rem 0;min-width:0}figcaption{font-size:.88rem;color:var(--quiet)}
