@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from kc_otel._extras import MissingExtraError
 from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, on_gpu
 from kc_otel.record.measure.sampled import LOWEST
 
-__all__ = ["LOGITS", "SATURATION", "LogitDrift", "logit_drift"]
+__all__ = ["LOGITS", "SATURATION", "CountedRows", "LogitDrift", "logit_drift"]
 
 LOGITS: Final = (
     "logit_half_range",
@@ -69,12 +69,30 @@ class LogitDrift:
         valid: Rows without NaN and +inf, and with at least one logit above -inf on each side, bool [rows].
         train_logprob: log P of each row's target, float64 [rows]; None without targets.
         inference_logprob: log Q of each row's target, float64 [rows]; None without targets.
+        counts: Rows that are valid by slice, quantity and bucket, int64 [slices, 7, buckets]; None where the host is to
+            count them.
     """
 
     values: NDArray[np.float64]
     valid: NDArray[np.bool_]
     train_logprob: NDArray[np.float64] | None
     inference_logprob: NDArray[np.float64] | None
+    counts: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedRows:
+    """How rows are counted where they are measured.
+
+    Attributes:
+        group: Group of each row, [rows].
+        members: Which slices a group belongs to, bool [groups, slices].
+        edges: Edges of the buckets, ascending, float32, as `Partition.edges`.
+    """
+
+    group: NDArray[np.intp]
+    members: NDArray[np.bool_]
+    edges: NDArray[np.float32]
 
 
 def logit_drift(
@@ -83,6 +101,7 @@ def logit_drift(
     *,
     at: tuple[NDArray[np.intp], ...] | None = None,
     targets: Any = None,
+    counted: CountedRows | None = None,
     _tensors: bool | None = None,
 ) -> LogitDrift:
     """Compare two kernels' logits, row by row.
@@ -92,6 +111,7 @@ def logit_drift(
         inference: Logits of the inference kernel after the same processing, same shape.
         at: Indices of the rows to compare, one array [rows] per leading axis; None for all, in order.
         targets: Token of each compared row, integers [rows].
+        counted: Slices and buckets, where a GPU is to count many rows.
 
     Raises:
         ValueError: If the shapes differ, a target is not in the vocabulary, or the numbers are not real.
@@ -105,7 +125,7 @@ def logit_drift(
         msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
         raise ValueError(msg)
     if on_gpu(train) if _tensors is None else _tensors:
-        return _on_device(train, inference, at, tokens)
+        return _on_device(train, inference, at, tokens, counted)
     if at is None:
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     left, right = host_rows(train), host_rows(inference)
@@ -253,23 +273,35 @@ def _block(
 
 
 def _on_device(
-    train: Any, inference: Any, at: tuple[NDArray[np.intp], ...] | None, targets: NDArray[np.intp] | None
+    train: Any,
+    inference: Any,
+    at: tuple[NDArray[np.intp], ...] | None,
+    targets: NDArray[np.intp] | None,
+    counted: CountedRows | None,
 ) -> LogitDrift:
     """The same on the tensors' device, where only a row's few numbers leave it."""
     import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
 
-    from kc_otel.record.measure.logit_device import device_drift  # noqa: PLC0415 - it needs torch
+    from kc_otel.record.measure.logit_device import LogitCounts, device_drift  # noqa: PLC0415 - it needs torch
 
     def there(data: Any) -> Any:
         return torch.as_tensor(data, device=train.device)
 
     rows = None if at is None else tuple(there(axis) for axis in at)
     y = None if targets is None else there(targets)
+    counters = None
+    # Values come back anyway; their counts are quicker where there are more rows than counters.
+    if counted is not None and counted.group.size >= counted.members.shape[0] * counted.edges.size:
+        none = np.zeros(0, dtype=np.float32)
+        counters = LogitCounts.empty(counted.group, counted.members.shape[0], counted.edges, none, train.device)
     with torch.no_grad():
-        found = device_drift(train, there(inference), at=rows, targets=y)
+        found = device_drift(train, there(inference), at=rows, targets=y, counters=counters)
         both = found.values if found.logprobs is None else torch.cat([found.values, found.logprobs], 1)
         host = as_host(both)
-    return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
+    drift = _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
+    if counters is None or counted is None:
+        return drift
+    return replace(drift, counts=counters.by_slice(counted.members))
 
 
 def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -> LogitDrift:

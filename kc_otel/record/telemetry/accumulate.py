@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
 from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.record.measure.checks import InvalidReason, check_declared, counted, difference, same_shape
-from kc_otel.record.measure.logits import LOGITS, logit_drift
+from kc_otel.record.measure.logits import LOGITS, CountedRows, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
 from kc_otel.record.measure.truncation import outside_mass, renormalised
@@ -188,7 +188,14 @@ class Accumulator:
         codes = check_declared(shape[0], None, None, None, processing)
         codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
-        found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at], _tensors=_tensors)
+        found = logit_drift(
+            train,
+            inference,
+            at=at,
+            targets=None if tokens is None else tokens[at],
+            counted=CountedRows(groups.of[at[0]], groups.members, self._cells.slots.partition.edges),
+            _tensors=_tensors,
+        )
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
         pair = np.zeros((2, *shape))
@@ -200,8 +207,13 @@ class Accumulator:
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
         membership = groups.members[groups.of[rows]]
+        counts = found.counts if valid.all() else None
         for column, quantity in enumerate(LOGITS):
-            self._stream(quantity).add(values[:, column], membership)
+            one = values[:, column]
+            if counts is None:
+                self._stream(quantity).add(one, membership)
+            else:
+                self._stream(quantity).add_counted(counts[:, column], membership, one, one, one)
         if whole and rows.size and not self.by_sequence.isdisjoint(LOGITS):
             # Tokens come row by row, so a sequence's are next to each other.
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
