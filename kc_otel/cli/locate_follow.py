@@ -93,7 +93,7 @@ def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> 
         stop: Ends it before its time.
 
     Returns:
-        None where it has answered; else why not.
+        None where it has answered, or was stopped; else why not.
     """
     process = subprocess.Popen(  # noqa: S603 - this program
         [sys.executable, "-m", "kc_otel", *command],
@@ -110,10 +110,8 @@ def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> 
         except subprocess.TimeoutExpired:
             _kill(process)
             return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
-    if process.returncode in _ANSWERED:
+    if process.returncode in _ANSWERED or stop.is_set():  # whoever follows next looks again
         return None
-    if stop.is_set():
-        return "not located: the machine that looked was stopped"
     lines = [line for line in said.splitlines() if line.strip()]
     return f"not located: {lines[-1].strip() if lines else f'it ended with {process.returncode}'}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from kc_otel import cli
 
 @pytest.mark.slow
 def test_the_command_that_the_demo_prints_names_its_int8_outlier(demo_weights, monkeypatch):
-    """Scales of the first layer's second product have seen no tables; nothing but its name is given away."""
+    """Scales of the second products have seen no tables; which layer loses most is the trained model's to say."""
     monkeypatch.setenv("DEMO_WEIGHTS", str(demo_weights))
     cli._register("locate")
     words = LOCATE.split()
@@ -21,7 +22,7 @@ def test_the_command_that_the_demo_prints_names_its_int8_outlier(demo_weights, m
     result = CliRunner().invoke(cli.app, [*words[1:], "--slice", "tables", "--limit", "12", "--json"])
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
-    assert found["culprit"]["module"] == "blocks.0.down"
+    assert re.fullmatch(r"blocks\.[0-3]\.down", found["culprit"]["module"])
     assert found["shares"][0]["components"][0]["name"].startswith("down_proj")
     assert found["shares"][0]["components"][0]["share"]["lower"] > 0.9
 

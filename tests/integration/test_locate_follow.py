@@ -1,0 +1,79 @@
+"""A policy asks for `locate`, a machine that follows answers, and the incident has it: three processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+import kc_otel
+from tests.integration.conftest import CONTRACT, Evaluator, logprobs
+
+pytest.importorskip("torch")
+
+KERNELS = """\
+from tests.diagnose.planted_faults import FAULTS, pair
+train, infer = pair(FAULTS[2], 2)
+"""
+PATIENCE = 120.0
+
+
+@pytest.mark.slow
+def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(
+    serve: Callable[..., Evaluator], contract_file: Path, tmp_path: Path
+) -> None:
+    """Somebody is heard to listen, the culprit is named with evidence, and a restart of the evaluator keeps both."""
+    from tests.diagnose.planted_faults import conversations
+
+    text = CONTRACT.replace("window: 6s, long_window: 12s", "window: 60s, long_window: 120s")
+    contract_file.write_text(text.replace("heartbeat: 3s", "heartbeat: 60s").replace("sample-more]", "locate]"))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    rows = [{"token_ids": each.token_ids, "attributes": {"task": "code"}} for each in conversations()]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    evaluator = serve()
+    kernels = ("--train", "kernels.py:train", "--infer", "kernels.py:infer", "--sequences", "rows.jsonl")
+    command = ("locate", str(contract_file), *kernels, "--follow", "--by", "rack-7", "--url", evaluator.api)
+    recorder = kc_otel.Recorder(
+        contract_file,
+        train=kc_otel.Kernel("torch"),
+        inference=kc_otel.Kernel("vllm"),
+        metric_exporter=OTLPMetricExporter(endpoint=f"{evaluator.http}/v1/metrics"),
+        sampling=1.0,
+    )
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "kc_otel", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        evaluator.wait("/api/v1/health", lambda health: health["listeners"]["policy"]["locate"], PATIENCE)
+        rng = np.random.default_rng(0)
+        recorder.compare(*logprobs(rng, 64, 64, 0.3), attributes={"task": "code"})
+        recorder.force_flush()
+        found = evaluator.wait(
+            "/api/v1/incidents", lambda answer: any(one["diagnoses"] for one in answer["incidents"]), PATIENCE
+        )
+        assert follower.poll() is None
+    finally:
+        recorder.shutdown()
+        follower.terminate()
+        follower.wait(30)
+    (one,) = [one for one in found["incidents"] if one["on"] == "fail"]
+    (said,) = one["diagnoses"]
+    assert said["text"].startswith("first divergence: layer 2, o_proj (attention's output projection)")
+    assert (said["by"], said["slice"]) == ("rack-7", "code")
+    evidence = f"/api/v1/incidents/{one['id']}/diagnoses/{said['evidence']}"
+    assert evaluator.get(evidence)["culprit"]["tensors"] == ["layers.2.o_proj.weight"]
+    assert "locate" in {action["kind"] for action in one["actions"]}
+    evaluator.kill()
+    again = serve()
+    assert [each["text"] for each in again.get(f"/api/v1/incidents/{one['id']}")["diagnoses"]] == [said["text"]]
+    assert again.get(evidence)["sequences"] == 10
