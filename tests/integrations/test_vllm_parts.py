@@ -115,6 +115,17 @@ def test_a_log_probability_too_few_is_refused():
         request_of(completion(logprobs=[-0.5]), Kernel("vllm"), "raw", {})
 
 
+@pytest.mark.parametrize(
+    ("engine", "asked", "told"), [(True, None, True), (True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
+    """A request that does not say no gets it: None in vLLM 0.32 and True before, and no engine of its own has one."""
+    found = finished(watermarks=engine)
+    found.capture.params.watermarking = asked
+    request = request_of(found.completion(), Kernel("vllm"), "raw", {})
+    assert request.processing == ({"watermarking": True} if told else {})
+
+
 def test_processing_holds_what_changes_the_distribution():
     """Neutral values are left out, restrictions that no number says are named, and stop conditions are none of it."""
     params = SimpleNamespace(

@@ -28,7 +28,6 @@ _RESTRICTIONS: Final = (
     "bad_words",
     "structured_outputs",
     "thinking_token_budget",
-    "watermarking",
 )
 _SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _UNASSERTED: Final = "default"
@@ -55,6 +54,7 @@ class Completion:
         traceparent: W3C trace context of the request.
         at: When it finished, unix nanoseconds.
         kept: The tokens that top-p, top-k or min-p kept; None where the engine does not say.
+        watermarked: Whether the engine drew the tokens with its watermark.
     """
 
     request_id: str
@@ -72,6 +72,7 @@ class Completion:
     traceparent: str = ""
     at: int = 0
     kept: KeptTokens | None = None
+    watermarked: bool = False
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -91,6 +92,7 @@ class FinishedCapture:
         model: Name under which the model is served.
         kernel: What sampled it; may still be asked for, and is waited for where the request is recorded.
         logprobs_mode: `raw` or `processed`.
+        watermarks: Whether the engine has a watermark, which requests get that do not say no.
     """
 
     capture: RequestCapture
@@ -100,6 +102,7 @@ class FinishedCapture:
     model: str
     kernel: Future[Kernel]
     logprobs_mode: str
+    watermarks: bool = False
 
     @property
     def numbers(self) -> int:
@@ -127,6 +130,7 @@ class FinishedCapture:
             traceparent=_traceparent(context.get("otel"), context.get("trace") or headers),
             at=capture.at,
             kept=kept_of(capture.masks, len(self.token_ids)),
+            watermarked=self.watermarks and getattr(capture.params, "watermarking", None) is not False,
         )
 
 
@@ -154,7 +158,7 @@ def request_of(
         tokens,
         logprobs,
         kernel,
-        processing=processing_of(completion.params),
+        processing=processing_of(completion.params) | ({"watermarking": True} if completion.watermarked else {}),
         logprobs_mode=logprobs_mode,
         attributes={**_automatic(completion), **attributes},
         weights=weights_of(completion.weight_versions),

@@ -162,6 +162,7 @@ class Engines:
                 engine.model,
                 engine.kernel,
                 str(engine.logprobs_mode),
+                getattr(engine.config, "watermark_config", None) is not None,
             )
         )
 

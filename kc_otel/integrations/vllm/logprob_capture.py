@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -112,7 +112,7 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCaptu
     if type(processor) is not LogprobsProcessor:
         raise TypeError(f"{type(processor).__name__} takes the place of vLLM's LogprobsProcessor")
     params = request.sampling_params
-    processor.kc_otel_capture = capture = RequestCapture(
+    capture = RequestCapture(
         request.request_id,
         state.external_req_id,
         state.prompt_token_ids,
@@ -124,7 +124,11 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCaptu
         lora=state.lora_name or "",
         asked=params.num_logprobs is not None,
     )
-    processor.__class__ = _capturing_processor()
+    # The request's own state gets another processor: vLLM's, with what it was made of, and a look at what passes.
+    state.logprobs_processor = capturing = _capturing_processor()(
+        **{each.name: getattr(processor, each.name) for each in fields(processor)}
+    )
+    capturing.kc_otel_capture = capture
     if not capture.asked:
         # A copy: vLLM shares parameters between the completions of a request, and callers may reuse theirs. And last:
         # log-probabilities that nobody expects would be an error in vLLM.
