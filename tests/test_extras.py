@@ -30,9 +30,19 @@ INSTALLED_WITH_THE_CORE = ("contract", "stats", "record", "recordings", "integra
 def without(monkeypatch):
     """A function that makes a library look as if it were not installed."""
 
+    class Absent:
+        def __init__(self, library: str) -> None:
+            self.library = library
+
+        def find_spec(self, name: str, *_: object) -> None:
+            """As where it is not installed, the library itself is what is not found, whatever of it was asked for."""
+            if name == self.library:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
     def hide(library: str) -> None:
-        for name in [library, *(name for name in sys.modules if name.startswith(f"{library}."))]:
-            monkeypatch.setitem(sys.modules, name, None)
+        for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, "meta_path", [Absent(library), *sys.meta_path])
 
     return hide
 

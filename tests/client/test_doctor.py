@@ -118,6 +118,17 @@ def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "deep").exists()
 
 
+def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kc-otel is installed beside vLLM it is found by its entry point; elsewhere the remedy names the place."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    environment = {"KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"), "KC_OTEL_SPOOL": str(tmp_path / "spool.sqlite")}
+    for installed, said in ((["kc_otel"], False), ([], True)):
+        monkeypatch.setattr("kc_otel.client.doctor.entry_points", lambda installed=installed, **_: installed)
+        found = list(of_sender(environment, answers=lambda *_: ""))
+        assert any(one.what == "vLLM's Python has no plugin kc_otel" for one in found) is said
+    assert any(one.remedy == "install kc-otel where vLLM is installed" for one in found)
+
+
 def test_what_a_path_never_measures_is_said(contract: Contract) -> None:
     """Clauses and attributes that a way of measuring lacks are named before anybody waits for them."""
     found = errors(of_sender({}, [contract], MeasuringPath.TRL, lambda *_: ""))
