@@ -17,11 +17,11 @@ __all__ = ["ShardHandle", "ShardLine"]
 
 _WAITING: Final = 32 * 1024 * 1024
 """Bytes that may wait for a shard; one export may always."""
-_GROUP, _GROUP_BYTES = 128, 4 * 1024 * 1024
-"""Exports that go together."""
+_GROUP, _GROUP_BYTES = 16, 1024 * 1024
+"""Exports that go together: less than a second's work, also point by point."""
 _IN_FLIGHT: Final = 2
 """Groups that are on their way: while one is answered the next is read."""
-_ANSWER: Final = 5.0
+_ANSWER: Final = 8.0
 """Seconds within which a group has to be on the shard's disk; senders wait 10 s themselves."""
 
 
