@@ -27,6 +27,12 @@ class TooSlowError(ReceiveError):
     outcome = "too_slow"
 
 
+class DisplacedError(ThrottledError):
+    """A request that had not arrived yet made room for another; its sender keeps it and tries again."""
+
+    outcome = TooSlowError.outcome
+
+
 class ReadingPlaces:
     """Bounds how many requests of one transport are read at the same time. Use it from one event loop.
 
@@ -37,6 +43,7 @@ class ReadingPlaces:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held: dict[asyncio.Timeout, float] = {}
+        self._displaced: set[asyncio.Timeout] = set()
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
@@ -45,17 +52,22 @@ class ReadingPlaces:
         Raises:
             ThrottledError: If all places are held by requests that may yet arrive.
             TooSlowError: If what is done in the context takes too long.
+            DisplacedError: If another needs the place, and nobody has held one longer.
         """
         self._make_room()
         try:
-            async with asyncio.timeout(self._limits.read_timeout) as deadline:
+            async with (deadline := asyncio.timeout(self._limits.read_timeout)):
                 self._held[deadline] = asyncio.get_running_loop().time()
                 try:
                     yield
                 finally:
                     self._held.pop(deadline, None)
         except TimeoutError:
+            if deadline in self._displaced:
+                raise DisplacedError("too many requests arrive at the same time", self._limits.retry_after) from None
             raise TooSlowError("the request did not arrive in time") from None
+        finally:
+            self._displaced.discard(deadline)
 
     def _make_room(self) -> None:
         if len(self._held) < self._limits.max_concurrent:
@@ -65,6 +77,7 @@ class ReadingPlaces:
         if now - since < self._limits.patience:
             raise ThrottledError("too many requests at the same time", self._limits.retry_after)
         del self._held[longest]
+        self._displaced.add(longest)
         longest.reschedule(now)
 
 

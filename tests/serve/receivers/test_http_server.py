@@ -155,6 +155,26 @@ def test_a_body_that_never_ends_is_given_up(sink: Any) -> None:
     assert (response.status_code, status(response)[0]) == (408, 4)
 
 
+def test_who_makes_room_for_another_is_told_to_come_again(sink: Any) -> None:
+    """Senders drop what is answered with 408, and keep what is answered with 503."""
+    app = http_app(sink, Limits(max_concurrent=1, patience=0.05, retry_after=1))
+
+    async def never() -> Any:
+        yield b"x"
+        await asyncio.sleep(60)
+
+    async def scenario() -> tuple[httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
+            headers = {"content-type": PROTOBUF}
+            slow = asyncio.create_task(client.post("/v1/metrics", content=never(), headers=headers))
+            await asyncio.sleep(0.1)
+            return await client.post("/v1/metrics", content=b"", headers=headers), await slow
+
+    quick, slow = asyncio.run(scenario())
+    assert quick.status_code == 200
+    assert (slow.status_code, slow.headers["retry-after"], status(slow)[0]) == (503, "1", 14)
+
+
 def test_a_sender_that_hangs_up_is_no_error(sink: Any) -> None:
     """A disconnect in the middle of a body is counted, and nothing is answered."""
     counts, sent = RequestCounts(), []
