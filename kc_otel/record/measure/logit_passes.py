@@ -102,6 +102,8 @@ class LogitRows:
             raise ValueError(f"inference: shape {tuple(inference.shape)} is not train's {shape}, or not [..., vocab]")
         if train.device != inference.device:
             raise ValueError(f"inference: on {inference.device}, but train is on {train.device}")
+        if train.is_complex() or inference.is_complex():
+            raise ValueError("logits: complex numbers; pass real ones")
         if top and torch.float64 in (train.dtype, inference.dtype):
             raise ValueError("top: there is none of float64 logits; pass them as float32")
         if at is None:
@@ -202,7 +204,7 @@ class LogitRows:
 
     def _read(self, rows: slice) -> tuple[Any, Any, slice]:
         part = tuple(axis[rows] for axis in self.at)
-        wide = torch.promote_types(torch.promote_types(self.train.dtype, self.inference.dtype), torch.float32)
+        wide = torch.float64 if torch.float64 in (self.train.dtype, self.inference.dtype) else torch.float32
         return self.train[part].to(wide), self.inference[part].to(wide), rows
 
     def _first(self, z_p: Any, z_q: Any, rows: slice) -> FirstPass:

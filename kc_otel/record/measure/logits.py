@@ -120,10 +120,15 @@ def logit_drift(
         msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
         raise ValueError(msg)
     tokens = None if targets is None else as_host(targets).astype(np.intp)
-    if tokens is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
-        wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
-        msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
-        raise ValueError(msg)
+    if tokens is not None:
+        rows = math.prod(train.shape[:-1]) if at is None else at[0].size
+        if tokens.shape != (rows,):
+            msg = f"targets: shape {tokens.shape} is not one token for each of {rows} rows"
+            raise ValueError(msg)
+        if rows and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
+            wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
+            msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
+            raise ValueError(msg)
     if on_gpu(train) if _tensors is None else _tensors:
         return _on_device(train, inference, at, tokens, counted)
     if at is None:

@@ -83,6 +83,7 @@ def adversarial(draw):
     return sides
 
 
+@pytest.mark.slow
 @example([np.float32([7, 1e30]), np.float32([7, 2.5])])
 @example([np.float32([1e30, 2.5]), np.float32([7, 2.5])])
 @example([np.float32([0, -np.inf, 2]), np.float32([3584, -4736, -np.inf])])
@@ -94,6 +95,7 @@ def test_whatever_the_logits_are_the_kernel_says_what_float64_says(sides):
     np.testing.assert_allclose(device_drift(train, inference).values, exact(train, inference), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1e-5, 0.01, 0.5, 4.0]), st.integers(1, 200), st.integers(0, 999))
 @settings(max_examples=12, deadline=None)
 def test_float32_is_enough(drift, vocab, seed):
@@ -266,6 +268,7 @@ def test_a_kernel_that_fails_is_said_once_and_torch_does_the_work(monkeypatch, c
         (lambda z: device_drift(z[0], z[0]), r"not \[..., vocab\]"),
         (lambda z: device_drift(z[:, :0], z[:, :0]), r"not \[..., vocab\]"),
         (lambda z: device_drift(z, z, targets=torch.zeros(4)), "targets: 4 for 5 rows"),
+        (lambda z: device_drift(z.cfloat(), z.cfloat()), "complex numbers"),
         (lambda z: device_drift(z.double(), z, top=1), "top: there is none of float64"),
         (lambda z: device_drift(z, z.to("meta")), "inference: on meta, but train is on cpu"),
     ],

@@ -212,6 +212,14 @@ def test_shapes_that_differ_are_refused() -> None:
         logit_drift(np.zeros((5, 300)), np.zeros((5, 299)))
 
 
+@PATHS
+@pytest.mark.parametrize("targets", [[0, 1, 2], [[0, 1, 2, 3, 4]], []])
+def test_targets_are_one_for_each_row(path, targets) -> None:
+    """Too few would have been read beyond their end."""
+    with pytest.raises(ValueError, match="is not one token for each of 5 rows"):
+        compared(path, *(torch.from_numpy(each) for each in pair(0.1)), targets=targets)
+
+
 @pytest.mark.parametrize("token", [-100, 300])
 def test_a_target_outside_of_the_vocabulary_is_refused(token) -> None:
     """An ignored label does not score whatever lies there."""
