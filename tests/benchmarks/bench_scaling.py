@@ -2,8 +2,9 @@
 
 Measured here: what a real recorder exports of contracts/rl-rollouts-bf16-fp8.yaml, the CPU time in which an aggregator
 takes such a message (decoded, merged, written to disk), judges a cell and adds up a cell's summaries. Given: points a
-core of `kc-otel serve` takes end to end, which bench_ingest.py prints. Everything else is multiplication: one process
-a GPU records all slices and exports once in an interval; CPU time is CPU time, at so much a core and month.
+core of `kc-otel serve` takes end to end, which bench_ingest.py prints, and what a message costs the judge's process
+before Ray shards, from bench_shards.py. Everything else is multiplication: one process a GPU records all slices and
+exports once in an interval; CPU time is CPU time, at so much a core and month.
 
     python tests/benchmarks/bench_scaling.py --picture scaling.png
 """
@@ -38,6 +39,8 @@ CONTRACT = load(ROOT / "contracts" / "rl-rollouts-bf16-fp8.yaml")
 GPUS = (1_000, 3_000, 10_000, 30_000, 100_000)
 PER_HOST, HOSTS = 8, 64
 """GPUs of a host; hosts whose aggregators send to one more."""
+FED = 1250.0
+"""us of its process in which a judge hands a message of 200 points to a Ray shard."""
 BUSY = 0.6
 """Share of a core that may be used: the rest is for ticks, bursts and catching up."""
 STREAMS = 32_000
@@ -58,6 +61,7 @@ class Constants:
         cell: A judge judges one.
         merge: A judge adds up two summaries of a cell.
         cells: Cells of the contract, of one pair of kernels.
+        fed: A judge before Ray shards hands a message to one.
     """
 
     points: int
@@ -70,6 +74,7 @@ class Constants:
     cell: float
     merge: float
     cells: int
+    fed: float
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def matching(slice: str) -> dict[str, Any]:
     return {key: 1_000_000 if str(value).startswith(">") else value for key, value in where.items()}
 
 
-def measured(points_per_second: float) -> Constants:
+def measured(points_per_second: float, fed: float) -> Constants:
     rounds = exports(PER_HOST, 6)
     bodies = [[message.SerializeToString() for message in messages] for messages in rounds]
     taking, writing, judging = [], [], []
@@ -158,6 +163,7 @@ def measured(points_per_second: float) -> Constants:
         cell=statistics.median(judging[1:]) / cells,
         merge=merge,
         cells=cells,
+        fed=fed,
     )
 
 
@@ -185,17 +191,17 @@ def most(of: Constants, together: int) -> tuple[int, int]:
 
 
 def shards(of: Constants, gpus: int) -> tuple[int, float]:
-    """Shards that take each process by itself, and the share of a core in which one judge adds up their cells."""
+    """Ray shards that take each process by itself, and the cores of the process with the ports and the judge."""
     cores, streams = judge(of, gpus, 1)
     count = max(math.ceil(cores / BUSY), math.ceil(streams / STREAMS))
-    return count, count * of.cells * (of.merge + of.cell)
+    return count, gpus / of.interval * of.fed + of.cells * (of.cell + count * of.merge)
 
 
 def table(of: Constants, price: float) -> str:
     lines = [
         "| GPUs | "
         + " | ".join(f"{way.name}: judge's cores, streams, $/GPU/month" for way in WAYS)
-        + " | shards, judge |",
+        + " | Ray shards, judge's cores |",
         "| ---: |" + " ---: |" * (len(WAYS) + 1),
     ]
     for gpus in GPUS:
@@ -206,7 +212,7 @@ def table(of: Constants, price: float) -> str:
             full = " (full)" if cores > BUSY or streams > STREAMS else ""
             row.append(f"{cores:.3f}, {streams:,}, {cost:.5f}{full}")
         count, share = shards(of, gpus)
-        row.append(f"{count:,}, {share:.2f} cores")
+        row.append(f"{count:,}, {share:.2f}")
         lines.append(f"| {gpus:,} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -242,10 +248,16 @@ def picture(of: Constants, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points-per-second", type=float, default=140_000.0, help="as bench_ingest.py prints it")
+    parser.add_argument(
+        "--fed",
+        type=float,
+        default=FED,
+        help="us of the judge's process for a message with shards, as bench_shards.py prints it",
+    )
     parser.add_argument("--price", type=float, default=30.0, help="dollars for a core and month")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    of = measured(given.points_per_second)
+    of = measured(given.points_per_second, given.fed * 1e-6)
     print(
         f"a message: {of.points} points, {of.sent:,} bytes, {of.zipped:,} with gzip, every {of.interval:g} s\n"
         f"a judge: {of.point * 1e6:.1f} us a point (given), {of.cell * 1e6:.0f} us a cell, "
@@ -256,6 +268,7 @@ def main() -> None:
     for way in WAYS:
         streams, cores = most(of, way.together)
         print(f"one judge, {way.name}: {STREAMS:,} streams at {streams:,} GPUs, a full core at {cores:,}")
+    print(f"a judge before Ray shards: a full core at {int(BUSY * of.interval / of.fed):,} GPUs")
     print(f"\n{table(of, given.price)}")
     if given.picture is not None:
         picture(of, given.picture)
