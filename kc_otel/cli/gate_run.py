@@ -171,7 +171,10 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
         for about, recording in inputs:
             _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
     with unusable():
-        _write(options, gate, text)
+        try:
+            _write(options, gate, text)
+        except OSError as error:
+            refuse(f"{error.filename}: cannot be written ({error.strerror})")
     raise typer.Exit(EXIT[gate.decision.outcome])
 
 
