@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from examples.cpu_engines.llama_kernel import server_program
 from examples.tiny_model import prompts, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +27,7 @@ SLICES = ("code", "tables")
 EACH, PROMPT_TOKENS, TOKENS = 60, 24, 24
 NEEDS = {
     "onnxruntime": ("onnxruntime", "onnxscript", "transformers"),
-    "llama.cpp": ("gguf", "transformers"),
+    "llama.cpp": ("gguf", "xllamacpp", "transformers"),
 }
 
 
@@ -39,8 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for recordings and evidence; else one that is removed")
     options = parser.parse_args(arguments)
     missing = [name for name in NEEDS[options.engine] if find_spec(name) is None]
-    if options.engine == "llama.cpp" and server_program() is None:
-        missing.append("llama-server")
     if missing:
         print(f"this needs {', '.join(missing)}: see examples/cpu_engines/README.md", file=sys.stderr)
         return 2

