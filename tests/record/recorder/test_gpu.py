@@ -63,6 +63,7 @@ def straight(train, inference):
     return torch.stack([(p - q).abs().sum(-1) / 2, (p * apart).sum(-1), -(q * apart).sum(-1), js.sum(-1) / 2], 1)
 
 
+@pytest.mark.filterwarnings("ignore")  # of what torch.compile imports
 def test_the_kernel_says_what_torch_compile_says():
     """The straight formulas in float64, compiled by torch for the same device."""
     pair = logits(16, 32_768)
