@@ -51,16 +51,16 @@ def draw_evidence(
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
     scene = scene_of(every, over, zone, values, _HEIGHT, GAP * step)
     most = max(seen, key=lambda p: p[1] or 0.0)
-    text = f"Evidence against the limit: {_percent(seen[-1])} of an alarm at {moment(seen[-1][0], zone)}" + (
-        "" if most[1] == seen[-1][1] else f", {_percent(most)} at most, at {moment(most[0], zone)}"
+    text = f"Evidence that the limit is broken: {_percent(seen[-1])} of an alarm at {moment(seen[-1][0], zone)}" + (
+        "" if most[1] == seen[-1][1] else f", {_percent(most)} at its highest, at {moment(most[0], zone)}"
     )
-    text += ". At an alarm the verdict is FAIL; chance alone gets there once in the time that the contract allows."
+    text += ". FAIL begins at an alarm, and ends when what came since passes or no evidence is left."
     above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
     behind = [*upward(values, _HEIGHT, "% of an alarm"), *across(scene.span, _HEIGHT, grid=False)]
     return Chart(
         svg=drawing(_HEIGHT, title, text, behind, scene.curves(held, (), held), [above]),
         text=text,
-        key=((swatch("c-line"), "evidence against the limit"), (swatch("c-limit"), "alarm: the verdict is FAIL")),
+        key=((swatch("c-line"), "evidence that the limit is broken"), (swatch("c-limit"), "alarm: FAIL begins")),
         columns=("Time", "Verdict", "Evidence"),
         rows=tuple(
             (round(scene.x(p[0]), 1), (moment(p[0], zone), f"{VERDICTS[p[6]][2]} {VERDICTS[p[6]][0]}", _percent(p)))

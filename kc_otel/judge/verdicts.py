@@ -397,7 +397,7 @@ def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
         said = f"estimate {interval.estimate:.4g}, limit {limit:.4g} {samples}"
     else:
         said = f"limit {limit:.4g} was exceeded"
-    apart = f"false alarms are {format_duration(contract.observability.false_alarms)} apart or more"
+    apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
     return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
 
 

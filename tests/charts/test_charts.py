@@ -191,7 +191,7 @@ def test_evidence_is_a_line_towards_an_alarm() -> None:
     assert paths(chart.svg, "c-over")[0][0][1] == alarm[0][1]
     assert [row[1][2] for row in chart.rows] == ["0 %", "-", "100 %", "55 %"]
     assert "55 % of an alarm" in chart.text
-    assert "100 % at most" in chart.text
+    assert "100 % at its highest" in chart.text
     assert draw_evidence("x", PAST[1:2]) is None
     beside = draw_evidence("x", PAST[2:], others=[PAST[:2]])
     assert [at for at, _ in beside.rows] == [at for at, _ in draw_history("x", PAST).rows[2:]]

@@ -268,8 +268,9 @@ def test_a_cell_that_a_link_opens_says_what_its_fail_claims(
     assert len(asked) <= 2
     said = browser.evaluate("document.querySelector('#cell-now').innerText")
     assert f"For code on vllm 2 int8 ({BAD.fingerprint}), the mean of tv_token is at least" in said
-    assert "more than the 0.02 that the contract allows. So since" in said
-    assert "samples of the last 1 min" in said
+    assert "more than the 0.02 that the contract allows, by " in said
+    assert "samples of the last 1 min. Fail since" in said
+    assert "ends when what came since passes or no evidence is left" in said
 
 
 def test_the_worst_of_a_failing_cell_are_one_click_away(

@@ -50,7 +50,7 @@ def test_a_fail_comes_with_its_evidence_whatever_the_minimum(watched: Watched) -
     assert all(later > earlier for earlier, later in zip([0.0, *evidence], evidence, strict=False))
     assert {one.status for one in found[:-1]} == {Status.INCONCLUSIVE}
     assert found[-1].samples < 100
-    assert found[-1].reason.endswith("; false alarms are 30d apart or more")
+    assert found[-1].reason.endswith("; false alarms are expected 30d apart or more")
     assert watched.verdict() == found[-1]
 
 

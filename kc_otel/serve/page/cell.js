@@ -27,7 +27,7 @@ export function openCell(state, parts, closed) {
       el("button", { type: "button", class: "close", "aria-label": "Close", on: { click: () => dialog.close() } }, "✕")),
     el("div", { id: "cell-now" }),
     figure("history", "History", el("span", { id: "axes", class: "periods", role: "group", "aria-label": "From left to right", hidden: true }), el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
-    figure("evidence", "Evidence against the limit"),
+    figure("evidence", "Evidence that the limit is broken"),
     figure("distribution", "What was observed"),
     worstSequences(() => ({ contract, clause, slice, kernel_inference: open?.now ?? inference })),
     el("section", { "aria-labelledby": "cell-kernels-title" }, el("h3", { id: "cell-kernels-title" }, "Kernels"), el("div", { id: "cell-kernels" })),
@@ -125,8 +125,8 @@ function showNow(cell, found, contract, clause, now) {
     ["Estimate", `${number(verdict.estimate)}${verdict.estimate === null ? "" : unit}`],
     [`${level} confidence interval`, verdict.lower === null && verdict.upper === null ? "–" : `${number(verdict.lower)} to ${verdict.upper === null ? "unbounded" : number(verdict.upper)}`],
     ["Limit", `${number(verdict.limit)}${unit}`],
-    ["Margin", verdict.margin === null ? "–" : `${number(verdict.margin)}${verdict.margin < 0 ? " (over)" : ""}`],
-    ["Evidence against it", verdict.evidence === null ? "–" : `${Math.floor(100 * verdict.evidence)} % of an alarm`],
+    verdict.status === "FAIL" && verdict.margin < 0 ? ["Over the limit by at least", number(-verdict.margin)] : ["Margin", number(verdict.margin)],
+    ["Evidence that it is broken", verdict.evidence === null ? "–" : `${Math.floor(100 * verdict.evidence)} % of an alarm${verdict.status === "FAIL" && verdict.evidence < 1 ? " now, 100 % before" : ""}`],
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
     ["About", { population: "population: what the slice will show", traffic: "traffic: what its window saw only" }[verdict.about]],
@@ -147,14 +147,14 @@ function claim(verdict, contract, clause, since, window) {
   const [limit, lower, upper] = [verdict.limit, verdict.lower, verdict.upper].map(number);
   const sure = `at ${Number((contract.confidence * 100).toPrecision(4))} % confidence`;
   const found = {
-    FAIL: verdict.lower > verdict.limit ? `is at least ${lower}, more than the ${limit} that the contract allows` : `was more than the ${limit} that the contract allows, and nothing shows yet that it is so no longer`,
+    FAIL: verdict.lower > verdict.limit ? `is at least ${lower} ${sure}, more than the ${limit} that the contract allows` : `was more than the ${limit} that the contract allows, and nothing shows yet that it is so no longer`,
     PASS: verdict.upper <= verdict.limit ? `is at most ${upper} ${sure}, within the ${limit} that the contract allows` : `has broken the promise nowhere so far`,
     INCONCLUSIVE: `lies between ${lower} and ${verdict.upper === null ? "no known bound" : upper} ${sure}: more data has to say on which side of the ${limit} that the contract allows`,
   }[verdict.status];
+  const ends = " It began when the evidence reached an alarm, and ends when what came since passes or no evidence is left.";
   return el("p", {},
-    `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}. So since `,
-    el("time", { datetime: iso(since) }, clock(since)),
-    `, on ${count(verdict.samples)} samples of the last ${span(window, 2)}.`);
+    `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}, by ${count(verdict.samples)} samples of the last ${span(window, 2)}. ${STATES[verdict.status].word} since `,
+    el("time", { datetime: iso(since) }, clock(since)), ".", verdict.status === "FAIL" ? ends : "");
 }
 
 function showKernels(contract, { kernel_train, kernel_inference }) {
