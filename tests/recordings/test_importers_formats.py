@@ -242,10 +242,10 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, inference[1, :6])
     assert second.token_ids.tolist() == [*range(10, 16)]
-    assert first.weights == (7, 5)
+    assert first.weights == (6, 5), "step 7 scores with the weights that step 6 made"
     assert first.processing == {"temperature": 0.7}
     assert first.attributes == {
-        "data_source": "gsm8k", "min_global_steps": 5, "tokens": 10, "prompt_tokens": 2, "reward": 1.0
+        "data_source": "gsm8k", "min_global_steps": 5, "tokens": 10, "prompt_tokens": 2, "reward": 1.0, "step": 7
     }  # fmt: skip
     assert refusals.counts == {"no_tokens": 1}
     assert "verl" not in sys.modules

@@ -5,7 +5,9 @@ token_ids, token_loss_mask, sample_loss_mask, advantages, generation_logprobs, p
 at 0275e75840b1 (`log_batched_dict_as_jsonl`). Samples are cut from the batch one at a time without dropping its axis,
 so that every value of a line is in a list of one. Rows have the prompt, the completion and padding; entry t of both
 log-probabilities belongs to token t, and entry 0 is a filler. Versions that wrote no `token_loss_mask` say nowhere
-where the prompt ends, and are refused.
+where the prompt ends, and are refused. No line says which weights sampled it, by token or by sample, nor does any of
+an asynchronous run (`log_data` of grpo.py, grpo_sync.py and ppo.py at 7ea279abfbeb): the replay buffer's
+`weight_version` is not written.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Source: PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/rl/token_export.py at 0
 have one entry per token of prompt and completion: token_ids, loss_mask, advantages, losses, inference_logprobs,
 trainer_logprobs and what follows from them; a number that is not finite is null. `losses` holds, where it is written,
 a mask for each loss: only tokens of the loss `rl` were sampled by the inference kernel. A folder is complete when it
-holds a file STABLE.
+holds a file STABLE. No line says which weights sampled it, by token or by sequence (the same file at 559b44772e47): the
+orchestrator knows (orchestrator/dispatcher.py, `policy_version`), and its micro-batches do not carry it to the trainer.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ Source: verl 0.9.1 as released: verl/protocol.py (`DataProto.__getstate__`: a ba
 `non_tensor_batch` and `meta_info`), verl/trainer/ppo/ray_trainer.py (`old_log_probs` log P at the start of the step,
 `rollout_log_probs` log Q with rollout.calculate_log_probs=True, `response_mask`, `responses`, `advantages`,
 `meta_info["temperature"]`), verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
-`max_global_steps`, the weight versions a response was sampled with). All of [sequences, response], whichever of FSDP or
-Megatron trains. `trainer.rollout_data_dir` dumps text and scores, no log-probabilities: nothing can be measured of it.
+`max_global_steps`, the oldest and the newest weights that a response was sampled with; workers/rollout/llm_server.py
+keeps no more of what it sampled in between, so that there is no version for each token, and the oldest stands for all).
+The weights are called by the step that made them: `old_log_probs` of step n are of version n - 1, which
+trainer/ppo/v1/trainer_base.py takes its staleness from. All of [sequences, response], whichever of FSDP or Megatron
+trains. `trainer.rollout_data_dir` dumps text and scores, no log-probabilities: nothing can be measured of it.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imp
             inference[row][kept],
             batch["responses"][row][kept].astype(np.int64) if _fits(batch, "responses", train) else None,
             batch["advantages"][row][kept].astype(np.float64) if _fits(batch, "advantages", train) else None,
-            {**given, **_counted(batch, row, kept)},
+            {**given, **_counted(batch, row, kept), **_step(meta)},
             _weights(given, meta),
             processing,
         )
@@ -101,9 +104,15 @@ def _counted(batch: Mapping[str, NDArray[Any]], row: int, kept: NDArray[np.bool_
 
 
 def _weights(given: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Step of the trainer, and the oldest step whose weights sampled the response."""
-    step, oldest = meta.get("global_steps"), given.get("min_global_steps")
-    return step if isinstance(step, int) else None, oldest if isinstance(oldest, int) else None
+    """Optimizer steps done when the response was scored, and those of the oldest weights that sampled it."""
+    step, oldest = _step(meta).get("step"), given.get("min_global_steps")
+    return None if step is None else step - 1, oldest if isinstance(oldest, int) else None
+
+
+def _step(meta: Mapping[str, Any]) -> dict[str, int]:
+    """The step that the trainer is in, which it counts from 1."""
+    step = meta.get("global_steps")
+    return {"step": step} if isinstance(step, int) else {}
 
 
 def _loaded(path: Path, *, trust: bool) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
