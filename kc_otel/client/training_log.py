@@ -226,4 +226,5 @@ def _badness(verdict: Verdict) -> tuple[int, bool, float]:
 def _verdict(plain: Mapping[str, Any]) -> Verdict:
     """A verdict in the API's shape, where null stands for what is not finite."""
     numbers = {name: math.nan for name in ("estimate", "lower", "upper", "evidence") if plain[name] is None}
-    return read_plain(Verdict, {**plain, **numbers, "cell": read_plain(Cell, plain)})
+    cell = {name: plain[name] for name in Cell._fields}
+    return read_plain(Verdict, {**plain, **numbers, "cell": cell})

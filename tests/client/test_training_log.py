@@ -45,7 +45,6 @@ def batch(recorder, sigma, seed, task="code"):
 def test_a_run_that_breaks_the_contract_says_so_in_its_own_log(policy):
     """No evaluator, no network: estimates are those of the data, code is the worst slice and fails, prose is not."""
     with Recorder(policy, log=TrainingLog()) as recorder:
-        assert recorder.scalars() == {}
         drift, rounding = batch(recorder, 0.2, 1), batch(recorder, 0.01, 2, "prose")
         assert recorder.force_flush(SOON)
         found = recorder.scalars()
@@ -69,6 +68,7 @@ def test_a_run_that_keeps_it_passes(policy):
 def test_asking_brings_the_next_answer_up_to_date(policy):
     """A loop that logs each step needs no interval and no flush, and is never kept waiting."""
     with Recorder(policy, log=TrainingLog(), export_interval=1000.0) as recorder:
+        assert recorder.scalars() == {}
         batch(recorder, 0.01, 1)
         end = time.monotonic() + SOON
         while not recorder.scalars() and time.monotonic() < end:
