@@ -100,7 +100,8 @@ class FairTurns:
             if last is None or last[0] <= due:
                 raise self._refused()
             self._drop(last)
-            last[3].set_exception(self._refused())
+            if not last[3].done():  # who hung up is not told
+                last[3].set_exception(self._refused())
         self._number += 1
         waiting = (due, self._number, size, asyncio.get_running_loop().create_future())
         heapq.heappush(self._queue, waiting)
@@ -108,9 +109,10 @@ class FairTurns:
         try:
             await waiting[3]
         except asyncio.CancelledError:
+            future = waiting[3]
             if waiting in self._queue:
                 self._drop(waiting)
-            else:  # its turn had come
+            elif not future.cancelled() and future.exception() is None:  # its turn had come
                 self._end(size)
             raise
 
@@ -131,8 +133,9 @@ class FairTurns:
         while self._queue and (not self._taken or self._taken + self._queue[0][2] <= self._room()):
             due, _, size, future = heapq.heappop(self._queue)
             self._waiting -= size
-            self._begin(due, size)
-            future.set_result(None)
+            if not future.done():  # else who waited has hung up, and has not been told yet
+                self._begin(due, size)
+                future.set_result(None)
 
     def _look(self) -> None:
         """See what work took; not each time, for asking how long this thread has worked is work."""

@@ -159,3 +159,32 @@ def test_who_hangs_up_gives_its_turn_to_the_next(late):
         return traffic.served
 
     assert asyncio.run(sent()) == ["there"]
+
+
+def test_who_hangs_up_while_it_still_stands_in_the_queue_takes_nobody_with_it():
+    """A turn ends, or another is refused, before who hung up has run again: nothing raises, and nothing is lost."""
+
+    async def sent() -> FairTurns:
+        traffic = Traffic(OneByOne())
+        async with traffic.turns.turn("busy", LARGE):
+            gone = asyncio.create_task(traffic.ask("gone", SMALL))
+            await asyncio.sleep(0)
+            there = asyncio.create_task(traffic.ask("there", LARGE))
+            await asyncio.sleep(0)
+            gone.cancel()
+        await asyncio.wait_for(there, 1)
+        full = Traffic(OneByOne(most=2500))
+        async with full.turns.turn("busy", LARGE):
+            refused = asyncio.create_task(full.ask("refused", 2 * SMALL - 1))
+            await asyncio.sleep(0)
+            nearer = asyncio.create_task(full.ask("nearer", 1))
+            refused.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.wait_for(nearer, 1)
+        for turns in (traffic.turns, full.turns):
+            assert (turns.waiting, turns._taken) == (0, 0)
+        assert await asyncio.gather(gone, refused, return_exceptions=True)
+        return traffic.turns
+
+    asyncio.run(sent())
