@@ -78,9 +78,10 @@ def listen(host: str, port: int, what: str, most: int) -> Listener:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sock.close()
-        msg = f"cannot listen for {what} on {host}:{port} ({error.strerror}); stop the other process, or choose a port"
+        why = getattr(error, "strerror", None) or error
+        msg = f"cannot listen for {what} on {host}:{port} ({why}); stop the other process, or choose a port"
         raise BindError(msg) from None
     return sock
 

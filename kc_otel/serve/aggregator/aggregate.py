@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,31 +15,29 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.util.re import parse_env_headers
 
 from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
-from kc_otel.serve.aggregator.host_streams import Total, as_request
+from kc_otel.serve.aggregator.forwarder import Forwarder
+from kc_otel.serve.aggregator.host_streams import comes_from
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import PlainFormatter
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
-from kc_otel.serve.store.state_file import StateError, open_state
+from kc_otel.serve.store.state_file import DamagedStateError, StateError, StateHeldError, open_state
 
-__all__ = ["AggregatorConfig", "AggregatorError", "AggregatorSink", "Forwarder", "run_aggregator"]
+__all__ = ["AggregatorConfig", "AggregatorError", "AggregatorSink", "run_aggregator"]
 
 _log: Final = logging.getLogger(__name__)
-_AT_ONCE: Final = 2000
-"""Sums of one request: some megabytes."""
-_BATCH_BYTES: Final = 4 * 1024 * 1024
 _WAITING_BYTES: Final = 64 * 1024 * 1024
-_LATER: Final = frozenset({429, 502, 503, 504})
 _TIDY: Final = 3600.0
 _GRACE: Final = 3.0
+_LEAST: Final = 0.1
+"""Seconds between two messages."""
 
 
 class AggregatorError(Exception):
@@ -81,6 +77,8 @@ class AggregatorSink:
 
     store: AggregatorStore
     requests: int = field(default=0, init=False)
+    looped: bool = field(default=False, init=False)
+    """What this aggregator sent has come back to it."""
 
     def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest.
@@ -88,6 +86,8 @@ class AggregatorSink:
         Raises:
             ThrottledError: If it cannot be kept at the moment; the sender tries again.
         """
+        if comes_from(request, self.store.instance):
+            self.looped = True
         self._room()
         merged = self.store.host.merged(request, time.time_ns())
         try:
@@ -115,83 +115,10 @@ class AggregatorSink:
         return ExportResult()
 
     def _room(self) -> None:
+        if self.looped:
+            raise _FullError("what this aggregator sends comes back to it, so it takes nothing; see its log")
         if self.store.waiting > _WAITING_BYTES:
             raise _FullError("what is to be passed on waits for the evaluator, and fills its place")
-
-
-class Forwarder:
-    """Sends what is due.
-
-    Args:
-        store: What is due.
-        to: URL of OTLP over HTTP, without the paths.
-        headers: Sent with every request.
-        client: Sends.
-    """
-
-    def __init__(self, store: AggregatorStore, to: str, headers: Mapping[str, str], client: httpx.AsyncClient) -> None:
-        self._store, self._to, self._client = store, to.rstrip("/"), client
-        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **headers}
-        self._resource = {
-            "service.name": "kc-otel-aggregate",
-            "service.instance.id": store.instance,
-            "host.name": socket.gethostname(),
-        }
-        self._trouble = ""
-        self.messages = 0
-
-    async def forward(self) -> None:
-        """One round: every sum that is due, then what is passed on. What is not taken stays due.
-
-        Raises:
-            StateError: If what was taken cannot be written down; it is sent again then, which changes nothing.
-        """
-        due = sorted(self._store.due)
-        for at in range(0, len(due), _AT_ONCE):
-            totals: dict[str, Total] = {key: self._store.host.totals[key] for key in due[at : at + _AT_ONCE]}
-            body = as_request(totals, self._resource, time.time_ns()).SerializeToString()
-            if not await self._taken("/v1/metrics", body):
-                return
-            self._store.sent(totals)
-        waiting = list(self._store.to_pass_on())
-        while waiting:
-            path, size = waiting[0][1], 0
-            batch: list[tuple[int, str, bytes]] = []
-            while waiting and waiting[0][1] == path and (not batch or size + len(waiting[0][2]) <= _BATCH_BYTES):
-                batch.append(waiting.pop(0))
-                size += len(batch[-1][2])
-            # Messages of protobuf one after the other are one message with all that is in them.
-            if not await self._taken(path, b"".join(body for _, _, body in batch)):
-                return
-            self._store.passed((number, len(body)) for number, _, body in batch)
-
-    async def _taken(self, path: str, body: bytes) -> bool:
-        """Whether a request needs not be sent again: it was taken, or never will be, which is said."""
-        try:
-            content = await asyncio.to_thread(gzip.compress, body, 1)
-            answer = await self._client.post(self._to + path, content=content, headers=self._headers)
-        except httpx.HTTPError as error:
-            return self._later(f"{type(error).__name__}: {error}")
-        if answer.status_code in _LATER:
-            return self._later(f"it answers {answer.status_code}")
-        if answer.status_code != httpx.codes.OK:
-            _log.error("%s%s refuses %d bytes with %d: they are lost", self._to, path, len(body), answer.status_code)
-            return True
-        if self._trouble:
-            _log.warning("%s takes what is sent again", self._to)
-            self._trouble = ""
-        self.messages += 1
-        if path == "/v1/metrics":
-            partial = ExportMetricsServiceResponse.FromString(answer.content).partial_success
-            if partial.rejected_data_points:
-                _log.warning("%s rejects %d points: %s", self._to, partial.rejected_data_points, partial.error_message)
-        return True
-
-    def _later(self, why: str) -> bool:
-        if why != self._trouble:
-            self._trouble = why
-            _log.warning("%s does not take what is sent (%s); it is kept, and sent again", self._to, why)
-        return False
 
 
 def run_aggregator(config: AggregatorConfig) -> None:
@@ -209,22 +136,61 @@ def run_aggregator(config: AggregatorConfig) -> None:
             f"--host {config.host} lets other machines send here, and nothing asks who they are; leave --host out, or "
             "say --allow-unauthenticated where the network keeps everybody else away"
         )
-    to = urlsplit(config.to)
-    if to.scheme not in {"http", "https"} or not to.hostname:
-        raise AggregatorError(f"--to {config.to}: is no URL of OTLP over HTTP, such as http://judge:4318")
-    if to.port == config.http_port and to.hostname in {config.host, "localhost", "127.0.0.1", "::1"}:
-        raise AggregatorError(f"--to {config.to}: is this aggregator itself; give one of the two another --http-port")
+    _check(config)
     try:
         asyncio.run(_aggregate(config))
+    except StateHeldError:
+        raise AggregatorError(
+            f"{config.state}: another aggregator is using this state file; stop it, or give --state another file"
+        ) from None
+    except DamagedStateError:
+        raise AggregatorError(
+            f"{config.state}: no aggregator has written this, or it is damaged; give --state another file, or move it "
+            "away: what it has of sums that were not sent is lost then"
+        ) from None
     except (BindError, StateError) as error:
         raise AggregatorError(str(error)) from None
+
+
+def _check(config: AggregatorConfig) -> None:
+    try:
+        to = urlsplit(config.to)
+        port = to.port
+    except ValueError as error:
+        raise AggregatorError(f"--to {config.to}: {error}; name an evaluator such as http://judge:4318") from None
+    if to.scheme not in {"http", "https"} or not to.hostname:
+        raise AggregatorError(f"--to {config.to}: is no URL of OTLP over HTTP, such as http://judge:4318")
+    if to.path.rstrip("/").endswith(("/v1/metrics", "/v1/traces")) or to.query or to.fragment:
+        raise AggregatorError(f"--to {config.to}: leave out what comes after the address; /v1/metrics is added to it")
+    if port == config.http_port and to.hostname in {config.host, "localhost", "127.0.0.1", "::1"}:
+        raise AggregatorError(f"--to {config.to}: is this aggregator itself; give one of the two another --http-port")
+    if config.http_port == config.grpc_port != 0:
+        raise AggregatorError(f"--http-port and --grpc-port are both {config.http_port}; give one of them another")
+    if config.interval < _LEAST:
+        raise AggregatorError(f"--interval is shorter than {_LEAST:g} s; messages take that long to answer")
+
+
+def _headers() -> Mapping[str, str]:
+    """Headers for the evaluator, from the environment.
+
+    Raises:
+        AggregatorError: If one of them cannot be read: without its token, everything would be refused.
+    """
+    text = os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    headers = parse_env_headers(text, liberal=True)
+    if len(headers) < sum(bool(part.strip()) for part in text.split(",")):
+        raise AggregatorError(
+            "OTEL_EXPORTER_OTLP_HEADERS cannot be read; write name=value, with commas between and everything but "
+            "ASCII letters and digits as %XX, such as Authorization=Bearer%20TOKEN"
+        )
+    return headers
 
 
 async def _aggregate(config: AggregatorConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    headers = parse_env_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""), liberal=True)
+    headers = _headers()
     async with contextlib.AsyncExitStack() as stack:
         connection = open_state(config.state)
         stack.callback(connection.close)
@@ -244,6 +210,11 @@ async def _aggregate(config: AggregatorConfig) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.interval):
                     await stop.wait()
+            if sink.looped:
+                raise AggregatorError(
+                    f"--to {config.to}: what is sent there comes back to this aggregator, and would count again and "
+                    "again; name the evaluator, and look where the aggregator there sends to"
+                )
             try:
                 await forwarder.forward()
                 if time.monotonic() > tidy_at:

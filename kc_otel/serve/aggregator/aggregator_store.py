@@ -26,6 +26,10 @@ CREATE TABLE IF NOT EXISTS host_total
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS passed_on (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, body BLOB NOT NULL);
 """
+_OTHERS = """
+SELECT 1 FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'
+  AND name NOT IN ('aggregator', 'sender_stream', 'host_total', 'passed_on')
+"""
 
 
 class AggregatorStore:
@@ -47,6 +51,8 @@ class AggregatorStore:
     def __init__(self, connection: sqlite3.Connection, now: int) -> None:
         self._connection = connection
         with unit_of_work(connection), reading_state(connection):
+            if connection.execute(_OTHERS).fetchone():
+                raise DamagedStateError("the state file is of something else")
             for statement in filter(str.strip, _TABLES.split(";")):
                 connection.execute(statement)
             known = connection.execute("SELECT instance, began FROM aggregator").fetchone()

@@ -24,13 +24,14 @@ from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import DRIFT_NAMES, walk
 from kc_otel.stats import Buckets, ExponentialHistogram
 
-__all__ = ["HostStreams", "Merged", "Total", "as_request"]
+__all__ = ["HostStreams", "Merged", "Total", "as_mark", "as_request", "comes_from"]
 
 _UNITS: Final = {quantity.name: quantity.unit for quantity in RECORDED.values()}
 _AHEAD: Final = 30 * 10**9
 _DAY: Final = 86_400 * 10**9
 _BEFORE: Final = 60 * 10**9
 """Processes that began so much earlier than the aggregator first did count from their beginning."""
+_MARK: Final = "kc.aggregator.mark"
 _FUTURE: Final = "points are from the future; check the sender's clock"
 _TOO_MANY: Final = "more streams than the aggregator keeps; give the senders fewer identities"
 
@@ -88,7 +89,7 @@ class HostStreams:
     def merged(self, request: ExportMetricsServiceRequest, now: int) -> Merged:
         """What a request that arrives at `now`, Unix ns, comes to; nothing is remembered until `adopt`."""
         mine, rest = _parted(request)
-        horizon = Horizon(now + _AHEAD, max(self.began - _BEFORE, now - _DAY), now - _DAY, _DAY)
+        horizon = Horizon(now + _AHEAD, max(min(self.began, now) - _BEFORE, now - _DAY), now - _DAY, _DAY)
         streams: dict[bytes, PointStream] = {}
         totals: dict[str, Total] = {}
         counts: Counter[str] = Counter()
@@ -148,10 +149,7 @@ def as_request(totals: Mapping[str, Total], resource: Mapping[str, str], now: in
         resource: Attributes that say who adds up.
         now: Unix time in ns.
     """
-    request = ExportMetricsServiceRequest()
-    owner = request.resource_metrics.add()
-    for name, value in resource.items():
-        owner.resource.attributes.add(key=name).value.string_value = value
+    request, owner = _owned(resource)
     scope = owner.scope_metrics.add()
     scope.scope.name = "kc_otel"
     metrics: dict[str, Any] = {}
@@ -167,6 +165,31 @@ def as_request(totals: Mapping[str, Total], resource: Mapping[str, str], now: in
             _put(point.attributes.add(key=label).value, text)
         _fill(point, total.histogram)
     return request
+
+
+def as_mark(resource: Mapping[str, str], now: int) -> bytes:
+    """A gauge that says who adds up, and which every aggregator passes on as it is; evaluators take no notice of it."""
+    request, owner = _owned(resource)
+    gauge = owner.scope_metrics.add().metrics.add(name=_MARK).gauge
+    gauge.data_points.add(time_unix_nano=now).as_int = 1
+    return request.SerializeToString()
+
+
+def comes_from(request: ExportMetricsServiceRequest, instance: str) -> bool:
+    """Whether the aggregator with this `service.instance.id` has said any of a request."""
+    return any(
+        pair.key == "service.instance.id" and pair.value.string_value == instance
+        for owner in request.resource_metrics
+        for pair in owner.resource.attributes
+    )
+
+
+def _owned(resource: Mapping[str, str]) -> tuple[ExportMetricsServiceRequest, Any]:
+    request = ExportMetricsServiceRequest()
+    owner = request.resource_metrics.add()
+    for name, value in resource.items():
+        owner.resource.attributes.add(key=name).value.string_value = value
+    return request, owner
 
 
 def _parted(request: ExportMetricsServiceRequest) -> tuple[ExportMetricsServiceRequest, ExportMetricsServiceRequest]:

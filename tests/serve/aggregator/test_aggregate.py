@@ -6,7 +6,7 @@ import gzip
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from kc_otel.contract import load_text
 from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.serve.aggregator.aggregate import AggregatorConfig, AggregatorError, run_aggregator
+from kc_otel.serve.store.state_file import open_state
 from tests.integration.test_acknowledged import CONTRACT, Source
 from tests.tools.servers import free_address, running, sink
 
@@ -58,6 +60,9 @@ def test_what_is_acknowledged_survives_kill_9(tmp_path: Path, monkeypatch: pytes
                     process.kill()
                     process.wait(10)
                     continue
+                end = time.monotonic() + 30  # a busy machine takes longer
+                while sum(source.acknowledged for source in sources) <= 1000 and time.monotonic() < end:
+                    time.sleep(0.1)
                 for source in sources:
                     source.stop()
                 acknowledged = sum(source.acknowledged for source in sources)
@@ -86,6 +91,13 @@ def counted(evaluator: Evaluator) -> int:
         (["--to", "http://localhost:4318"], "is this aggregator itself"),
         (["--to", "http://judge:4318", "--host", "0.0.0.0"], "lets other machines send here"),
         (["--to", "http://judge:4318", "--interval", "soon"], "--interval"),
+        (["--to", "http://judge:4318", "--interval", "0s"], "--interval is shorter than"),
+        (["--to", "http://judge:99999"], "Port out of range"),
+        (["--to", "http://[::1"], "Invalid IPv6 URL"),
+        (["--to", "http://judge:4318/v1/metrics"], "leave out what comes after the address"),
+        (["--to", "http://judge:4318", "--http-port", "4317"], "are both 4317"),
+        (["--to", "http://judge:4318", "--http-port", "70000"], "cannot listen for OTLP/HTTP on 127.0.0.1:70000"),
+        (["--to", "http://judge:4318", "--state", __file__], "no aggregator has written this"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -97,6 +109,19 @@ def test_what_cannot_be_is_refused(arguments: list[str], said: str, tmp_path: Pa
     app = typer.Typer()
     app.command("other")(lambda: None)
     aggregate_command.register(app)
-    found = CliRunner().invoke(app, ["aggregate", *arguments, "--state", str(tmp_path / "state")])
+    found = CliRunner().invoke(app, ["aggregate", "--state", str(tmp_path / "state"), *arguments])
     assert found.exit_code == 2
-    assert said in found.output
+    assert said in " ".join(found.output.split())
+
+
+def test_headers_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the token that they hold everything would be refused."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer s\N{LATIN SMALL LETTER E WITH ACUTE}cret")
+    with pytest.raises(AggregatorError, match="OTEL_EXPORTER_OTLP_HEADERS cannot be read; write name=value"):
+        run_aggregator(AggregatorConfig("http://judge:4318", tmp_path / "state"))
+
+
+def test_a_state_file_has_one_aggregator(tmp_path: Path) -> None:
+    """The second is told so, and not what an evaluator would be told."""
+    with closing(open_state(tmp_path / "state")), pytest.raises(AggregatorError, match="another aggregator is using"):
+        run_aggregator(AggregatorConfig("http://judge:4318", tmp_path / "state"))

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.judge.otlp import ThrottledError
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.aggregator.aggregate import AggregatorSink
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
-from kc_otel.serve.aggregator.host_streams import as_request
-from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.aggregator.host_streams import as_mark, as_request
+from kc_otel.serve.store.state_file import DamagedStateError, StateError
 from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
 from tests.tools.verdicts import verdicts_of
 
@@ -196,3 +197,33 @@ def test_what_cannot_be_written_is_not_acknowledged_and_not_remembered(
     take(store, request, NOW + 2)
     (total,) = store.host.totals.values()
     assert total.histogram.count == 7
+
+
+def test_a_clock_that_went_back_after_the_aggregator_began_loses_nothing(connection: sqlite3.Connection) -> None:
+    """It began an hour ahead; a process that begins at the right time is counted from its beginning."""
+    store = opened(connection, NOW + 3600)
+    take(store, Sender(start=NOW - 5).request(NOW, [0.1] * 10), NOW)
+    (total,) = store.host.totals.values()
+    assert total.histogram.count == 10
+
+
+def test_its_own_words_that_come_back_are_not_taken(connection: sqlite3.Connection) -> None:
+    """By way of another aggregator: that one adds sums up, and passes on the mark, which says whose words they are."""
+    first, second = opened(connection), opened(sqlite3.connect(":memory:", isolation_level=None))
+    sink = AggregatorSink(first)
+    take(second, ExportMetricsServiceRequest.FromString(as_mark({"service.instance.id": first.instance}, ns(NOW))), NOW)
+    ((_, path, body),) = second.to_pass_on()
+    assert path == "/v1/metrics"
+    with pytest.raises(ThrottledError, match="comes back to it"):
+        sink.metrics(ExportMetricsServiceRequest.FromString(body))
+    assert sink.looped
+    evaluator = Evaluator([make_contract()])
+    assert evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(body), NOW).rejected == 0
+
+
+def test_a_state_file_of_something_else_is_left_alone(connection: sqlite3.Connection) -> None:
+    """Such as an evaluator's, whose state it would write into."""
+    connection.execute("CREATE TABLE routes (name TEXT)")
+    with pytest.raises(DamagedStateError):
+        opened(connection)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("routes",)]
