@@ -170,6 +170,28 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
     write(bad, code=0.9, seed=4)
     code, _, err = run("gate", "verify", folder, "--recordings", bad)
     assert (code, "no file has the checksum of" in err) == (1, True)
+    (folder / "contract.yaml").write_text(CONTRACT.replace("limit: 0.05", "limit: 0.5"))
+    code, _, err = run("gate", "verify", folder)
+    assert (code, "contract.yaml is not the contract of the record" in err) == (1, True)
+
+
+@pytest.mark.parametrize("filler", [0.0, -1.0])
+def test_a_forgotten_mask_is_no_better_a_kernel(run, contract, tmp_path, filler):
+    """Padding on which both sides agree would halve a drift that breaks the contract: it is refused, not averaged."""
+    path = write(tmp_path / "padded.npz", code=0.9, logits=False)
+    assert run("gate", "run", contract, path, "--allow-unjudged")[0] == 1
+    with np.load(path) as given:
+        arrays = dict(given)
+    ends = np.cumsum(arrays["lengths"])
+    places = np.repeat(ends, 40)
+    for side in ("train_logprobs", "inference_logprobs"):
+        arrays[side] = np.insert(arrays[side], places, filler)
+    arrays["token_ids"] = np.insert(arrays["token_ids"], places, 0)
+    arrays["lengths"] = arrays["lengths"] + 40
+    np.savez(path, **arrays)
+    code, out, err = run("gate", "run", contract, path, "--allow-unjudged")
+    assert (code, out) == (2, "")
+    assert "ends in a filler, one and the same number, that the mask does not exclude" in err
 
 
 def test_the_contract_may_come_from_standard_input(tmp_path, monkeypatch):
