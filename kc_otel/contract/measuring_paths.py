@@ -26,6 +26,8 @@ class MeasuringPath(StrEnum):
     """vLLM's requests, kept in a file and scored again by `kc-otel rescore`."""
     TRL = "trl"
     """`kc_otel.integrations.trl.instrument`."""
+    TRAINER = "trainer"
+    """`KernelContractCallback` of Hugging Face's Trainer."""
     VERL = "verl"
     """The plugin of verl, `kc_otel.integrations.verl`."""
     LOOP = "loop"
@@ -40,6 +42,7 @@ AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = MappingProxyType(
             {"prompt_tokens", "completion_tokens", "response_tokens", "temperature", "finish_reason", "lora", "model"}
         ),
         MeasuringPath.TRL: frozenset({"prompt_tokens", "completion_tokens", "advantage", "mode"}),
+        MeasuringPath.TRAINER: frozenset({"prompt_tokens"}),
         MeasuringPath.VERL: frozenset({"prompt_tokens", "completion_tokens", "data_source"}),
         MeasuringPath.LOOP: frozenset(),
         MeasuringPath.GATE: frozenset(),
@@ -51,6 +54,7 @@ _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
     {
         MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
         MeasuringPath.TRL: "a column of the dataset",
+        MeasuringPath.TRAINER: "attributes of each Sample",
         MeasuringPath.VERL: "a column of the dataset",
         MeasuringPath.LOOP: "attributes= of compare",
         MeasuringPath.GATE: "a column of the recording",
@@ -70,6 +74,12 @@ _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
         "measures it",
         (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens and no full logits; judge "
         "it at a gate, or with Recorder.compare_logits",
+        (MeasuringPath.TRAINER, Origin.LOGITS): "the callback compares log-probabilities of tokens and no full logits; "
+        "judge it at a gate, or with Recorder.compare_logits",
+        (MeasuringPath.TRAINER, Origin.ADVANTAGES): "samples have no advantages; Recorder.compare takes them",
+        (MeasuringPath.TRAINER, Origin.REWARDS): "samples have no rewards; Recorder.compare takes them",
+        (MeasuringPath.TRAINER, Origin.TRUNCATION): "samples do not say which tokens truncation kept; sample with "
+        "top_p=1",
         (MeasuringPath.VERL, Origin.LOGITS): "verl keeps log-probabilities of sampled tokens and no full logits; judge "
         "it at a gate, or with Recorder.compare_logits",
         (

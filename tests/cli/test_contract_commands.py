@@ -196,3 +196,15 @@ def test_check_says_what_a_plain_vllm_cannot_fill(run):
     ]  # fmt: skip
     found = json.loads(run("check", _CONTRACTS / "serving-int8.yaml", "--for", "gate", "--json")[1])
     assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}
+
+
+def test_check_says_what_a_callback_of_trainer_cannot_fill(run, files):
+    """Its samples are tokens with both kernels' log-probabilities, and the step whose weights are loaded."""
+    more = """statistical: [{id: tv, metric: tv_token, limit: 0.01}, {id: out, metric: outside_mass, limit: 0.01}]
+numerical: [{id: js, metric: js, limit: 0.01}]
+runtime: [{id: lag, metric: weights_lag, limit: 1}]"""
+    (path,) = files(many=(_TEXT.splitlines()[-1], more))
+    code, out, _ = run("check", path, "--for", "trainer", "--json")
+    (found,) = json.loads(out)["files"]
+    assert (code, set(found["coverage"]["unmeasured"])) == (0, {"js", "out"})
+    assert found["coverage"]["unmeasured"]["js"].endswith("judge it at a gate, or with Recorder.compare_logits")

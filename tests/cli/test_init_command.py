@@ -130,16 +130,16 @@ def test_on_a_terminal_it_asks_for_what_is_missing(run):
     assert (made.kernels.inference.dtype, made.assumptions.horizon, made.metadata.owner) == ("fp8", 128, "rl")
     assert "The kernel that samples" in err
     assert "'kind' is no field" in err
-    assert "'vlm' is no way of measuring; write one of vllm, trl, verl, loop, gate" in err
+    assert "'vlm' is no way of measuring; write one of vllm, trl, trainer, verl, loop, gate" in err
 
 
-@pytest.mark.parametrize("data", ["vllm", "trl", "verl", "loop", "gate"])
+@pytest.mark.parametrize("data", ["vllm", "trl", "trainer", "verl", "loop", "gate"])
 def test_every_clause_is_one_that_the_data_can_fill(run, data):
     """No clause, and no step of the policy, waits for what this way of measuring never brings."""
     assert run("--reward-budget=0.1", "--yes", f"--data={data}")[0] == 0
     made = load("policy.yaml")
     assert coverage(made, MeasuringPath(data)).unmeasured == {}
-    assert ("weights-lag" in {clause.id for clause in made.clauses}) == (data in {"trl", "verl", "loop"})
+    assert ("weights-lag" in {clause.id for clause in made.clauses}) == (data in {"trl", "trainer", "verl", "loop"})
 
 
 @pytest.mark.usefixtures("terminal")
