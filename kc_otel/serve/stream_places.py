@@ -52,6 +52,7 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     What a log has and the state has not is applied. Without a state file it is the core itself.
 
     Raises:
+        EngineError: If the state file's streams are where the other engine has them: they would count twice.
         ShardError: If shards do not start.
         LogError: If the log cannot be written.
     """
@@ -59,6 +60,17 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     if state is None:
         yield core
         return
+    folder = state.with_name(f"{state.name}-log")
+    if core.merged and config.engine is StreamEngine.PROCESS:
+        raise EngineError(
+            f"{state}: its streams are on shards, and would count twice here; go on with --engine ray, or begin with "
+            "another --state"
+        )
+    if not core.merged and config.engine is StreamEngine.RAY and (folder.exists() or core.evaluator.stream_count):
+        raise EngineError(
+            f"{state}: one process has written it, and its streams would count twice on shards; go on without --engine "
+            "ray, or begin with another --state"
+        )
     if config.engine is StreamEngine.RAY:
         from kc_otel.serve.shards.ray_shards import ray_start  # noqa: PLC0415 - an extra
 
@@ -69,7 +81,7 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
         finally:
             sharded.close()
         return
-    log = WriteAheadLog(state.with_name(f"{state.name}-log"), sync=config.sync, begin=core.position, keep=keep)
+    log = WriteAheadLog(folder, sync=config.sync, begin=core.position, keep=keep)
     try:
         if count := recover(core, log):
             _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)

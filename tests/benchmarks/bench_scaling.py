@@ -39,8 +39,8 @@ CONTRACT = load(ROOT / "contracts" / "rl-rollouts-bf16-fp8.yaml")
 GPUS = (1_000, 3_000, 10_000, 30_000, 100_000)
 PER_HOST, HOSTS = 8, 64
 """GPUs of a host; hosts whose aggregators send to one more."""
-FED = 1250.0
-"""us of its process in which a judge hands a message of 200 points to a Ray shard."""
+FED = 1950.0
+"""us of its process in which a judge before two Ray shards takes a message of 200 points; one of 28 costs less."""
 BUSY = 0.6
 """Share of a core that may be used: the rest is for ticks, bursts and catching up."""
 STREAMS = 32_000

@@ -50,11 +50,13 @@ class ShardLine:
 
     Attributes:
         waiting: Bytes that wait or are on their way.
+        closed: Why nothing is to be sent to it; empty while it is.
     """
 
     def __init__(self, number: int, handle: ShardHandle, answer: float = _ANSWER) -> None:
         self.number, self.handle = number, handle
         self.waiting = 0
+        self.closed = ""
         self._answer = answer
         self._queue: deque[_Waiting] = deque()
         self._flying: set[asyncio.Task[None]] = set()
@@ -66,6 +68,8 @@ class ShardLine:
         Raises:
             ReceiveError: If it is not taken.
         """
+        if self.closed:
+            raise NotKeptError(f"shard {self.number} {self.closed}")
         if self._trouble and self._flying:
             raise NotKeptError(f"shard {self.number} {self._trouble}")  # one group at a time asks whether it is back
         if self.waiting and self.waiting + len(body) > _WAITING:

@@ -177,6 +177,9 @@ class ShardedSink(ColumnSink):
         """Evaluate until the judge has written all that shards know."""
         until = time.monotonic() + _BEGIN
         while await self._evaluated(until - time.monotonic()):
+            for one in self._shards:
+                if one.line.closed:
+                    raise ShardError(f"shard {one.line.number} {one.line.closed}")
             if time.monotonic() > until:
                 late = ", ".join(f"shard {one.line.number} {one.trouble}" for one in self._shards if one.trouble)
                 raise ShardError(f"not every shard answers: {late or 'they have more to tell each time'}")
@@ -222,6 +225,11 @@ class ShardedSink(ColumnSink):
             one.trouble = f"is not there ({type(failed).__name__})"
             self._core.evaluator.faults.report("", where, {"its reports": failed})
             return None
+        one.line.closed = self._of_others(one, report)
+        if one.line.closed:
+            one.trouble = one.line.closed
+            self._core.evaluator.faults.report("", where, {"its folder": ShardError(one.trouble)})
+            return None
         self._core.evaluator.faults.report("", where, {})
         one.health, one.answered, one.trouble = report.health, now, ""
         merged, name = self._core.merged, report.health.name
@@ -229,6 +237,21 @@ class ShardedSink(ColumnSink):
             return None
         merged[name] = report.batch.number
         return report.batch
+
+    def _of_others(self, one: _Shard, report: ShardReport) -> str:
+        """Why a shard is not the one that this state knows; with it, senders' sums would count twice, or be lost."""
+        name = report.health.name
+        known = name == one.health.name if one.health else name in self._core.merged
+        if known:
+            return ""
+        if one.health or one.line.number < self._core.settled.get(_SHARDS, 0):
+            return (
+                "has not the folder that this state file knows; give --shard-folder what it was, on storage that every "
+                "node reaches, or begin with another --state as well"
+            )
+        if report.batch.number or report.health.streams or report.health.recovered:
+            return "has a folder of another state file; give --state what it was, or --shard-folder an empty folder"
+        return ""
 
     def _settled(self, one: _Shard) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from kc_otel.cli import shards_command
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.serve import server
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
@@ -21,6 +23,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
 from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
+from kc_otel.serve.stream_places import EngineError, sink_of
 
 RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Path("shards"))
 
@@ -88,3 +91,22 @@ def test_shards_are_shown_and_changed_from_a_terminal(make_core: Any, monkeypatc
     assert lines[2] == "1 0 0 0 has not answered for 9 s"
     refused = client.post("/api/v1/shards", json={"shards": 9})
     assert (refused.status_code, "shard 1" in refused.json()["detail"]) == (503, True)
+
+
+def test_a_state_file_stays_with_the_engine_that_began_it(make_core: Any, tmp_path: Path) -> None:
+    """Whose streams the other has not, so that every sum would count again."""
+
+    async def begun(core: Core, config: ServeConfig) -> None:
+        async with sink_of(core, config, Limits()):
+            pass
+
+    process = ServeConfig(state=tmp_path / "state")
+    ray = replace(process, engine=StreamEngine.RAY, shard_folder=tmp_path / "shards")
+    core = make_core()
+    core.merged["shards"] = 2
+    with pytest.raises(EngineError, match=r"its streams are on shards, .* go on with --engine ray"):
+        asyncio.run(begun(core, process))
+    del core.merged["shards"]
+    asyncio.run(begun(core, process))
+    with pytest.raises(EngineError, match=r"one process has written it, .* go on without --engine ray"):
+        asyncio.run(begun(core, ray))

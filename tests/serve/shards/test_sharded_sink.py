@@ -408,3 +408,58 @@ def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[...,
                 await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
 
     asyncio.run(run())
+
+
+def test_a_folder_that_is_not_this_states_is_refused(
+    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, tmp_path: Path
+) -> None:
+    """An empty one would count senders' sums again, one of another state has told that one: both are said, at once."""
+    several = sharded()
+
+    async def run() -> None:
+        await several.sink.resize(1)
+        await told(several, seconds[:3], clock)
+        several.crash()
+        used = several.folder / "shard-0"
+        used.rename(several.folder / "elsewhere")
+        several.begin()
+        with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
+            await several.sink.resize(1)
+        several.crash()
+        used.rename(tmp_path / "empty")
+        (several.folder / "elsewhere").rename(used)
+        several.begin()
+        await several.sink.resize(1)
+        await told(several, seconds[3:4], clock)
+        assert several.core.evaluator.counters["accepted"] > 0
+        several.crash()
+        (several.folder / "state").unlink()
+        several.begin()
+        with pytest.raises(ShardError, match="shard 0 has a folder of another state file"):
+            await several.sink.resize(1)
+
+    asyncio.run(run())
+
+
+def test_a_shard_that_begins_again_without_its_folder_takes_nothing(
+    sharded: Callable[..., Sharded], clock: Clock, seconds: Any
+) -> None:
+    """As on a node that has not the same storage: it is named, and nothing counts twice."""
+    several = sharded()
+
+    async def run() -> None:
+        await several.sink.resize(1)
+        await told(several, seconds[:3], clock)
+        before = several.core.evaluator.counters.copy()
+        several.shards[0]._folder = several.folder / "not-shared"
+        several.shards[0].lose()
+        (at, bodies), clock.now = seconds[3], seconds[3][0]
+        await several.send(bodies[0])  # nobody knows yet
+        await several.sink.tick()
+        assert several.core.evaluator.counters == before
+        assert "has not the folder" in several.core.shards[0].trouble
+        with pytest.raises(ThrottledError, match="shard 0 has not the folder"):
+            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+        assert at == clock.now
+
+    asyncio.run(run())
