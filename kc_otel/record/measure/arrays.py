@@ -108,7 +108,13 @@ def host_rows(data: Any) -> HostRows:
             import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
 
             return HostRows(data.view(torch.int16).numpy().view(np.uint16), bfloat16=True)
-        data = data.numpy()
+        try:
+            data = data.numpy()
+        except TypeError as error:
+            kind = data.dtype if str(data.layout) == "torch.strided" else data.layout
+            raise ValueError(
+                f"dtype: {kind} is not read on a CPU; pass a dense tensor of half precision or more"
+            ) from error
     array = np.asarray(data)
     if array.dtype.name == "bfloat16":
         return HostRows(array.view(np.uint16), bfloat16=True)

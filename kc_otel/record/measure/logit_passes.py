@@ -170,29 +170,30 @@ class LogitRows:
                 counters.counts,
                 counters.log_counts,
             )
-        if rows:
-            _kernel().drift_kernel[(rows,)](
-                *sides,
-                *begins,
-                *(z.stride(-1) for z in sides),
-                vocab,
-                self.before,
-                ignored if self.targets is None else self.targets,
-                ignored if found.of_targets is None else found.of_targets,
-                found.stats,
-                sums,
-                ignored if found.best is None else found.best,
-                self.top,
-                *counted,
-                SCAN=scan,
-                MEASURE=measure,
-                TARGETS=scan and self.targets is not None,
-                TOP=lanes,
-                COUNT=counters is not None,
-                ALIGNED=all(step % 8 == 0 for z in sides for step in z.stride()[:-1]),
-                BLOCK=min(_LANES, 1 << max(vocab - 1, 15).bit_length()),
-                num_warps=8,
-            )
+        with torch.cuda.device_of(self.train):  # Triton launches on the current device
+            if rows:
+                _kernel().drift_kernel[(rows,)](
+                    *sides,
+                    *begins,
+                    *(z.stride(-1) for z in sides),
+                    vocab,
+                    self.before,
+                    ignored if self.targets is None else self.targets,
+                    ignored if found.of_targets is None else found.of_targets,
+                    found.stats,
+                    sums,
+                    ignored if found.best is None else found.best,
+                    self.top,
+                    *counted,
+                    SCAN=scan,
+                    MEASURE=measure,
+                    TARGETS=scan and self.targets is not None,
+                    TOP=lanes,
+                    COUNT=counters is not None,
+                    ALIGNED=all(step % 8 == 0 for z in sides for step in z.stride()[:-1]),
+                    BLOCK=min(_LANES, 1 << max(vocab - 1, 15).bit_length()),
+                    num_warps=8,
+                )
         return found, sums
 
     def _blocks(self) -> list[tuple[Any, Any, slice]]:

@@ -107,7 +107,8 @@ def logit_drift(
     """Compare two kernels' logits, row by row.
 
     Args:
-        train: Logits of the training kernel, [..., vocab], NumPy or torch, any floating dtype and device.
+        train: Logits of the training kernel, [..., vocab], NumPy or torch, any device and, but for 8 bits on a CPU, any
+            floating dtype.
         inference: Logits of the inference kernel after the same processing, same shape.
         at: Indices of the rows to compare, one array [rows] per leading axis; None for all, in order.
         targets: Token of each compared row, integers [rows].
@@ -172,7 +173,8 @@ def _by_machine_code(
     out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
     wanted = np.full(rows, -1) if tokens is None else tokens
     kinds = {np.uint16 if side.bfloat16 else side.data.dtype.type for side in (left, right)}
-    whole = left.data.flags.c_contiguous and right.data.flags.c_contiguous
+    # What is read-only, or of another byte order, would be compiled for once more, or not at all.
+    whole = all(side.data.flags.carray and side.data.dtype.isnative for side in (left, right))
     if rows and whole and kinds in ({np.float32}, {np.uint16}):
         measure = code.bfloat16_rows if left.bfloat16 else code.float32_rows
         flat = np.ravel_multi_index(at, left.shape[:-1])
@@ -181,7 +183,7 @@ def _by_machine_code(
         step = max(1, _BLOCK // vocab)
         for first in range(0, rows, step):
             part, here = tuple(axis[first : first + step] for axis in at), slice(first, first + step)
-            pair = [np.ascontiguousarray(_read(side, part)) for side in (left, right)]
+            pair = [np.require(_read(side, part), requirements=("C", "A", "W")) for side in (left, right)]
             every = np.arange(part[0].size)
             code.float32_rows(*pair, every, wanted[here], out[here], logprobs[here], state[here])
     rest = np.flatnonzero(state == code.LEFT)

@@ -229,6 +229,18 @@ def test_hidden_states_and_heads_are_compared_a_few_rows_at_a_time(failed, monke
     assert hidden_drift((h[:0], head), (h[:0], other)).values.shape == (0, 7)
 
 
+@pytest.mark.slow
+def test_a_vocabulary_of_262144(monkeypatch):
+    """One row of it, whose last token is the target and the most likely; with more lanes than on a GPU, to be quick."""
+    monkeypatch.setattr(logit_passes, "_LANES", 8192)
+    train, inference = pair(0.05, rows=1, vocab=1 << 18)
+    train[0, -1] = 40.0
+    drift = device_drift(train, inference, targets=[(1 << 18) - 1], top=1)
+    np.testing.assert_allclose(drift.values, exact(train, inference), rtol=2e-5, atol=1e-6)
+    assert drift.top.tokens[0, 0].tolist() == [(1 << 18) - 1]
+    torch.testing.assert_close(drift.logprobs[0, 0], train.double().log_softmax(-1)[0, -1], rtol=1e-6, atol=1e-6)
+
+
 def test_any_strides_and_types_are_read_in_place():
     """A transposed view, every other row, a slice of the vocabulary, and two types of half precision."""
     train, inference = pair(0.3, rows=6, vocab=64)

@@ -282,3 +282,18 @@ def test_machine_code_takes_what_it_is_given() -> None:
             wide = (side.float().numpy() if isinstance(side, torch.Tensor) else side for side in (left, right))
             expected = np.clip(reference(*wide), -SATURATION, SATURATION)[at]
             np.testing.assert_allclose(found.values, expected, rtol=2e-4, atol=3e-6)
+
+
+@NUMBA
+def test_memory_of_any_kind_is_read_by_the_code_that_is_there() -> None:
+    """Read-only, unaligned and of the other byte order: nothing is compiled anew, which fails for the last."""
+    train, inference = pair(0.3)
+    expected = compared("code", train, inference).values
+    code = logits._loaded()
+    before = len(code.float32_rows.signatures)
+    shifted = [np.frombuffer(b"-" + side.tobytes(), np.float32, offset=1).reshape(side.shape) for side in pair(0.3)]
+    read_only = [np.frombuffer(side.tobytes(), np.float32).reshape(side.shape) for side in (train, inference)]
+    for sides in (shifted, read_only, [side.astype(">f4") for side in (train, inference)]):
+        assert compared("code", *sides).values.tolist() == expected.tolist()
+        assert compared("code", *(side[:1] for side in sides)).values.tolist() == expected[:1].tolist()
+    assert len(code.float32_rows.signatures) == before

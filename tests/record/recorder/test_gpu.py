@@ -82,6 +82,8 @@ def test_little_memory_is_needed_beside_the_logits():
     assert torch.cuda.max_memory_allocated() - before < 0.01 * 2 * train.nbytes
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_comparing_logits_does_not_wait_for_the_device():
     """The profiler sees one launch of the kernel, and between the first call and the last neither waits nor copies."""
     train, inference = logits(64, 32_768)

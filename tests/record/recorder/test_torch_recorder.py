@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 
 import numpy as np
@@ -103,6 +104,7 @@ def test_logits_in_bfloat16(recorders, memory):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_comparing_on_a_gpu_does_not_wait_for_it(recorders, memory, logprobs):
     """On a GPU compare only enqueues copies: torch's own check for synchronisation stays silent."""
@@ -130,3 +132,16 @@ def test_a_tensor_on_a_device_that_cannot_be_read_is_counted(recorders, memory, 
     assert sum(recorder.stats().dropped.values()) == 1
     assert memory.count() == 5
     assert np.isfinite(memory.points("kc.drift.log_ratio")[0].sum)
+
+
+@pytest.mark.parametrize("make", [lambda z: z.to(torch.float8_e4m3fn), torch.Tensor.to_sparse], ids=["fp8", "sparse"])
+def test_logits_that_a_cpu_does_not_read_are_refused_in_words(recorders, memory, caplog, make):
+    """The log says of which kind they are and what to pass; the batch is counted, and the next one measured."""
+    logits, recorder = torch.randn(4, 30), recorders()
+    recorder.compare_logits(make(logits), make(logits))
+    recorder.compare_logits(logits, logits)
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {"measure-failed": 1}
+    assert memory.points("kc.drift.tv_exact")[0].count == 4
+    (said,) = (record.getMessage() for record in caplog.records if "dropped" in record.getMessage())
+    assert re.search(r"torch\.(float8_e4m3fn|sparse_coo) is not read on a CPU; pass a dense tensor of half", said)
