@@ -182,7 +182,12 @@ class ShardedSink(ColumnSink):
                     raise ShardError(f"shard {one.line.number} {one.line.closed}")
             if time.monotonic() > until:
                 late = ", ".join(f"shard {one.line.number} {one.trouble}" for one in self._shards if one.trouble)
-                raise ShardError(f"not every shard answers: {late or 'they have more to tell each time'}")
+                if not late:
+                    raise ShardError("shards have more to tell each time; send less for a minute, and try again")
+                raise ShardError(
+                    f"not every shard answers: {late}; where the cluster has no cores left (`ray status`), add nodes, "
+                    "have fewer --shards, or give each less with --shard-cpus"
+                )
 
     async def _move(self, before: int, count: int) -> None:
         if before == count:
@@ -214,7 +219,7 @@ class ShardedSink(ColumnSink):
         assert one.asked is not None
         where = f"shard {one.line.number}"
         if not one.asked.done():
-            one.trouble = f"has not answered for {now - (one.answered or self._core.started_at):.0f} s"
+            one.trouble = f"has not answered for {time.time() - (one.answered or self._core.started_at):.0f} s"
             error = TimeoutError("what it was sent is judged when it answers")
             self._core.evaluator.faults.report("", where, {"its reports": error})
             return None
