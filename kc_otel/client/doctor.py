@@ -281,7 +281,7 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "error",
             "no OTLP request was taken since it started",
-            "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at its OTLP port (4317 gRPC, 4318 HTTP)",
+            "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at an OTLP port that `kc-otel serve` printed",
         )
     elif not counted:
         yield Finding(

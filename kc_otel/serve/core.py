@@ -97,6 +97,7 @@ class Core:
         self.listeners = Listeners()
         self.started_at = now
         self.external_url = external_url
+        self.otlp_port = 4318  # until it listens
         self.worst = tuple(worst)
         self.announce = announce
         self.log: WriteAheadLog | None = None

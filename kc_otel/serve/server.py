@@ -185,6 +185,7 @@ async def _serve(
 
     limits, turns = Limits(max_bytes=config.max_request_bytes), FairTurns()
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
+    core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(connection.close)
         stack.callback(speaker.shutdown)
@@ -209,7 +210,7 @@ async def _serve(
         names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts) + dry
         _log.info(
             "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
-            names, config.host, grpc.port, _scheme(tls), config.host, http_socket.getsockname()[1],
+            names, config.host, grpc.port, _scheme(tls), config.host, core.otlp_port,
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again

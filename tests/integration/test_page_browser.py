@@ -404,7 +404,7 @@ def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[...,
     browser.wait("document.querySelector('#empty pre')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "Waiting for the first data" in said
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in said
+    assert f"OTEL_EXPORTER_OTLP_ENDPOINT={evaluator.http}\n" in said
     assert browser.evaluate("document.querySelectorAll('.incident').length") == 0
     assert browser.evaluate(NO_SIDEWAYS)
     assert browser.complaints() == []

@@ -41,6 +41,7 @@ class TenantView(Core):
         self.listeners = core.listeners  # says and takes nothing but of the contracts that it is asked about
         self.started_at = core.started_at
         self.external_url = core.external_url
+        self.otlp_port = core.otlp_port
         self.log = None
         self.shards, self.resize = (), None  # they are of all tenants together
         self.worst = core.worst  # is asked about one of these contracts at a time

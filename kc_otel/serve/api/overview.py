@@ -53,6 +53,7 @@ class Overviews:
             now=time.time(),
             version=self._version,
             heard=heard,
+            otlp_port=core.otlp_port,
             counts={name: dict(count) for name, count in counts.items()},
             incidents=incident_views(core, lasting),
             in_force=_in_force(core, lasting),

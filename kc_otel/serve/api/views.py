@@ -241,6 +241,8 @@ class Overview(_View):
     version: str
     heard: bool
     """Whether any kernel has ever reported."""
+    otlp_port: int
+    """Port of this process that takes OTLP over HTTP."""
     counts: dict[str, dict[Status, int]]
     """CellList by contract and status."""
     incidents: list[IncidentView]
