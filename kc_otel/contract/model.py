@@ -255,6 +255,8 @@ class Contract(Strict):
         content = self.model_dump(mode="json", by_alias=True)
         if self.promotion == PromotionTerms():
             del content["promotion"]  # contracts from before there was such a section keep their hash
+        elif not self.promotion.sampling:
+            del content["promotion"]["sampling"]  # those from before sampling could be listed keep theirs
         if self.observability.false_alarms == Observability().false_alarms:
             del content["observability"]["false_alarms"]  # contracts from before it could be said keep their hash
         for section in ("numerical", "statistical", "runtime"):

@@ -10,12 +10,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator
 
 from kc_otel.contract.errors import Loc, ProblemLevel
-from kc_otel.contract.fields import Strict
+from kc_otel.contract.fields import Number, Strict
 from kc_otel.contract.units import parse_limit
 
-__all__ = ["PromotionTerms", "diff_promotion", "lint_promotion", "shown_share"]
+__all__ = ["SAMPLING_PARAMETERS", "PromotionTerms", "diff_promotion", "lint_promotion", "shown_share"]
 
 _STEPS: Final = (0.01, 0.05, 0.25)
+_FLAGS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "watermarking")
+SAMPLING_PARAMETERS: Final = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "thinking_token_budget", *_FLAGS
+)  # fmt: skip
+"""What changes the distribution that tokens are drawn from, by vLLM's names; the last five are there, or are not."""
 
 
 def _share(value: object) -> float:
@@ -67,6 +73,29 @@ class PromotionTerms(Strict):
     """Stages that a person has to let a version into, once its gate is open."""
     skip: tuple[Literal["offline-ci", "shadow"], ...] = Field(default=(), max_length=2)
     """Stages that this team does not have."""
+    sampling: dict[str, Annotated[tuple[bool | Number, ...], Field(min_length=1, max_length=20)]] = Field(
+        default_factory=dict,
+        max_length=len(SAMPLING_PARAMETERS),
+        json_schema_extra={"propertyNames": {"enum": [*SAMPLING_PARAMETERS]}},
+    )
+    """Sampling parameters, as vLLM calls them, and the values that a recording for offline-ci may be made with. Each
+    sequence has to say those that are listed; others have to change nothing."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _known(cls, value: dict[str, tuple[bool | float, ...]]) -> dict[str, tuple[bool | float, ...]]:
+        for name, values in value.items():
+            if name not in SAMPLING_PARAMETERS:
+                msg = f"{name!r} is no sampling parameter; there are {', '.join(SAMPLING_PARAMETERS)}"
+                raise ValueError(msg)
+            for one in values:
+                if isinstance(one, bool) is not (name in _FLAGS):
+                    msg = f"{name}: {one!r} is not {'true or false' if name in _FLAGS else 'a number'}"
+                    raise ValueError(msg)
+                if (name == "temperature" and not one > 0.0) or (name == "top_p" and not 0.0 < one <= 1.0):
+                    msg = f"{name}: {one:g} samples nothing that drift could be told from; write one above 0"
+                    raise ValueError(msg + " and at most 1" * (name == "top_p"))
+        return value
 
     @field_validator("steps")
     @classmethod
@@ -115,6 +144,23 @@ def diff_promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[_D
         kind = "tightens" if skipped in before.skip else "loosens"
         what = "asked for again" if skipped in before.skip else "skipped"
         yield kind, "promotion.skip", list(before.skip), list(after.skip), f"stage {skipped} is {what}"
+    if before.sampling != after.sampling:
+        yield (
+            _sampling(before.sampling, after.sampling),
+            "promotion.sampling",
+            before.sampling,
+            after.sampling,
+            ("recordings may be made with other sampling parameters"),
+        )
+
+
+def _sampling(before: dict[str, Any], after: dict[str, Any]) -> Literal["tightens", "loosens"]:
+    """Values that might not be used before loosen, and so does what need not be said any more.
+
+    A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
+    """
+    more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
+    return "loosens" if more or {*before} - {*after} else "tightens"
 
 
 def _steps(before: tuple[float, ...], after: tuple[float, ...]) -> Literal["tightens", "loosens"]:

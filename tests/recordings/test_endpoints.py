@@ -365,7 +365,9 @@ def test_both_sides_are_of_the_same_tokens_in_the_order_of_the_prompts():
     before = np.column_stack([last, ids[:, :-1]])
     assert np.array_equal(recording.inference, inference.logprobs[before, ids].ravel())
     assert np.array_equal(recording.train, train.logprobs[before, ids].ravel())
-    about = {"prompt_tokens": 2, "completion_tokens": 6, "response_tokens": 6, "temperature": 1.0}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+                "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+    about = {"prompt_tokens": 2, "completion_tokens": 6, "response_tokens": 6, **sampling}
     first = about | {"model": "tiny", "finish_reason": "length", "task": "code"}
     assert recording.attributes[0] == recording.attributes[1] == first
     assert recording.attributes[2]["model"] == "mine"

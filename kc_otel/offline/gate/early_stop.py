@@ -18,6 +18,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_decision
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording
 
@@ -51,8 +52,10 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
         terms: What the gate asks.
 
     Raises:
-        ValueError: If no clause can be judged by such a recording, or an assumption is missing.
+        ValueError: If no clause can be judged by such a recording, an assumption is missing, or it was sampled
+            otherwise than the contract allows.
     """
+    in_force("the recording", recording.attributes, contract.promotion.sampling)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
     asked = replace(terms, windows=1, allow_unjudged=True)

@@ -75,6 +75,12 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if one.identical
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    said += [
+        f"{one.name}: sampled with "
+        + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in one.sampling.items())
+        for one in gate.inputs
+        if one.sampling
+    ]
     if gate.terms.sequential:
         said.append("bounds hold at every number of sequences at once: the gate may stop as soon as it is decided")
     if gate.terms.require:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -28,6 +29,7 @@ from kc_otel.offline.gate.recorded_gate import (
     read_input,
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
+from kc_otel.offline.gate.sampling_terms import not_allowed
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import Recording
 
@@ -64,6 +66,7 @@ def section(gate: OfflineGate, text: str) -> dict[str, Any]:
                 "tokens": about.tokens,
                 "identical": about.identical,
                 "unreadable": judged.unreadable,
+                **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
                 "left_out": [{"clause": each.clause, "why": each.why} for each in judged.left_out],
             }
             for about, judged in zip(gate.inputs, gate.judged, strict=True)
@@ -90,6 +93,8 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     if record["stage"] != Stage.OFFLINE_CI:
         problems.append("recordings are judged in stage offline-ci")
     train, inference = _kernels(offline)
+    for about in offline["recordings"]:
+        problems += _sampling_problems(about, contract.promotion.sampling)
     if inference.fingerprint != record["kernel"]:
         problems.append("the inference kernel's fields do not make the fingerprint of the record")
     judged: list[list[Verdict]] = [[] for _ in offline["recordings"]]
@@ -116,6 +121,18 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
 
 def _unordered(decision: Mapping[str, Any]) -> dict[str, Any]:
     return {**decision, "missing": sorted(decision["missing"])}
+
+
+def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
+    """Sampling parameters of a recording that the contract does not allow, and those that it has to name and does not.
+
+    A contract that lists none asks for none.
+    """
+    if not allowed:
+        return []
+    said = about["sampling"]
+    pairs = [(name, value) for name in {*allowed, *said} for value in said.get(name) or [None]]
+    return sorted(f"{about['name']}: {why}" for name, value in pairs if (why := not_allowed(name, value, allowed)))
 
 
 def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Final
 from kc_otel.contract.model import Contract
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import UnjudgedClause, by_contract, judge
+from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.recordings import Recording
 
 __all__ = ["MatrixCell", "PrecisionMatrix", "judge_matrix"]
@@ -63,10 +64,12 @@ def judge_matrix(contract: Contract, recordings: Mapping[tuple[str, str], Record
         now: Unix time, seconds.
 
     Raises:
-        ValueError: If a clause needs an assumption that the contract does not state, or no clause can be judged.
+        ValueError: If a clause needs an assumption that the contract does not state, no clause can be judged,
+            or a recording was sampled otherwise than the contract allows.
     """
     cells, left_out = {}, {}
     for pair, recording in recordings.items():
+        in_force("/".join(pair), recording.attributes, contract.promotion.sampling)
         judged = judge(contract, by_contract(recording, contract), now)
         left_out.update({one.clause: one for one in judged.left_out})
         if not judged.verdicts:

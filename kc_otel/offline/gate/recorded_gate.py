@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import Scalar
 from kc_otel.judge.promotion.stages import Decision, GateSpec, Stage, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge
+from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
@@ -71,6 +73,7 @@ class GatedRecording:
         identical: Whether both sides are the same number in every token.
         coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
             from the bytes, so that evidence does not repeat it.
+        sampling: Values of each sampling parameter that its sequences name, where the contract lists any.
     """
 
     name: str
@@ -80,6 +83,7 @@ class GatedRecording:
     tokens: int
     identical: bool
     coarse: CoarseSide | None = None
+    sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +160,9 @@ def gate_recordings(
         now: Unix time, seconds.
 
     Raises:
-        ValueError: If a recording is given twice, a clause or slice of the terms is not of the contract, an assumption
-            is missing, or no clause can be judged by a recording at all.
+        ValueError: If a recording is given twice, was sampled otherwise than the contract allows or does not say how,
+            a clause or slice of the terms is not of the contract, an assumption is missing, or no clause can be judged
+            by a recording at all.
     """
     seen: dict[str, str] = {}
     for about, _ in recordings:
@@ -168,6 +173,10 @@ def gate_recordings(
             )
         seen[about.sha256] = about.name
     check_terms(contract, terms)
+    allowed = contract.promotion.sampling
+    inputs = tuple(
+        replace(about, sampling=in_force(about.name, recording.attributes, allowed)) for about, recording in recordings
+    )
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     judged = []
     for _, recording in recordings:
@@ -175,7 +184,6 @@ def gate_recordings(
         judged.append(judge(contract, parts, now, pair, anytime=terms.sequential))
     terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
-    inputs = tuple(about for about, _ in recordings)
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
 
 

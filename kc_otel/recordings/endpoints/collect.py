@@ -20,6 +20,7 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings import Recording
+from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, RequestFailedError
 from kc_otel.recordings.endpoints.prompts import Prompt
@@ -211,12 +212,13 @@ async def _one(
         "prompt_tokens": len(found.prompt_ids),
         "completion_tokens": len(found.token_ids),
         "response_tokens": len(found.token_ids),  # the same, as contracts about rollouts call it
-        "temperature": 1.0,
         "model": name,
     }
     if found.finish_reason:
         automatic["finish_reason"] = found.finish_reason
-    return _Scored(found, logprobs, automatic | dict(prompt.attributes))
+    # The request names each of these, so that no default of the server is in force.
+    asked = {parameter: values[0] for parameter, values in NEUTRAL.items()}
+    return _Scored(found, logprobs, automatic | dict(prompt.attributes) | asked)
 
 
 def _recording(rows: Sequence[_Scored]) -> Recording:

@@ -1,0 +1,78 @@
+"""Which sampling parameters a recording was made with, held to the contract's `promotion.sampling`.
+
+What the contract lists, every sequence has to say, and with a value of the list; what it does not list must change
+nothing. A row that says nothing is refused: that nobody wrote top_p down does not show that there was none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from kc_otel.contract.promotion import SAMPLING_PARAMETERS
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.comparable import NEUTRAL
+
+__all__ = ["in_force", "not_allowed"]
+
+
+def in_force(
+    name: str, rows: Sequence[Mapping[str, Scalar]], allowed: Mapping[str, Sequence[Scalar]]
+) -> dict[str, list[Scalar]]:
+    """Values of each sampling parameter that the sequences of a recording name.
+
+    Args:
+        name: The recording, for messages.
+        rows: Attributes of its sequences; sampling parameters by vLLM's names are among them.
+        allowed: The contract's `promotion.sampling`; empty where it has none, and nothing is looked at then.
+
+    Raises:
+        ValueError: If a sequence does not say what is listed, or was sampled with what is not; one line a parameter.
+    """
+    found: dict[str, list[Scalar]] = {}
+    problems: dict[str, str] = {}
+    for row, attributes in enumerate(rows if allowed else ()):
+        for parameter in SAMPLING_PARAMETERS:
+            value = attributes.get(parameter)
+            if value is not None:
+                seen = found.setdefault(parameter, [])
+                if any(_same(parameter, value, one, exact=True) for one in seen):
+                    continue
+                seen.append(value)
+            if why := not_allowed(parameter, value, allowed):
+                problems.setdefault(parameter, f"{name}: sequence {row}: {why}")
+    if problems:
+        raise ValueError("\n".join(problems.values()))
+    return found
+
+
+def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
+    """Why a value may not be in force; empty when it may.
+
+    Args:
+        parameter: Its name.
+        value: The value; None where nothing is said.
+        allowed: The contract's `promotion.sampling`.
+    """
+    listed = allowed.get(parameter)
+    if listed is None:
+        neutral = NEUTRAL.get(parameter, (0, False, ""))
+        if value is None or any(_same(parameter, value, one) for one in neutral):
+            return ""
+        return f"{parameter} is {value!r}, and promotion.sampling lists no {parameter}; list it, or sample without"
+    said = ", ".join(map(repr, listed))
+    if value is None:
+        return f"says no {parameter}, of which promotion.sampling allows {said}; record it with each sequence"
+    if any(_same(parameter, value, one) for one in listed):
+        return ""
+    return f"{parameter} is {value!r}, and promotion.sampling allows {said}"
+
+
+def _same(parameter: str, value: Scalar, other: Scalar, *, exact: bool = False) -> bool:
+    """Whether two values are one: as numbers of single precision, or both such as change nothing."""
+    if isinstance(value, bool | str) or isinstance(other, bool | str):
+        return type(value) is type(other) and value == other
+    if exact:
+        return value == other
+    neutral = NEUTRAL.get(parameter, ())
+    return math.isclose(value, other, rel_tol=1e-6) or (value in neutral and other in neutral)
