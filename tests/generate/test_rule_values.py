@@ -3,8 +3,6 @@
 The store is that of `test_panel_values`; the recording rules that judge without the evaluator are in its panels.
 """
 
-import dataclasses
-
 import pytest
 import yaml
 
@@ -79,7 +77,7 @@ def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
     broken: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in (verdict for moment in panel_store.world.now() for verdict, _ in moment.cells):
         if verdict.status is Status.FAIL:
-            broken.setdefault(dataclasses.astuple(verdict.cell), []).append(verdict)
+            broken.setdefault(tuple(verdict.cell), []).append(verdict)
     assert told.keys() == broken.keys()
     assert {clause for _, clause, *_ in told} == {"token-tv", "reward"}
     for key, verdicts in broken.items():

@@ -151,6 +151,8 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "35 Failures to judge": (rates(_CONTRACT, failures),),
     # The evaluators that are played have no log.
     "37 Log of what was received": (lambda _: {}, lambda _: {}),
+    "38 Shards: bytes behind": (lambda _: {},),
+    "39 Shards: streams": (lambda _: {},),
     "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),
     "25 Webhook deliveries": (rates(("kc_endpoint", "kc_outcome"), attempts),),
     "26 Tokens measured": (rates(_CONTRACT, tokens),),
