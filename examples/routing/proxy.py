@@ -60,6 +60,7 @@ def proxying(proxy: Proxy) -> Iterator[str]:
     """The proxy on a free port of this machine, until the block ends; yields its base URL."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
+    listening.listen()  # whoever connects before the server has started waits
     server = uvicorn.Server(uvicorn.Config(proxy.app, log_level="warning"))
     thread = threading.Thread(target=server.run, args=([listening],), name="proxy")
     thread.start()
