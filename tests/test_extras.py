@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import kc_otel
 from kc_otel import __main__ as script
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract import load
@@ -124,6 +125,8 @@ def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch
 @pytest.mark.parametrize("library", ["uvicorn", "fastapi"])
 def test_serve_without_its_extra_says_what_to_install(library, without, monkeypatch, capsys):
     """`kc-otel serve` needs a web framework, which the other commands do without."""
+    if "kc_otel.serve" in sys.modules:  # what is imported anew below takes its place as the package's attribute, too
+        monkeypatch.setattr(kc_otel, "serve", sys.modules["kc_otel.serve"])
     for name in [name for name in sys.modules if name.startswith("kc_otel.serve")]:
         monkeypatch.delitem(sys.modules, name)
     without(library)
