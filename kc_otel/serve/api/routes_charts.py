@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from kc_otel.charts import (
     Chart,
@@ -36,78 +36,73 @@ Over = Annotated[Literal["time", "step"], Query(description="What goes from left
 Zone = Annotated[str, Query(description="Name of the time zone of the times that are written, such as Europe/Berlin.")]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A cell, and the period of its past."""
+
+    cell: Cell
+    start: float
+    end: float | None
+    zone: tzinfo
+
+
+def _asked(
+    contract: str,
+    clause: str,
+    slice: str = ALL,
+    kernel_train: str = "",
+    kernel_inference: str = "",
+    start: Start = 0.0,
+    end: End = None,
+    zone: Zone = "UTC",
+) -> _Asked:
+    return _Asked(Cell(contract, clause, slice, kernel_train, kernel_inference), start, end, _zone(zone))
+
+
+Asked = Annotated[_Asked, Depends(_asked)]
+
+
 def chart_routes(core: Core) -> APIRouter:
     """`/api/v1/charts/history`, `evidence`, `sparkline` and `distribution`."""
     router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
 
     @router.get("/history")
-    async def history(
-        contract: str,
-        clause: str,
-        slice: str = ALL,
-        kernel_train: str = "",
-        kernel_inference: str = "",
-        start: Start = 0.0,
-        end: End = None,
-        zone: Zone = "UTC",
-        over: Over = "time",
-    ) -> Chart | None:
+    async def history(asked: Asked, over: Over = "time") -> Chart | None:
         """A cell's past against its limit, with what happened to it; null where nothing is remembered."""
-        found = find_clause(core, contract, clause, slice)
-        past = _past(core, contract, clause, slice, start, end)
-        own = Cell(contract, clause, slice, kernel_train, kernel_inference)
+        cell = asked.cell
+        found = find_clause(core, cell.contract, cell.clause, cell.slice)
+        points, others = _past(core, asked)
         return draw_history(
-            f"{clause} on {place(slice)} over {over}{'s' if over == 'step' else ''}",
-            past.pop(own, []),
-            kernel=kernel_inference,
-            others={cell.kernel_inference: points for cell, points in past.items()},
-            markers=_markers(core, contract, clause, slice),
+            f"{cell.clause} on {place(cell.slice)} over {over}{'s' if over == 'step' else ''}",
+            points,
+            kernel=cell.kernel_inference,
+            others={other.kernel_inference: found for other, found in others.items()},
+            markers=_markers(core, cell),
             unit=unit_word(found.limit_unit),
-            step=core.history.step(contract),
-            zone=_zone(zone),
+            step=core.history.step(cell.contract),
+            zone=asked.zone,
             over=over,
         )
 
     @router.get("/evidence")
-    async def evidence(
-        contract: str,
-        clause: str,
-        slice: str = ALL,
-        kernel_train: str = "",
-        kernel_inference: str = "",
-        start: Start = 0.0,
-        end: End = None,
-        zone: Zone = "UTC",
-        over: Over = "time",
-    ) -> Chart | None:
+    async def evidence(asked: Asked, over: Over = "time") -> Chart | None:
         """What was held against a cell's limit, as a share of an alarm; null where nothing was or can be."""
-        find_clause(core, contract, clause, slice)
-        own = Cell(contract, clause, slice, kernel_train, kernel_inference)
-        past = _past(core, contract, clause, slice, start, end)
-        points = past.pop(own, [])
-        title = f"Evidence against {clause} on {place(slice)}"
-        step = core.history.step(contract)
-        return draw_evidence(title, points, others=past.values(), step=step, zone=_zone(zone), over=over)
+        cell = asked.cell
+        find_clause(core, cell.contract, cell.clause, cell.slice)
+        points, others = _past(core, asked)
+        title = f"Evidence against {cell.clause} on {place(cell.slice)}"
+        step = core.history.step(cell.contract)
+        return draw_evidence(title, points, others=others.values(), step=step, zone=asked.zone, over=over)
 
     @router.get("/sparkline")
-    async def sparkline(
-        contract: str,
-        clause: str,
-        slice: str = ALL,
-        kernel_train: str = "",
-        kernel_inference: str = "",
-        start: Start = 0.0,
-        end: End = None,
-        zone: Zone = "UTC",
-    ) -> Chart | None:
+    async def sparkline(asked: Asked) -> Chart | None:
         """A cell's past against its limit at a glance; null where nothing is remembered."""
-        find_clause(core, contract, clause, slice)
-        past = _past(core, contract, clause, slice, start, end)
-        points = past.pop(Cell(contract, clause, slice, kernel_train, kernel_inference), [])
-        title = f"{clause} on {place(slice)} over time"
-        step = core.history.step(contract)
-        markers = _markers(core, contract, clause, slice)
-        return draw_sparkline(title, points, others=list(past.values()), markers=markers, step=step, zone=_zone(zone))
+        cell = asked.cell
+        find_clause(core, cell.contract, cell.clause, cell.slice)
+        points, others = _past(core, asked)
+        title = f"{cell.clause} on {place(cell.slice)} over time"
+        step, markers = core.history.step(cell.contract), _markers(core, cell)
+        return draw_sparkline(title, points, others=list(others.values()), markers=markers, step=step, zone=asked.zone)
 
     @router.get("/distribution")
     async def distribution(
@@ -123,17 +118,18 @@ def chart_routes(core: Core) -> APIRouter:
     return router
 
 
-def _past(
-    core: Core, contract: str, clause: str, slice: str, start: float, end: float | None
-) -> dict[Cell, list[tuple[Any, ...]]]:
-    past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
-    return {cell: [astuple(one) for one in moments] for cell, moments in past.items()}
+def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, list[tuple[Any, ...]]]]:
+    """The cell's own past, and that of the same clause and slice with other kernels."""
+    cell, end = asked.cell, time.time() if asked.end is None else asked.end
+    past = core.history.past(cell.contract, cell.clause, cell.slice, asked.start, end)
+    found = {each: [astuple(one) for one in moments] for each, moments in past.items()}
+    return found.pop(cell, []), found
 
 
-def _markers(core: Core, contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
-    events = core.events.newest(contract, _EVENTS, verdicts=False)
+def _markers(core: Core, cell: Cell) -> tuple[Marker, ...]:
+    events = core.events.newest(cell.contract, _EVENTS, verdicts=False)
     said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
-    return markers_of(said, contract, clause, slice)
+    return markers_of(said, cell.contract, cell.clause, cell.slice)
 
 
 def _zone(name: str) -> tzinfo:
