@@ -3,7 +3,8 @@
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
 its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
 out takes the place of the one before. Current pairs that went silent stay only while all of them are silent: then they
-are NO_DATA, and so is a slice on which no current pair has observations.
+are NO_DATA, and so is a slice on which no current pair has observations: for the pairs that came first, or whoever
+invents kernels would have a cell for each of them on every slice.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, Series, rings
+from kc_otel.judge.contract_state import LONG, PAIRS, SHORT, ContractState, Heard, Pair, Series, rings
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.points import INVALID, series_name
@@ -29,6 +31,8 @@ from kc_otel.stats import Binned, ExponentialHistogram
 __all__ = ["evidence"]
 
 _NOBODY: Final[Pair] = ("", "")
+_WITHOUT: Final = 8
+"""Pairs that have a cell on a slice on which none has observations."""
 _LISTED: Final = 5
 """Names of operators that a sentence lists."""
 
@@ -47,6 +51,7 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
         without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
         oldest = _oldest(state, now)
         pairs, silence = _current(state, clause, metric, now, listening_since)
+        first = set(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT))
         for slice in (ALL, *contract.slices):
             here = state.pairs(metric, slice)
             present = {pair for pair in pairs if pair in here and here[pair].newest >= oldest}
@@ -54,7 +59,7 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
             for pair in sorted(crowded):
                 cell = Cell(contract.name, clause.id, slice, *pair)
                 yield Evidence(cell, clause, _nothing, _without_room(state), _alarm(state, cell, None, now))
-            for pair in sorted((present or pairs) - crowded - ({_NOBODY} if crowded else set())):
+            for pair in sorted((present or first) - crowded - ({_NOBODY} if crowded else set())):
                 cell = Cell(contract.name, clause.id, slice, *pair)
                 series = here.get(pair)
                 opposite = _opposite(state, clause, slice, pair)
@@ -126,8 +131,8 @@ def _why_nothing(state: ContractState, now: float) -> str:
 def _without_room(state: ContractState) -> str:
     most = state.contract.observability.max_series
     return (
-        f"not judged: observations arrive, but the contract has its {most:,} series or their streams already; raise "
-        "observability.max_series, or give kernels and senders fewer identities"
+        f"not judged: observations arrive, but the contract has its {most:,} series or their streams already, or "
+        f"{PAIRS} kernel pairs; give kernels and senders fewer identities, or raise observability.max_series"
     )
 
 

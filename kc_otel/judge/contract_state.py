@@ -2,9 +2,10 @@
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
-goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; streams over theirs are
-refused, for a cumulative value means nothing without the one before. Both are told to the sender, and what a clause
-would have judged of them is remembered as `unjudged`, so that it has a verdict that says so.
+goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; so does a pair of kernels
+that comes to a metric while it has PAIRS that reported within a short window: none of these gives way to it. Streams
+over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the sender,
+and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
 
 A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
 is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was
@@ -27,16 +28,29 @@ from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
 from kc_otel.judge.statistics import metric_name, opposite_name
 
-__all__ = ["LONG", "SHORT", "STREAMS_PER_SERIES", "ContractState", "Heard", "Pair", "Series", "SeriesKey", "rings"]
+__all__ = [
+    "LONG",
+    "PAIRS",
+    "SHORT",
+    "STREAMS_PER_SERIES",
+    "ContractState",
+    "Heard",
+    "Pair",
+    "Series",
+    "SeriesKey",
+    "rings",
+]
 
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
+PAIRS: Final = 64
+"""Kernel pairs of a metric that are judged at a time."""
 SHORT: Final = 0
 LONG: Final = 1
 _SHORT_PANES: Final = 10
 _LONG_PANES: Final = 12
-_PAIRS: Final = 8
-"""Kernel pairs per metric whose newest observation is remembered after their panes are gone."""
+_REMEMBERED: Final = 8
+"""Kernel pairs per metric that are remembered after their series are gone: the latest ones."""
 _GAPS: Final = 8
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
@@ -119,7 +133,7 @@ class ContractState:
         streams: Streams by the digest of their identity.
         series: Series by key.
         heard: Kernel pairs by when they reported.
-        newest: Per metric, the newest observation of its latest kernel pairs, Unix time in seconds.
+        newest: Per metric, the newest observation of its kernel pairs, Unix time in seconds; first whoever came first.
         events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
             `clock_went_back`.
         changed_streams: Streams that differ from what was saved.
@@ -141,6 +155,7 @@ class ContractState:
         self.changed_streams: set[bytes] = set()
         self.changed_panes: set[tuple[SeriesKey, int, int]] = set()
         self.clock = 0.0
+        self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
         self.template = rings(contract)
@@ -202,7 +217,7 @@ class ContractState:
         """Count what a series' streams have observed.
 
         Args:
-            key: The series; over the cap, what is counted goes to the slice `other` of its metric.
+            key: The series; where there is no room for it, what is counted goes to the slice `other` of its metric.
             increment: What was observed, at least one observation.
             time: Unix time in seconds of its newest observation; all of them are in the panes of that.
             now: Unix time in seconds at which it arrived.
@@ -211,14 +226,14 @@ class ContractState:
             False where a clause is about it and it will not be judged.
         """
         judged = True
+        if not self._has_room(key, now):
+            self.events["series_over_cap"] += 1
+            judged = not self.leave_unjudged(key, now)
+            # Not one for each operator: their names are the senders', and as many as these like.
+            key = SeriesKey(metric_of(key.metric), OTHER, "", "")
         series = self.series.get(key)
         if series is None:
-            if len(self.series) >= self.contract.observability.max_series:
-                self.events["series_over_cap"] += 1
-                judged = not self.leave_unjudged(key, now)
-                # Not one for each operator: their names are the senders', and as many as these like.
-                key = SeriesKey(metric_of(key.metric), OTHER, "", "")
-            series = self.series.get(key) or self._create(key)
+            series = self._create(key)
             self.unjudged.pop(key, None)
         time = min(time, now)
         for number, ring in enumerate(series.rings):
@@ -237,8 +252,6 @@ class ContractState:
             self.arrived[key] = [union(arrived)]
         newest = self.newest.setdefault(key.metric, {})
         newest[key.pair] = max(newest.get(key.pair, 0.0), time)
-        if len(newest) > _PAIRS:
-            del newest[min(newest, key=lambda pair: newest[pair])]
         return judged
 
     def weigh(self, now: float) -> None:
@@ -272,6 +285,7 @@ class ContractState:
         if 0 <= now - self._evicted_at < self._window / _SHORT_PANES:
             return False
         self._evicted_at = now
+        self._full.clear()
         silent = now - self._long - self._window
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
@@ -286,11 +300,36 @@ class ContractState:
         alive = {key.metric for key in self.series} | self._judged
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
             del self.newest[metric]
+        for metric in {key.metric for key in gone} & self.newest.keys():
+            self._forget_pairs(metric)
         in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
         for pair in self.heard.keys() - in_use:
             if self.heard[pair].last < silent:
                 del self.heard[pair]
         return bool(streams or gone)
+
+    def _has_room(self, key: SeriesKey, now: float) -> bool:
+        if key not in self.series and len(self.series) >= self.contract.observability.max_series:
+            return False
+        newest = self.newest.get(key.metric, {})
+        silent = now - self._window
+        if len(newest) < PAIRS or newest.get(key.pair, silent) > silent:
+            return True
+        if now < self._full.get(key.metric, now):
+            return False
+        current = [time for time in newest.values() if time > silent]
+        if len(current) >= PAIRS:
+            self._full[key.metric] = min(current) + self._window
+        return len(current) < PAIRS
+
+    def _forget_pairs(self, metric: str) -> None:
+        """Of pairs without a series only the latest stay."""
+        newest = self.newest[metric]
+        if len(newest) > _REMEMBERED:
+            kept = {key.pair for key in self.series if key.metric == metric}
+            without = sorted(newest.keys() - kept, key=lambda pair: newest[pair])
+            for pair in without[: len(newest) - _REMEMBERED]:
+                del newest[pair]
 
     def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
         """Whether its buckets are those of the series that it belongs to, where these are still in use."""
@@ -306,6 +345,7 @@ class ContractState:
         """The clock went back: nothing that is remembered is later than now."""
         self.events["clock_went_back"] += 1
         self.clock = now
+        self._full.clear()
         for key, series in self.series.items():
             for number, ring in enumerate(series.rings):
                 self.changed_panes.update((key, number, index) for index in ring.turn_back(now))

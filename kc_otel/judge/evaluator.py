@@ -13,7 +13,7 @@ from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
 from kc_otel.judge.cells import evidence
 from kc_otel.judge.column_message import ColumnMessage
-from kc_otel.judge.contract_state import ContractState, Pair, Series, SeriesKey
+from kc_otel.judge.contract_state import PAIRS, ContractState, Pair, Series, SeriesKey
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
@@ -52,8 +52,8 @@ _SAID: Final = {
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
     "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
     "repeated ones; send them in the order of their times",
-    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series "
-    "that it may have; raise observability.max_series, or give kernels fewer versions",
+    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, or "
+    f"{PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
 _HELD: Final = frozenset({"accepted", "baseline"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,44 @@ def test_what_finds_no_room_is_bounded_and_stays_the_same(contract: Any, sender:
         evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5]), now)
     found = [verdict.cell.kernel_inference for verdict in verdicts_of(evaluator, now) if "max_series" in verdict.reason]
     assert found == [f"{i:012d}" for i in range(1, 65)]
+
+
+def test_who_invents_kernels_displaces_none_that_was_there(contract: Any, sender: Any, now: float) -> None:
+    """A kernel that reports now and then keeps its verdict beside hundreds of new ones, which are bounded and told."""
+    evaluator = Evaluator([contract(observability={"min_samples": 100})])
+    honest, names = sender(), (f"{number:012d}" for number in range(10**6))
+    for tick in range(12):
+        at = now + 5 * tick
+        if tick % 3 == 0:
+            evaluator.ingest_metrics(honest.request(at, large(500)), at)
+        told = [evaluator.ingest_metrics(sender(inference=next(names)).request(at, [0.5]), at) for _ in range(30)]
+        assert statuses(evaluator, at)[cell()] is Status.FAIL
+    assert "64 kernel pairs" in told[-1].message
+    assert evaluator.counters["unjudged"] == 12 * 30 - 63
+    found = verdicts_of(evaluator, at)
+    assert Counter(one.cell.slice for one in found) == {"all": 64 + 64, "code": 8}, (
+        "what has a series, what has no room"
+    )
+    assert sum("64 kernel pairs" in one.reason for one in found) == 64
+    assert cell("code") in {one.cell for one in found}, "where none has anything, those that came first"
+
+
+def test_a_kernel_finds_room_once_others_are_silent(contract: Any, sender: Any, now: float) -> None:
+    """Not one that was silent for a window gives way before: so a new version is judged when an old one has gone."""
+    evaluator = Evaluator([contract(observability={"min_samples": 100})])
+    senders = [sender(inference=f"{number:012d}") for number in range(64)]
+    for number, one in enumerate(senders):
+        evaluator.ingest_metrics(one.request(now + number, [0.5]), now + number)
+    new = sender(inference=NEWER)
+    assert evaluator.ingest_metrics(new.request(now + 299, large(500)), now + 299).message
+    assert statuses(evaluator, now + 299)[cell(inference=NEWER)] is Status.NO_DATA
+    assert not evaluator.ingest_metrics(new.request(now + 300.5, large(500)), now + 300.5).message
+    assert statuses(evaluator, now + 300.5)[cell(inference=NEWER)] is Status.FAIL
+    # One that comes back finds no room either, until another is silent.
+    assert evaluator.ingest_metrics(senders[0].request(now + 300.6, [0.5]), now + 300.6).message
+    # They are forgotten with their series, but for a few.
+    evaluator.evaluate(now + 7200)
+    assert (evaluator.series_count, len(evaluator.states["policy"].newest["kc.drift.tv_token"])) == (0, 8)
 
 
 def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: float) -> None:

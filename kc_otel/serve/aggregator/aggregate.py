@@ -25,6 +25,7 @@ from kc_otel.serve.aggregator.host_streams import comes_from
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.log_format import PlainFormatter
+from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
@@ -199,10 +200,11 @@ async def _aggregate(config: AggregatorConfig) -> None:
         forwarder, sink = Forwarder(store, config.to, headers, client), AggregatorSink(store)
         most = connections_per_port()
         http = listen(config.host, config.http_port, "OTLP/HTTP", most)
-        grpc = await start_grpc(sink, config.host, config.grpc_port, connections=most)
+        turns = FairTurns()
+        grpc = await start_grpc(sink, config.host, config.grpc_port, connections=most, turns=turns)
         stack.push_async_callback(grpc.stop, _GRACE)
         names = None if config.allow_unauthenticated else HostNames((config.host,))
-        await stack.enter_async_context(serving_http(http_app(sink, names=names), http))
+        await stack.enter_async_context(serving_http(http_app(sink, names=names, turns=turns), http))
         _log.info("adding up for %s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d",
                   config.to, config.host, grpc.port, config.host, http.getsockname()[1])  # fmt: skip
         tidy_at = time.monotonic() + _TIDY

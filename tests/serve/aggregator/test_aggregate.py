@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +19,9 @@ from typer.testing import CliRunner
 
 from kc_otel.contract import load_text
 from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.serve.aggregator import aggregate
 from kc_otel.serve.aggregator.aggregate import AggregatorConfig, AggregatorError, run_aggregator
+from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.store.state_file import open_state
 from tests.integration.test_acknowledged import CONTRACT, Source
 from tests.tools.servers import free_address, running, sink
@@ -125,3 +130,36 @@ def test_a_state_file_has_one_aggregator(tmp_path: Path) -> None:
     """The second is told so, and not what an evaluator would be told."""
     with closing(open_state(tmp_path / "state")), pytest.raises(AggregatorError, match="another aggregator is using"):
         run_aggregator(AggregatorConfig("http://judge:4318", tmp_path / "state"))
+
+
+def test_both_ports_share_their_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who floods one of them takes no more than a sender's part from those on the other."""
+    seen: dict[FairTurns, list[object]] = {}
+
+    class Watched(FairTurns):
+        def turn(self, sender, size):
+            seen.setdefault(self, []).append(sender)
+            return super().turn(sender, size)
+
+    monkeypatch.setattr(aggregate, "FairTurns", Watched)
+    http, grpc = free_address(), free_address()
+    ports = [int(address.rpartition(":")[2]) for address in (grpc, http)]
+    sources = [Source(str(number), cumulative=True, over_grpc=bool(number)) for number in range(2)]
+
+    def send() -> None:
+        for source in sources:
+            source.evaluator = SimpleNamespace(http=f"http://{http}", grpc=grpc)  # type: ignore[assignment]
+            source.start()
+        while not all(source.acknowledged for source in sources):
+            time.sleep(0.01)
+        for source in sources:
+            source.stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def run() -> None:
+        config = AggregatorConfig(f"http://{free_address()}", tmp_path / "state", "127.0.0.1", *ports)
+        await asyncio.gather(aggregate._aggregate(config), asyncio.to_thread(send))
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    ((_, senders),) = seen.items()
+    assert {type(sender) for sender in senders} == {str, tuple}, "gRPC's and HTTP's"
