@@ -4,8 +4,8 @@ A stream is one sender's; a series is (metric, slice, kernel pair), and takes th
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
 goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; so does a pair of kernels
 that comes to a metric while it has PAIRS that reported within a short window: none of these gives way to it. Streams
-over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the sender,
-and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
+over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the
+sender, and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
 
 A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
 is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was

@@ -52,8 +52,8 @@ _SAID: Final = {
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
     "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
     "repeated ones; send them in the order of their times",
-    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, or "
-    f"{PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
+    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "
+    f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
 _HELD: Final = frozenset({"accepted", "baseline"})
