@@ -1,4 +1,4 @@
-"""What a sender was told has been taken is counted, whatever ended the evaluator, and nothing is done twice."""
+"""What a sender was told has been taken is counted, whatever ended the evaluator, and nothing is said or done twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
+from kc_otel.judge.verdict import Status
 from tests.integration.conftest import Evaluator, ForkedEvaluator, Pager
 
 KILLS = int(os.environ.get("KC_OTEL_KILLS", "6"))
@@ -32,13 +34,22 @@ observability: {window: 12h, long_window: 24h, min_samples: 500, heartbeat: 12h}
 escalation:
   - {on: fail, severity: critical, do: [{webhook: pager}]}
 """
+RECENT = (
+    CONTRACT.replace("name: policy", "name: recent")
+    .replace("window: 12h, long_window: 24h", "window: 60s, long_window: 100s")
+    .replace("heartbeat: 12h", "heartbeat: 60s")
+)
+"""The same, of which a step of the verdicts' past lasts five seconds."""
 
 
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
-    path = tmp_path / "policy.yaml"
-    path.write_text(CONTRACT)
-    return path
+    """A folder of both."""
+    folder = tmp_path / "contracts"
+    folder.mkdir()
+    (folder / "policy.yaml").write_text(CONTRACT)
+    (folder / "recent.yaml").write_text(RECENT)
+    return folder
 
 
 @pytest.fixture
@@ -50,9 +61,12 @@ def evaluator_class() -> type[Evaluator]:
 class Source(threading.Thread):
     """One stream: sends a request after the other, each again until it is acknowledged."""
 
-    def __init__(self, name: str, *, cumulative: bool, over_grpc: bool) -> None:
+    def __init__(
+        self, name: str, *, cumulative: bool, over_grpc: bool, kernel: str = "b", contracts: Sequence[str] = ("policy",)
+    ) -> None:
         super().__init__(daemon=True)
         self.sent, self.acknowledged, self.trouble = 0, 0, ""
+        self.kernel, self._contracts = kernel, contracts
         self._name, self._cumulative, self._over_grpc = name, cumulative, over_grpc
         self._began = self._last = time.time_ns()
         self._stopped = threading.Event()
@@ -79,13 +93,15 @@ class Source(threading.Thread):
         data = resource.scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
         data.aggregation_temporality = 2 if self._cumulative else 1
         start = self._began if self._cumulative else self._last
-        point = data.data_points.add(start_time_unix_nano=start, time_unix_nano=now)
-        for key, value in (("contract", "policy"), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", "b")):
-            point.attributes.add(key=f"kc.{key}").value.string_value = value
-        point.count = self.sent if self._cumulative else count
-        point.sum = 0.5 * point.count
-        point.positive.offset = -2  # of scale 0: (0.25, 0.5]
-        point.positive.bucket_counts.append(point.count)
+        for contract in self._contracts:
+            point = data.data_points.add(start_time_unix_nano=start, time_unix_nano=now)
+            of = {"contract": contract, "slice": "all", "kernel.train": "a", "kernel.inference": self.kernel}
+            for key, value in of.items():
+                point.attributes.add(key=f"kc.{key}").value.string_value = value
+            point.count = self.sent if self._cumulative else count
+            point.sum = 0.5 * point.count
+            point.positive.offset = -2  # of scale 0: (0.25, 0.5]
+            point.positive.bucket_counts.append(point.count)
         self._last = now
         return request
 
@@ -113,19 +129,34 @@ class Source(threading.Thread):
 
 
 def sources() -> list[Source]:
+    """One for each transport and temporality, each of a kernel version of its own."""
     return [
-        Source(f"{cumulative} {over_grpc}", cumulative=cumulative, over_grpc=over_grpc)
+        Source(
+            kernel := f"{'cumulative' if cumulative else 'delta'}-{'grpc' if over_grpc else 'http'}",
+            cumulative=cumulative,
+            over_grpc=over_grpc,
+            kernel=kernel,
+            contracts=("policy", "recent"),
+        )
         for cumulative in (False, True)
         for over_grpc in (False, True)
     ]
 
 
-def counted(evaluator: Evaluator) -> int:
-    """Observations in the windows."""
-    found = evaluator.get(
-        "/api/v1/distribution", contract="policy", clause="token-tv", kernel_train="a", kernel_inference="b"
-    )
-    return int(found["total"])
+def counted(evaluator: Evaluator, source: Source) -> int:
+    """Observations of a source in the windows."""
+    of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": source.kernel}
+    return int(evaluator.get("/api/v1/distribution", **of)["total"])
+
+
+def histories(evaluator: Evaluator, contract: str) -> tuple[float, dict[str, list[tuple[float, int, int]]]]:
+    """Seconds of a step, and (time, samples, status code) of what is remembered of each kernel, oldest first."""
+    found = evaluator.get("/api/v1/history", contract=contract, clause="token-tv")
+    return found["step"], {
+        one["kernel_inference"]: [(point[0], point[5], point[6]) for point in one["points"]]
+        for one in found["series"]
+        if one["kernel_inference"]
+    }
 
 
 @pytest.mark.slow
@@ -133,7 +164,7 @@ def counted(evaluator: Evaluator) -> int:
 def test_kill_9_loses_nothing_that_was_acknowledged(
     serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
 ) -> None:
-    """HTTP and gRPC, deltas and cumulative sums: the count is exact in the end, and one message goes out."""
+    """HTTP and gRPC, deltas and cumulative sums: counts are exact, no verdict is missing, nothing is sent twice."""
     del contract_file
     running, evaluator = sources(), serve("--tick", "0.5")
     ports = ("--tick", "0.5", "--grpc-port", evaluator.grpc.rsplit(":", 1)[1])
@@ -145,21 +176,67 @@ def test_kill_9_loses_nothing_that_was_acknowledged(
         for _ in range(KILLS):
             time.sleep(random.uniform(0.05, 1.0))
             evaluator.kill()
-            least = sum(source.acknowledged for source in running)
+            least = {source: source.acknowledged for source in running}
             evaluator = serve(*ports)
             evaluator.wait("/api/v1/cells", lambda answer: bool(answer["cells"]))
-            assert counted(evaluator) >= least
+            assert all(counted(evaluator, source) >= number for source, number in least.items())
     finally:
         for source in running:
             source.stop()
     assert [source.trouble for source in running] == [""] * 4
     assert all(source.acknowledged == source.sent > 0 for source in running)
-    assert counted(evaluator) == sum(source.sent for source in running)
+    assert [counted(evaluator, source) for source in running] == [source.sent for source in running]
     evaluator.wait("/api/v1/cells", lambda answer: all(one["verdict"]["status"] == "FAIL" for one in answer["cells"]))
-    while not pager.ids:
+    sent = {source.kernel: source.sent for source in running}
+    evaluator.wait("/api/v1/cells", lambda answer: samples(answer["cells"], "policy") == sent)  # the last tick has all
+    while len(set(pager.ids)) < 8:
         time.sleep(0.1)
-    assert len(set(pager.ids)) == 1
-    assert evaluator.stop() == 0
+    for contract in ("policy", "recent"):
+        _nothing_is_missing(evaluator, contract, sent)
+    evaluator.stop()
+    assert len(set(pager.ids)) == 8, "one for each contract and kernel"
+    alerts = Counter(alert["fingerprint"] for body in _once(pager) for alert in body["alerts"])
+    assert set(alerts.values()) == {1}
+
+
+def samples(cells: Sequence[Any], contract: str) -> dict[str, int]:
+    """Observations that the verdicts of a contract rest on, by kernel."""
+    verdicts = [one["verdict"] for one in cells]
+    return {one["kernel_inference"]: one["samples"] for one in verdicts if one["contract"] == contract}
+
+
+def _once(pager: Pager) -> list[Any]:
+    """Messages, each once: one that was being sent when the evaluator was killed is sent again, under the same id."""
+    return list(dict(zip(pager.ids, pager.bodies, strict=True)).values())
+
+
+def _nothing_is_missing(evaluator: Evaluator, contract: str, sent: Mapping[str, int]) -> None:
+    """The past of every kernel is that of an evaluator that was never killed: each step once, FAIL from its FAIL on."""
+    changes: dict[str, list[Any]] = {}
+    fired: Counter[str] = Counter()
+    for event in evaluator.get("/api/v1/events", contract=contract, limit=1000)["events"]:
+        kernel = event["data"]["kernel_inference"]
+        if event["kind"] == "verdict" and kernel:
+            changes.setdefault(kernel, []).append((event["at"], event["data"]["before"], event["data"]["status"]))
+        elif event["kind"] == "firing":
+            fired[kernel] += 1
+    assert fired == dict.fromkeys(sent, 1)
+    step, past = histories(evaluator, contract)
+    assert past.keys() == changes.keys() == sent.keys()
+    for kernel, points in past.items():
+        times, counts, statuses = zip(*points, strict=True)
+        assert list(times) == sorted(set(times))
+        first, said = changes[kernel][0][0], [(before, after) for _, before, after in changes[kernel]]
+        steps = range(int(first // step), int(times[-1] // step) + 1)
+        assert {int(at // step) for at in times} == set(steps), f"{kernel} of {contract}: a step without a verdict"
+        assert set(statuses[statuses.index(Status.FAIL.code) :]) == {Status.FAIL.code}
+        assert said[0][0] is None
+        assert [before for before, _ in said[1:]] == [after for _, after in said[:-1]]
+        assert len(set(said)) == len(said), f"{kernel} of {contract}: said twice"
+        assert said[-1][1] == "FAIL"
+        if contract == "policy":  # its windows hold all of it
+            assert list(counts) == sorted(counts)
+            assert counts[-1] == sent[kernel]
 
 
 @pytest.mark.slow
@@ -177,7 +254,8 @@ def test_a_graceful_stop_loses_nothing(serve: Callable[..., Evaluator], sync: st
         source.stop()
     assert evaluator.stop() == 0
     again = serve("--tick", "30")
-    assert counted(again) == sum(source.acknowledged for source in running) > 0
+    assert [counted(again, source) for source in running] == [source.acknowledged for source in running]
+    assert all(source.acknowledged for source in running)
 
 
 @pytest.mark.slow
@@ -203,7 +281,8 @@ def test_a_damaged_state_is_set_aside_and_judged_anew_from_the_log(
     with pytest.raises(pytest.fail.Exception, match=r"the state file is damaged.*--set-aside-damaged"):
         serve()
     again = serve("--set-aside-damaged")
-    assert counted(again) == sum(source.acknowledged for source in running) > 0
+    assert [counted(again, source) for source in running] == [source.acknowledged for source in running]
+    assert all(source.acknowledged for source in running)
     again.wait("/api/v1/cells", lambda answer: any(one["verdict"]["status"] == "FAIL" for one in answer["cells"]))
     assert "state-lost" in {event["kind"] for event in again.get("/api/v1/events")["events"]}
     (aside,) = tmp_path.glob("*.damaged-*Z")

@@ -1,8 +1,8 @@
 """The past of every cell, thinned: steps in SQLite, of which the newest are kept, so that its size is bounded.
 
 A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long window of an hour. A step is
-remembered by its worst evaluation, the last among equals, so that thinning hides no breach. A restart keeps all of it
-but the running step.
+remembered by its worst evaluation, the last among equals, so that thinning hides no breach. Of the running step
+the first evaluation is written, and each that is worse than all before: a restart leaves no gap, and hides none either.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ __all__ = ["KEPT", "HistoryPoint", "ThinnedHistory", "point_of"]
 KEPT: Final = 480
 _STEPS_PER_WINDOW: Final = 20
 _SHORTEST: Final = 5.0
+_COLUMNS: Final = ("at", "estimate", "lower", "upper", "bound", "samples", "status", "evidence", "train_step")
+_VALUES: Final = ", ".join("?" for _ in _COLUMNS)
+_OVERWRITTEN: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class ThinnedHistory:
         return self._steps.get(contract, _SHORTEST)
 
     def write(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, unit: UnitOfWork) -> None:
-        """Write the steps that an evaluation completes; it becomes part of the running step.
+        """Write the steps that an evaluation completes, and what it makes worse of the running one.
 
         Args:
             points: The evaluation, by the contract's name.
@@ -102,7 +105,14 @@ class ThinnedHistory:
         """
         over = {contract for contract in points if self._is_over(contract, now)}
         for contract in over:
-            self._flush(contract, now)
+            self._put(contract, self._open.get(contract, {}))
+            self._forget(now)
+        for contract, found in points.items():
+            before = {} if contract in over else self._open.get(contract, {})
+            self._put(
+                contract,
+                {cell: one for cell, one in found.items() if cell not in before or one.status > before[cell].status},
+            )
         unit.on_commit(lambda: self._adopt(points, now, over))
 
     def _adopt(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, over: Collection[str]) -> None:
@@ -118,15 +128,18 @@ class ThinnedHistory:
         found: dict[Cell, list[HistoryPoint]] = {}
         prefix = json.dumps([contract, clause, slice])[:-1] + ", "
         rows = self._connection.execute(
-            "SELECT cell, at, estimate, lower, upper, bound, samples, status, evidence, train_step FROM cell_line "
-            "JOIN cell_point ON line = id WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
+            f"SELECT cell, {', '.join(_COLUMNS)} FROM cell_line JOIN cell_point ON line = id "  # noqa: S608 - our own
+            "WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
             (len(prefix), prefix),
         )
         for cell, *numbers in rows:
             found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*numbers))
         for cell, worst in self._open.get(contract, {}).items():
             if (cell.clause, cell.slice) == (clause, slice):
-                found.setdefault(cell, []).append(worst)
+                kept, own = found.setdefault(cell, []), [worst]
+                if kept and self._index(contract, kept[-1].at) == self._index(contract, worst.at):
+                    own.append(kept.pop())  # perhaps from before a restart
+                kept.append(max(own, key=lambda one: (one.status, one.at)))
         return found
 
     def _is_over(self, contract: str, now: float) -> bool:
@@ -135,17 +148,26 @@ class ThinnedHistory:
     def _index(self, contract: str, at: float) -> int:
         return int(at // self.step(contract))
 
-    def _flush(self, contract: str, now: float) -> None:
-        own = [(json.dumps(cell), point) for cell, point in self._open.get(contract, {}).items()]
+    def _put(self, contract: str, points: Mapping[Cell, HistoryPoint]) -> None:
+        """Write points, each in the place of its step, but not over one of the same step that is worse."""
+        own = [(json.dumps(cell), point) for cell, point in points.items()]
         self._connection.executemany(
             "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
             "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",
             [(name, point.at) for name, point in own],
         )
         self._connection.executemany(
-            "INSERT OR REPLACE INTO cell_point SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM cell_line WHERE cell = ?",
-            [(self._index(contract, point.at) % KEPT, *astuple(point), name) for name, point in own],
+            f"INSERT INTO cell_point SELECT id, ?, {_VALUES} FROM cell_line WHERE cell = ? "  # noqa: S608 - our own
+            f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
+            "WHERE excluded.status >= status OR abs(excluded.at - at) > ?",
+            [
+                (self._index(contract, point.at) % KEPT, *astuple(point), name, self.step(contract))
+                for name, point in own
+            ],
         )
+
+    def _forget(self, now: float) -> None:
+        """Forget cells of which nothing came for as long as anything is kept."""
         longest = KEPT * max(self._steps.values(), default=_SHORTEST)
         gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
         self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)

@@ -44,7 +44,7 @@ def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_p
         tick(history, connection, verdict(float(at), Status.FAIL if at == 1013 else Status.PASS))
     connection.close()
     again = CellHistory(open_file(tmp_path / "state.sqlite"), WINDOWS)
-    assert past(again, 1040.0) == [(1009.0, 0), (1013.0, 3), (1029.0, 0)]
+    assert past(again, 1040.0) == [(1009.0, 0), (1013.0, 3), (1029.0, 0), (1030.0, 0)]
     (moment, *_) = again.past("policy", "token-tv", "code", 0.0, 1040.0)[CELL]
     assert (moment.estimate, moment.lower, moment.upper, moment.limit) == (0.1, 0.05, None, 0.2)
 
@@ -59,6 +59,20 @@ def test_the_last_minutes_are_whole(open_file: Callable) -> None:
     assert times == sorted(set(times))
     assert times[-120:] == [float(at) for at in range(1180, 1300)]
     assert times[:2] == [1009.0, 1019.0]
+
+
+@pytest.mark.parametrize("lives", [1, 2, 5, 7])
+def test_a_restart_leaves_no_gap_and_hides_no_breach(open_file: Callable, tmp_path: Path, lives: int) -> None:
+    """Killed after every few evaluations: each step is there once, and those with a FAIL say so, as without a kill."""
+    failed, times = {1003, 1019, 1021, 1034, 1040}, range(1000, 1045)
+    for start in times[::lives]:
+        connection = open_file(tmp_path / "state.sqlite")
+        history = CellHistory(connection, WINDOWS)
+        for at in range(start, min(start + lives, 1045)):
+            tick(history, connection, verdict(float(at), Status.FAIL if at in failed else Status.PASS))
+        connection.close()
+    again = CellHistory(open_file(tmp_path / "state.sqlite"), WINDOWS)
+    assert [(int(at // STEP), status) for at, status in past(again, 1046.0)] == [(step, 3) for step in range(100, 105)]
 
 
 def test_the_past_is_bounded(open_file: Callable) -> None:
@@ -97,7 +111,7 @@ def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Ca
         tick(history, connection, verdict(1010.0))
     relieve(connection)
     tick(history, connection, verdict(1011.0))
-    assert connection.execute("SELECT at, status FROM cell_point").fetchall() == [(1000.0, 3)]
+    assert connection.execute("SELECT at, status FROM cell_point").fetchall() == [(1000.0, 3), (1011.0, 0)]
 
 
 def test_names_that_begin_alike_are_told_apart(open_file: Callable) -> None:
