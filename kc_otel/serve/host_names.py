@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -29,9 +30,13 @@ class HostNames:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {"localhost", *map(_plain, names)} - {""}
+        self._is_ours = lru_cache(1024)(self._names_us)
 
     def __contains__(self, host: str) -> bool:
         """Whether the value of a `Host` header names us."""
+        return self._is_ours(host)
+
+    def _names_us(self, host: str) -> bool:
         try:
             name = _plain(urlsplit(f"//{host}").hostname or "")
         except ValueError:

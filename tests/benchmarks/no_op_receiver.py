@@ -13,7 +13,6 @@ import grpc
 import uvicorn
 
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.serve.server import _event_loop
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -40,5 +39,4 @@ async def serve(http_port: int, grpc_port: int) -> None:
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=_event_loop()) as runner:
-        runner.run(serve(*map(int, sys.argv[1:])))
+    asyncio.run(serve(*map(int, sys.argv[1:])))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import uvicorn
 
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
+from kc_otel.serve.receivers.http_connection import HttpConnection
 
 __all__ = ["serving_http"]
 
@@ -32,7 +32,8 @@ async def serving_http(app: Any, sock: socket.socket, tls: Tls | None = None) ->
     """Serve for as long as the context lasts."""
     config = uvicorn.Config(
         app,
-        http=HeaderTimeoutProtocol,
+        http=HttpConnection,  # type: ignore[arg-type]  # a protocol with buffers of its own
+        ws="none",
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # who sends is who is connected: a name in a header is anybody's to choose

@@ -1,14 +1,16 @@
-"""OTLP over HTTP as an ASGI application: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON.
+"""OTLP over HTTP: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON.
 
-It is bare ASGI, for the framework would do nothing here; mount it in one, or run it under any ASGI server. Every
-failure is answered with a google.rpc.Status in the request's own encoding; one of the data has a google.rpc.BadRequest
-among its details.
+It is bare ASGI, for the framework would do nothing here; mount it in one, or run it under any ASGI server. Under our
+own, `HttpConnection` gives it most requests directly. Every failure is answered with a google.rpc.Status in the
+request's own encoding; one of the data has a google.rpc.BadRequest among its details.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from google.rpc.error_details_pb2 import BadRequest
@@ -31,12 +33,11 @@ from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
-__all__ = ["http_app"]
+__all__ = ["DisconnectedError", "HttpAnswer", "HttpReceiver", "http_app"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
@@ -65,7 +66,7 @@ class _MisdirectedError(ReceiveError):
     outcome = "misdirected"
 
 
-class _DisconnectedError(Exception):
+class DisconnectedError(Exception):
     """The sender hung up; there is nobody to answer."""
 
 
@@ -76,7 +77,7 @@ def http_app(
     names: HostNames | None = None,
     senders: Senders | None = None,
     turns: FairTurns | None = None,
-) -> Application:
+) -> HttpReceiver:
     """The ASGI application.
 
     Args:
@@ -87,10 +88,29 @@ def http_app(
         senders: Who may send; None for anybody.
         turns: Shared with other ports; None for turns of its own.
     """
-    return _App(sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders(), turns or FairTurns())
+    return HttpReceiver(
+        sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders(), turns or FairTurns()
+    )
 
 
-class _App:
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What a request is answered with.
+
+    Attributes:
+        status: HTTP's.
+        headers: Names and values, lower case, with `content-length`.
+        body: A message in the encoding that the headers say.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class HttpReceiver:
+    """Answers requests; see `http_app`."""
+
     def __init__(
         self,
         sink: TelemetrySink,
@@ -105,6 +125,7 @@ class _App:
         self._places, self._turns = ReadingPlaces(limits), turns
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """As an ASGI server calls it."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -112,38 +133,77 @@ class _App:
             msg = f"{scope['type']} is not served here; OTLP/HTTP is plain POST requests"
             raise RuntimeError(msg)
         headers = _headers(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        read = partial(self._body, headers, receive)
+        answer = await self.answer(scope["method"], path, headers, read, scope.get("client"))
+        if answer is not None:
+            start = {"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)}
+            await send(start)
+            await send({"type": "http.response.body", "body": answer.body})
+
+    @property
+    def max_bytes(self) -> int:
+        """Longest body that is taken, as it was received."""
+        return self._limits.max_bytes
+
+    async def answer(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | Callable[[], Awaitable[bytes]],
+        connection: Hashable,
+    ) -> HttpAnswer | None:
+        """Take a request.
+
+        Args:
+            method: HTTP's.
+            path: One of the signals' is known.
+            headers: Names in lower case, and values.
+            body: All of it, or what reads it; that raises `DisconnectedError` if it never comes.
+            connection: Whose turn it is.
+
+        Returns:
+            The answer; None where nobody is there to be answered.
+        """
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            answer = await self._handle(scope, headers, media, receive)
+            message = await self._handle(method, path, headers, media, body, connection)
         except ReceiveError as error:
             self._counts.add("http", error.outcome)
-            status = _status(error)
             extra = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, ThrottledError) else {}
             if isinstance(error, _NotAllowedError):
                 extra["allow"] = "POST"
             if isinstance(error, UnauthenticatedError):
                 extra["www-authenticate"] = "Bearer"
-            await _respond(send, error.http_status, status, media, extra)
-        except _DisconnectedError:
+            return _answer(error.http_status, _status(error), media, extra)
+        except DisconnectedError:
             self._counts.add("http", "disconnected")
-        else:
-            await _respond(send, 200, answer, media, {})
+            return None
+        return _answer(200, message, media, {})
 
-    async def _handle(self, scope: Message, headers: dict[str, str], media: str, receive: Receive) -> Any:
+    async def _handle(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        media: str,
+        body: bytes | Callable[[], Awaitable[bytes]],
+        connection: Hashable,
+    ) -> Any:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
         sender = self._senders.known(headers.get("authorization", ""))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
         signal = _ROUTES.get(path)
         if signal is None:
             raise _NotFoundError(f"no such path; OTLP/HTTP is served at {', '.join(_ROUTES)}")
-        if scope["method"] != "POST":
+        if method != "POST":
             raise _NotAllowedError(f"{path} takes POST requests")
         if media not in {_PROTOBUF, _JSON}:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
-        async with self._places.taken():
-            body = await self._body(headers, receive)
-        connection = scope.get("client")
+        if not isinstance(body, bytes):
+            async with self._places.taken():
+                body = await body()
         async with self._turns.turn(connection, len(body)):
             inflated = inflate(body, headers.get("content-encoding", ""), self._limits)
             self._turns.charge(connection, len(inflated) - len(body))
@@ -157,7 +217,7 @@ class _App:
             self._senders.admit(sender, request)
         return await deliver(self._sink, signal, request, "http", self._counts)
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         limit = self._limits.max_bytes
         declared = headers.get("content-length", "")
         if len(declared) > _LENGTH_DIGITS or (declared.isdigit() and int(declared) > limit * _DRAIN):
@@ -167,7 +227,7 @@ class _App:
         while more and size <= limit * _DRAIN:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _DisconnectedError
+                raise DisconnectedError
             part: bytes = message.get("body", b"")
             size += len(part)
             more = message.get("more_body", False)
@@ -192,15 +252,15 @@ def _headers(scope: Message) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def _respond(send: Send, status: int, message: Any, media: str, extra: dict[str, str]) -> None:
+def _answer(status: int, message: Any, media: str, extra: Mapping[str, str]) -> HttpAnswer:
     if media == _PROTOBUF:
         body = message.SerializeToString()
     else:  # what could not be understood at all is answered in the encoding that a person can read
         media, body = _JSON, to_json(message)
     headers = {"content-type": media, "content-length": str(len(body)), **extra}
-    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    return HttpAnswer(
+        status, tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()), body
+    )
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

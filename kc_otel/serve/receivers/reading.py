@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 
-__all__ = ["HeaderTimeoutProtocol", "ReadingPlaces", "TooSlowError"]
+__all__ = ["ReadingPlaces", "TooSlowError"]
 
 
 class TooSlowError(ReceiveError):
@@ -79,47 +76,3 @@ class ReadingPlaces:
         del self._held[longest]
         self._displaced.add(longest)
         longest.reschedule(now)
-
-
-class HeaderTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class
-    """uvicorn's protocol, which closes a connection that has not sent a request's headers in time.
-
-    uvicorn itself waits for ever for the first request, and for the rest of headers that have begun.
-    """
-
-    seconds = 10.0
-    """How long headers may take."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """A sender has connected."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Some bytes of a request have come."""
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The sender has gone."""
-        if self._timer is not None:
-            self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        if self._between_requests():
-            if self._timer is None:
-                self._timer = self.loop.call_later(self.seconds, self._give_up)
-        elif self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if self._between_requests() and not self.transport.is_closing():
-            self.transport.close()
-
-    def _between_requests(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete

@@ -6,7 +6,7 @@ checksum: what a crash tore is found and cut off. Positions are bytes since the 
 position of its first byte. What is kept is applied in the order of the log, whoever waits for it or no longer does.
 
 Requests that arrive while the disk is busy are written together and synced once (group commit), so that the cost of a
-sync is shared by as many as there are. `Sync` says when that is:
+sync, and of a thread that is woken, is shared by as many as there are. `Sync` says when that is:
 
 | policy | acknowledged is lost | costs |
 | --- | --- | --- |
@@ -21,6 +21,7 @@ import errno
 import logging
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -43,6 +44,9 @@ _WAITING_BYTES: Final = MOST_BYTES + 1024
 """Bytes that may wait for the disk before more is refused; one message as long as it may be has room."""
 _GROUP: Final = 256
 """Most messages that are written at once; fewer than what one call of writev takes."""
+_AT_A_TIME: Final = 3
+"""Messages that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
+_SECONDS: Final = 0.002
 _NAME: Final = re.compile(r"(\d{20})\.otlp")
 
 
@@ -89,6 +93,9 @@ class WriteAheadLog:
         self._segment = min(segment, keep // 4 or segment)
         self._file: int | None = None
         self._trouble = ""
+        self._arrived: deque[_Waiting] = deque()
+        self._arrived_bytes = 0
+        self._writing = False
         self._kept: deque[tuple[_Waiting, int]] = deque()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +103,8 @@ class WriteAheadLog:
             self._end = max(self._mended() if self._starts else 0, begin)
         except OSError as error:
             raise LogError(f"{folder}: cannot be written ({_said(error)}); name a folder that can be") from None
-        self._worker: BoundedWorker[_Waiting] = BoundedWorker(
-            self._write, self._dropped, name="kc-otel-log", max_bytes=_WAITING_BYTES, batch=_GROUP
+        self._worker: BoundedWorker[Sequence[_Waiting]] = BoundedWorker(
+            self._write, self._dropped, name="kc-otel-log", max_bytes=_WAITING_BYTES
         )
 
     @property
@@ -113,7 +120,7 @@ class WriteAheadLog:
     @property
     def waiting(self) -> int:
         """Bytes that wait for the disk."""
-        return self._worker.depth()[1]
+        return self._arrived_bytes + self._worker.depth()[1]
 
     async def append(self, message: bytes, at: float, apply: Callable[[int], T], what: str = RECEIVED) -> T:
         """Keep a request, and apply it once it is kept.
@@ -135,10 +142,15 @@ class WriteAheadLog:
             raise MessageTooLongError(
                 errno.EFBIG, f"a message of {len(message)} bytes is more than a log's message may have"
             )
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(sealed_frame(message, at, what), apply, done)
-        if not self._worker.put(lambda: waiting, len(waiting.frame)):
+        if self.waiting + len(message) + SEAL_BYTES + 4 > _WAITING_BYTES or not self._worker.open:
             raise LogError(errno.EAGAIN, f"{self.folder}: more arrives than the disk takes")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        waiting = _Waiting(sealed_frame(message, at, what), apply, done)
+        if not (self._arrived or self._writing):
+            loop.call_soon(self._hand_over)  # with whatever else arrives at this moment
+        self._arrived.append(waiting)
+        self._arrived_bytes += len(waiting.frame)
         return await done
 
     def records(self, since: int) -> Iterator[LogRecord]:
@@ -169,10 +181,24 @@ class WriteAheadLog:
 
     def close(self, timeout: float = 3.0) -> None:
         """Write what waits, for at most `timeout` seconds."""
+        while self._arrived:
+            self._hand_over()
         self._worker.close(timeout)
         self._shut()
 
-    def _write(self, group: Sequence[_Waiting]) -> None:
+    def _hand_over(self) -> None:
+        """Let the thread write what has arrived, as one group."""
+        group = [self._arrived.popleft() for _ in range(min(len(self._arrived), _GROUP))]
+        self._writing = bool(group)
+        if group:
+            size = sum(len(each.frame) for each in group)
+            self._arrived_bytes -= size
+            if not self._worker.put(lambda: group, size):
+                _refuse([*group, *self._arrived], LogError(errno.EAGAIN, f"{self.folder}: nothing is written any more"))
+                self._arrived.clear()
+
+    def _write(self, groups: Sequence[Sequence[_Waiting]]) -> None:
+        [group] = groups
         try:
             if self._file is None or self._end - self._starts[-1] >= self._segment:
                 self._open()
@@ -193,25 +219,31 @@ class WriteAheadLog:
         group[0].done.get_loop().call_soon_threadsafe(self._take_over, group, ends)
 
     def _take_over(self, group: Sequence[_Waiting], ends: Sequence[int]) -> None:
+        self._hand_over()
         idle = not self._kept
         self._kept.extend(zip(group, ends, strict=True))
         if idle:
             self._apply_next()
 
     def _apply_next(self) -> None:
-        """Apply the oldest that is kept: one at a time, so that ports and ticks come in between."""
-        waiting, end = self._kept[0]
-        try:
-            result = waiting.apply(end)
-        except Exception as error:  # noqa: BLE001 - it is raised to whoever appended
-            if not waiting.done.done():
-                waiting.done.set_exception(error)
-        else:
-            if not waiting.done.done():
-                waiting.done.set_result(result)
-        self._kept.popleft()
-        if self._kept:
-            waiting.done.get_loop().call_soon(self._apply_next)
+        """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
+        loop, until = self._kept[0][0].done.get_loop(), time.monotonic() + _SECONDS
+        for _ in range(_AT_A_TIME):
+            waiting, end = self._kept[0]
+            try:
+                result = waiting.apply(end)
+            except Exception as error:  # noqa: BLE001 - it is raised to whoever appended
+                if not waiting.done.done():
+                    waiting.done.set_exception(error)
+            else:
+                if not waiting.done.done():
+                    waiting.done.set_result(result)
+            self._kept.popleft()
+            if not self._kept:
+                return
+            if time.monotonic() > until:
+                break
+        loop.call_soon(self._apply_next)
 
     def _open(self) -> None:
         self._shut()
@@ -241,7 +273,11 @@ class WriteAheadLog:
             self._trouble = _said(error)
             _log.error("%s: nothing is taken until it can be written: %s", self.folder, self._trouble)
         why = LogError(getattr(error, "errno", None) or errno.EIO, f"{self.folder}: {_said(error)}")
-        group[0].done.get_loop().call_soon_threadsafe(_refuse, group, why)
+        group[0].done.get_loop().call_soon_threadsafe(self._refused, group, why)
+
+    def _refused(self, group: Sequence[_Waiting], why: LogError) -> None:
+        self._hand_over()
+        _refuse(group, why)
 
     def _dropped(self, reason: str, why: object, _count: int) -> None:
         _log.warning("%s: %s: %s", self.folder, reason, why)

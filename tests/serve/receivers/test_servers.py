@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp import BindError, ExportResult, Limits, RequestCounts, ThrottledError
 from kc_otel.serve.receivers.grpc_server import retry_info, start_grpc
+from kc_otel.serve.receivers.http_connection import HttpConnection
 from kc_otel.serve.receivers.http_server import http_app
-from kc_otel.serve.receivers.reading import HeaderTimeoutProtocol
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
@@ -54,7 +54,7 @@ def http_server(sink: Any, limits: Limits | None = None) -> Iterator[int]:
     """A listening HTTP server."""
     import uvicorn
 
-    app, http = http_app(sink, limits), HeaderTimeoutProtocol
+    app, http = http_app(sink, limits), HttpConnection
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=http))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -242,7 +242,7 @@ def test_a_call_without_a_message_is_a_bad_request(sink: Any) -> None:
 
 def test_a_connection_that_sends_no_headers_is_closed(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a silent connection nor one with half a header stays; one with a whole request is answered."""
-    monkeypatch.setattr(HeaderTimeoutProtocol, "seconds", 0.3)
+    monkeypatch.setattr(HttpConnection, "seconds", 0.3)
     with http_server(sink) as port:
         sockets = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(3)]
         sockets[1].sendall(b"POST /v1/metrics HT")

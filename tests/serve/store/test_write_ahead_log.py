@@ -194,7 +194,7 @@ def test_messages_after_damage_are_found_whatever_lies_between(tmp_path: Path) -
 
 
 def test_a_long_queue_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that were written together are applied one at a time: whatever else is ready comes in between."""
+    """Of messages that were written together a few are applied at a time: whatever else is ready comes in between."""
     order: list[object] = []
     write, together = write_ahead_log._write_all, threading.Event()
 

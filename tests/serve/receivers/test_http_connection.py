@@ -1,0 +1,143 @@
+"""Whether a connection is read here or by uvicorn, its sender cannot tell."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from kc_otel.judge.otlp import Limits
+from kc_otel.serve.receivers import http_connection
+from tests.serve.receivers.test_servers import http_server
+
+HEAD = "POST /v1/metrics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\n"
+
+
+def usual(body: bytes, more: str = "") -> bytes:
+    return f"{HEAD}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answers(connection: socket.socket, count: int = 1) -> list[tuple[int, bytes, bytes]]:
+    """Status, head and body of the next answers."""
+    found = []
+    with connection.makefile("rb") as stream:
+        for _ in range(count):
+            status = stream.readline()
+            assert status, "the connection was closed"
+            head = b"".join(iter(stream.readline, b"\r\n"))
+            [length] = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            found.append((int(status.split()[1]), head, stream.read(int(length.split(b":")[1]))))
+    return found
+
+
+@pytest.fixture
+def body(request_of_metrics: Any) -> bytes:
+    return request_of_metrics.SerializeToString()
+
+
+@pytest.fixture
+def uvicorn_connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    made = []
+
+    class Counted(http_connection.AutoHTTPProtocol):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            made.append(self)
+
+    monkeypatch.setattr(http_connection, "AutoHTTPProtocol", Counted)
+    return made
+
+
+def test_usual_requests_are_read_without_uvicorn(sink: Any, body: bytes, uvicorn_connections: list[Any]) -> None:
+    """Whole, in pieces, with other headers, and what is refused for what it says: one connection serves them all."""
+    packed = gzip.compress(body)
+    with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(usual(body))
+        assert [status for status, _, _ in answers(connection)] == [200]
+        connection.sendall(usual(packed, "Content-Encoding: gzip\r\nConnection: keep-alive\r\nX-Team: \xe9\r\n"))
+        assert [status for status, _, _ in answers(connection)] == [200]
+        head, rest = usual(body)[: -len(body)], body
+        for piece in (head, rest[:1], rest[1:7], rest[7:]):
+            connection.sendall(piece)
+            time.sleep(0.02)
+        assert [status for status, _, _ in answers(connection)] == [200]
+        connection.sendall(usual(b"\xff"))
+        [(status, said, _)] = answers(connection)
+        assert status == 400
+        assert b"content-type: application/x-protobuf" in said
+    assert len(sink.requests) == 3
+    assert not uvicorn_connections
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD.replace("HTTP/1.1", "HTTP/1.0") + "Content-Length: {size}\r\n\r\n{body}",
+        HEAD.replace("/v1/metrics", "/v1/metrics?x=1") + "Content-Length: {size}\r\n\r\n{body}",
+        HEAD + "Connection: close\r\nContent-Length: {size}\r\n\r\n{body}",
+        HEAD + "Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n{body}\r\n0\r\n\r\n",
+        HEAD + "Expect: nothing\r\nContent-Length: {size}\r\n\r\n{body}",
+        HEAD + "X-Twice: a\r\nX-Twice: b\r\nContent-Length: {size}\r\n\r\n{body}",
+    ],
+)
+def test_unusual_requests_are_uvicorns(sink: Any, body: bytes, uvicorn_connections: list[Any], sent: str) -> None:
+    """What might be understood in another way is not read here; it is answered all the same, also after usual ones."""
+    text = sent.format(size=len(body), body=body.decode("latin-1")).encode("latin-1")
+    with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(usual(body))
+        assert answers(connection)[0][0] == 200
+        connection.sendall(text)
+        assert answers(connection)[0][0] == 200
+    assert len(sink.requests) == 2
+    assert len(uvicorn_connections) == 1
+
+
+@pytest.mark.parametrize(
+    "length", ["5\r\nContent-Length: 6", "5, 5", "+5", "-1", "5\r\nTransfer-Encoding: chunked", "0x5"]
+)
+def test_no_length_is_believed_that_others_understand_otherwise(sink: Any, length: str) -> None:
+    """Where a proxy sees another end of a request, what follows would be anybody's: it is refused."""
+    with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(f"{HEAD}Content-Length: {length}\r\n\r\nPOST /v1/metrics HTTP/1.1\r\n".encode())
+        assert answers(connection)[0][0] == 400
+    assert not sink.requests
+
+
+def test_requests_that_do_not_wait_for_answers_are_answered_in_their_order(sink: Any, body: bytes) -> None:
+    """Also where the second came in while the first was taken."""
+    with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(usual(body) + usual(b"\xff") + usual(body))
+        assert [status for status, _, _ in answers(connection, 3)] == [200, 400, 200]
+        connection.sendall(usual(body)[:-1])
+        time.sleep(0.05)
+        connection.sendall(body[-1:] + usual(b"\xff") + usual(body))
+        assert [status for status, _, _ in answers(connection, 3)] == [200, 400, 200]
+
+
+def test_what_is_left_of_a_body_that_came_too_late_is_no_request(sink: Any, body: bytes) -> None:
+    """It is answered with 408 and read to its end; then the connection serves on."""
+    with (
+        http_server(sink, Limits(read_timeout=0.2)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+    ):
+        hidden = usual(body)
+        connection.sendall(usual(hidden)[: -len(hidden)])
+        assert answers(connection)[0][0] == 408
+        connection.sendall(hidden)
+        connection.sendall(usual(body))
+        assert answers(connection)[0][0] == 200
+    assert len(sink.requests) == 1
+
+
+def test_who_hangs_up_in_a_body_is_no_error(sink: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The next is served, and nothing is logged."""
+    with http_server(sink) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(usual(body)[:-1])
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(usual(body))
+            assert answers(connection)[0][0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
