@@ -119,7 +119,8 @@ def _candidates(
     """Name, memory with nothing kept, components and runs of each candidate."""
     import torch  # noqa: PLC0415 - a quick --help
 
-    from kc_otel.diagnose.kernel_sources import quantized_matrices, torch_kernel_from  # noqa: PLC0415
+    from kc_otel.diagnose.checkpoint_folder import quantized_matrices  # noqa: PLC0415
+    from kc_otel.diagnose.kernel_sources import torch_kernel_from  # noqa: PLC0415
     from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
     from kc_otel.diagnose.torch_formats import FORMATS, KV_FORMATS  # noqa: PLC0415
     from kc_otel.diagnose.torch_serving import ServedInLess  # noqa: PLC0415

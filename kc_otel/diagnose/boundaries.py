@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FUSED", "INPUT_OF", "Boundary", "boundaries_of", "by_operator"]
+__all__ = ["FUSED", "INPUT_OF", "Boundary", "boundaries_of", "by_operator", "layer_of"]
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.+))?$")
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -97,6 +97,16 @@ def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
             runs.append([layer])
     said = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"{operator} in layer{'s' if len(layers) > 1 else ''} {said}"
+
+
+def layer_of(name: str) -> int | None:
+    """Number of the layer that a module is of, by its dotted name; None for what is in no layer.
+
+    >>> layer_of("model.layers.3.self_attn"), layer_of("model.norm")
+    (3, None)
+    """
+    matched = _LAYER.search(name)
+    return int(matched[1]) if matched else None
 
 
 def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:

@@ -1,4 +1,4 @@
-"""The two kernels of a command line: a Python program's, or a Hugging Face checkpoint."""
+"""The two kernels of a command line: a Python program's, a Hugging Face checkpoint, or an engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from kc_otel.contract.model import KernelSpec
 from kc_otel.offline.python_names import python_name
 
 if TYPE_CHECKING:
-    import torch
-
     from kc_otel.diagnose.capture_file import CapturedSequence
     from kc_otel.diagnose.token_sequences import TokenSequence
-    from kc_otel.diagnose.torch_formats import WeightFormat
     from kc_otel.diagnose.torch_kernel import TorchKernel
 
-__all__ = ["VLLM", "captured_by", "engine_options", "quantized_matrices", "torch_kernel_from"]
+__all__ = ["VLLM", "captured_by", "engine_options", "torch_kernel_from"]
 
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
@@ -30,7 +27,8 @@ _WHAT: Final = "a torch module, a kc_otel.diagnose.TorchKernel, or a function th
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     """The kernel that a text names: `FILE.py:NAME`, or a folder with a Hugging Face checkpoint.
 
-    A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network.
+    A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network;
+    where the contract says an fp8 KV cache, keys and values are rounded as they are written.
 
     Args:
         target: The text.
@@ -46,7 +44,9 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
         raise ValueError(f"{target}: an engine can be captured, and compared with what is captured; it is no module")
     folder = Path(target)
     if (folder / "config.json").is_file():
-        return _checkpoint(folder, spec)
+        from kc_otel.diagnose.checkpoint_folder import checkpoint_kernel  # noqa: PLC0415 - transformers
+
+        return checkpoint_kernel(folder, spec)
     if folder.is_dir():
         raise ValueError(f"{target}: has no config.json; give a folder with a Hugging Face checkpoint")
     found = python_name(target, _WHAT)
@@ -112,85 +112,3 @@ def engine_options(texts: Mapping[str, str]) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
-
-
-def quantized_matrices(folder: str) -> tuple[WeightFormat, dict[str, torch.Tensor]]:
-    """The matrices of a checkpoint that a tool has quantised, in floating point, and the format that its config says.
-
-    Args:
-        folder: A checkpoint in compressed-tensors' form is read by that library; GPTQ's and AWQ's own by gptqmodel.
-
-    Raises:
-        ValueError: If it is none, or what reads it is not installed.
-        MissingExtraError: If transformers is not installed.
-    """
-    path = Path(folder) / "config.json"
-    said = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.is_file() else None
-    if not said:
-        raise ValueError(f"{folder}: has no config.json with a quantization_config; give what the tool wrote")
-    with extra("transformers", "a Hugging Face checkpoint"):
-        import transformers  # noqa: PLC0415
-
-    import torch  # noqa: PLC0415
-
-    from kc_otel.diagnose.torch_formats import WeightFormat  # noqa: PLC0415
-
-    group: dict[str, Any] = next(iter(said.get("config_groups", {}).values()), {})
-    weights, inputs = group.get("weights", {}), group.get("input_activations")
-    bits = int(said.get("bits") or weights.get("num_bits") or 8)
-    size = int(said.get("group_size") or weights.get("group_size") or 0)
-    dense = said.get("quant_method") == "compressed-tensors"
-    more = {"quantization_config": transformers.CompressedTensorsConfig(run_compressed=False)} if dense else {}
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **more)
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{folder}: transformers cannot dequantise it: {error}") from error
-    found = {
-        name: each.weight.data
-        for name, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear) and hasattr(each, "quantization_scheme" if dense else "weight")
-    }
-    if not found:
-        raise ValueError(
-            f"{folder}: no matrix of it is in floating point once it is loaded; let the tool dequantise it"
-        )
-    return WeightFormat(bits, max(size, 0), activations=bool(inputs)), found
-
-
-def _checkpoint(folder: Path, spec: KernelSpec) -> TorchKernel:
-    with extra("transformers", "a Hugging Face checkpoint"):
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
-
-    import torch  # noqa: PLC0415
-
-    from kc_otel.diagnose.torch_kernel import TorchKernel  # noqa: PLC0415
-
-    plain = getattr(torch, spec.dtype or "", None)
-    dtype = plain if isinstance(plain, torch.dtype) and plain.itemsize > 1 else "auto"
-    try:
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{folder}: is no checkpoint that transformers can load: {error}") from error
-    encode = None
-    if (folder / "tokenizer_config.json").is_file():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if tokenizer.chat_template:
-
-            def encode(messages: Any) -> list[int]:
-                made = tokenizer.apply_chat_template(
-                    list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-                )
-                return [int(each) for each in made]
-
-    return TorchKernel(module, encode=encode, sampling=_sampling(folder))
-
-
-def _sampling(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that a checkpoint asks for; engines take them from there."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    given = json.loads(path.read_text(encoding="utf-8"))
-    if not given.get("do_sample"):
-        return {}
-    return {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if given.get(name) is not None}

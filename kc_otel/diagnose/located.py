@@ -107,6 +107,18 @@ class Located:
         """The first finding in the order of execution."""
         return self.findings[0] if self.findings else None
 
+    @property
+    def explained(self) -> float:
+        """What is divided, in shares of the drift that was observed; nan without shares."""
+        if not self.shares:
+            return math.nan
+        return self.shares[0].whole / self.observed if self.observed else 0.0
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the parts together make so much more or less than was observed that shares are rough."""
+        return not 0.8 <= self.explained <= 1.25
+
 
 def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""

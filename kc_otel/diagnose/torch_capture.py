@@ -11,8 +11,9 @@ from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.capture_file import CapturedSequence, fused, kept_positions, projected
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
+from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.torch_measure import kernel_in
+from kc_otel.diagnose.torch_visit import Activations
 
 with extra("torch", "capturing a torch module"):
     import torch
@@ -82,4 +83,6 @@ def _errors(
 
 
 def _outputs(activations: Activations, row: int = 0) -> dict[Boundary, NDArray[np.float32]]:
-    return fused({key: each[row].float().cpu().numpy() for key, each in activations.items() if each[row].ndim == 2})
+    taken = {key: each[row] for key, each in activations.items()}
+    numbers = {key: each for key, each in taken.items() if each.ndim == 2 and each.is_floating_point()}
+    return fused({key: each.float().cpu().numpy() for key, each in numbers.items()})

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kc_otel._extras import extra
 
 with extra("torch", "rounding the weights of a torch module"):
     import torch
 
-__all__ = ["FORMATS", "KV_FORMATS", "WeightFormat", "rounded_activations", "rounded_to_fp8", "rounded_weight"]
+__all__ = [
+    "FORMATS",
+    "KV_FORMATS",
+    "WeightFormat",
+    "rounded_activations",
+    "rounded_to_fp8",
+    "rounded_weight",
+    "rounding_cache",
+]
 
 _SCALE_BYTES: Final = 2
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -90,3 +98,19 @@ def _to_integers(values: torch.Tensor, bits: int) -> torch.Tensor:
     most = 2 ** (bits - 1) - 1
     scale = values.abs().amax(-1, keepdim=True).clamp(min=1e-12) / most
     return (values / scale).round().clamp(-most, most) * scale
+
+
+def rounding_cache(kv: torch.dtype | None) -> Any:
+    """A cache of Transformers that rounds what is written into it, with a scale of one, as vLLM's does by default.
+
+    Args:
+        kv: The format; None to keep what is written as it is.
+    """
+    from transformers import DynamicCache  # noqa: PLC0415 - only for checkpoints, which need it anyway
+
+    class Rounded(DynamicCache):  # type: ignore[misc]
+        def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> Any:
+            written = (rounded_to_fp8(each, kv) for each in (key_states, value_states)) if kv else None
+            return super().update(*(written or (key_states, value_states)), *args, **options)
+
+    return Rounded()

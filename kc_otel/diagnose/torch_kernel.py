@@ -7,7 +7,6 @@ changed by an error that was measured before (`run` with `added`). The hooks are
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,14 +15,13 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of
+from kc_otel.diagnose.torch_functions import watched_functions
+from kc_otel.diagnose.torch_visit import Activations, Visit
 
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["Activations", "TorchKernel"]
-
-Activations = dict[Boundary, list[torch.Tensor]]
-"""By boundary, in the order of execution, the output of each sequence, [tokens, features]."""
+__all__ = ["TorchKernel"]
 
 _PAD: Final = 0
 
@@ -40,6 +38,8 @@ class TorchKernel:
         sampling: Temperature, top_p, top_k and min_p by name, as the kernel samples.
         boundaries: Module name to boundary; None to find them by their names.
         autocast: Number format of the autocast region that it runs in; None for none.
+        cache: Makes the KV cache that a forward is given as `past_key_values`; None for the module's own.
+        vocabulary: Token to id, as the kernel's tokenizer has them; None where it is not known.
     """
 
     module: torch.nn.Module
@@ -47,6 +47,8 @@ class TorchKernel:
     sampling: Mapping[str, Scalar] = field(default_factory=dict)
     boundaries: Mapping[str, Boundary] | None = None
     autocast: torch.dtype | None = None
+    cache: Callable[[], Any] | None = None
+    vocabulary: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, torch.nn.Module):
@@ -110,10 +112,11 @@ class TorchKernel:
             ids = torch.full((len(rows), width), _PAD, dtype=torch.int64)
             for place, row in enumerate(rows):
                 ids[place, : len(sequences[row])] = sequences[row]
-            visit = _Visit(found, rows, [len(each) for each in sequences], width, replaced, added, taken=taken)
+            visit = Visit(found, rows, [len(each) for each in sequences], width, replaced, added, taken=taken)
             region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
             with self._watched(visit), region:
-                output = self.module(ids.to(self.device))
+                options = {} if self.cache is None else {"past_key_values": self.cache()}
+                output = self.module(ids.to(self.device), **options)
             given = getattr(output, "logits", output)
             if not isinstance(given, torch.Tensor) or given.shape[:2] != ids.shape or given.ndim != 3:
                 got = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
@@ -123,7 +126,7 @@ class TorchKernel:
         return found, logits
 
     @contextmanager
-    def _watched(self, visit: _Visit) -> Iterator[None]:
+    def _watched(self, visit: Visit) -> Iterator[None]:
         handles = []
         named = self.named
         operators = set(named.values())
@@ -135,93 +138,21 @@ class TorchKernel:
                     before = replace(boundary, operator=earlier)
                     handles.append(module.register_forward_pre_hook(_before(visit, before)))
                 handles.append(module.register_forward_hook(_after(visit, boundary)))
-            yield
+            with watched_functions(self.module, named, visit):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
 
 
-class _Visit:
-    """What is done at each boundary of one forward."""
-
-    def __init__(
-        self,
-        found: Activations,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        width: int,
-        replaced: Activations | None,
-        added: Activations | None,
-        *,
-        taken: bool,
-    ) -> None:
-        self._found, self._rows, self._lengths, self._width = found, rows, lengths, width
-        self._replaced, self._added, self._taken = replaced, added, taken
-        self._parts: Counter[Boundary] = Counter()
-
-    def __call__(self, boundary: Boundary, output: Any) -> Any:
-        """Take a module's output; returns the one to go on with, or None for the same."""
-        if isinstance(output, tuple | list):
-            members = [self(boundary, each) if isinstance(each, torch.Tensor) else None for each in output]
-            if all(each is None for each in members):
-                return None
-            return type(output)(old if new is None else new for old, new in zip(output, members, strict=True))
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-            return None
-        axes = self._axes(output)
-        if axes is None:
-            return None
-        key = replace(boundary, part=self._parts[boundary])
-        self._parts[boundary] += 1
-        view = axes(output)
-        if self._taken:
-            outputs = self._found.setdefault(key, [torch.empty(0)] * len(self._lengths))
-            for place, row in enumerate(self._rows):
-                outputs[row] = view[place, : self._lengths[row]].flatten(1).detach().clone()
-        return self._changed(key, output, axes)
-
-    def _changed(self, key: Boundary, output: torch.Tensor, axes: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        new = (self._replaced or self._added or {}).get(key)
-        features = output[0].numel() // self._width if output.shape[0] == len(self._rows) else output[0].numel()
-        if new is None or any(new[row].numel() != self._lengths[row] * features for row in self._rows):
-            return None
-        # Padding gets nothing of a kernel whose numbers may not be finite: masked attention would pass NaN on.
-        changed = torch.zeros_like(output) if self._replaced else output.clone(memory_format=torch.contiguous_format)
-        view = axes(changed)
-        for place, row in enumerate(self._rows):
-            target = view[place, : self._lengths[row]]
-            value = new[row].to(device=target.device, dtype=torch.float32).reshape(target.shape)
-            target.copy_(value if self._replaced else target.float() + value)
-        return changed
-
-    def _axes(self, tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """How to see a tensor as [sequences, tokens, ...]; None where it has not these axes."""
-        batch, width, shape = len(self._rows), self._width, tensor.shape
-        if len(shape) >= 3 and shape[0] == batch and shape[1] == width:
-            return _same
-        if len(shape) == 4 and shape[0] == batch and shape[2] == width:
-            return _heads_first
-        if len(shape) >= 2 and shape[0] == batch * width:
-            return lambda each: each.view(batch, width, *shape[1:])
-        return None
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.transpose(1, 2)
-
-
-def _after(visit: _Visit, boundary: Boundary) -> Callable[..., Any]:
+def _after(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
     def hook(_: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         return visit(boundary, output)
 
     return hook
 
 
-def _before(visit: _Visit, boundary: Boundary) -> Callable[..., Any]:
+def _before(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
     def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> Any:
         if not args:
             return None

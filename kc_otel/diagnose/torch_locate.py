@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +27,7 @@ from kc_otel.diagnose.above_noise import (
 )
 from kc_otel.diagnose.boundaries import Boundary, by_operator
 from kc_otel.diagnose.located import Divergence, Located, NotComparableError
+from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -76,6 +79,7 @@ def locate(
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
         raise ValueError("sequences: there is none; give some of the slice that fails")
+    settings = _same_model(train, inference)
     _known_tokens(train, inference, sequences)
     weights = tensor_differences(train, inference)
     findings, tokens_differ = _token_findings(train, inference, sequences)
@@ -84,7 +88,7 @@ def locate(
     measurement = measure_pair(train, inference, sequences, precision=rounded)
     rounding = _WRITTEN * torch.finfo(wanted).eps if rounded else 0.0
     rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
-    notes = list(_notes(measurement, rows, weights, len(sequences), alpha))
+    notes = [*settings, *_notes(measurement, rows, weights, len(sequences), alpha)]
     if rounded is None and wanted != train.dtype:
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     findings += _shape_findings(measurement, inference)
@@ -103,10 +107,9 @@ def locate(
     elif shares and above:
         found, observed, largest = _divide(train, inference, sequences, above, per_token, alpha)
         forwards += (sum(each.evaluations for each in found) + 3) * len(sequences)
-        notes += _share_notes(found[0], observed)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
             culprit = next(each for each in findings if each.boundary == largest and each.kind != "batch")
-    return Located(
+    located = Located(
         contract=contract.metadata.name,
         slice=slice,
         metric=metric,
@@ -122,6 +125,31 @@ def locate(
         seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
     )
+    return replace(located, notes=(*located.notes, *_share_notes(located)))
+
+
+def _share_notes(located: Located) -> list[str]:
+    if not located.shares:
+        return []
+    rough = ": errors are too large to be put in one by one, so shares are rough" if located.is_rough else ""
+    explained = f"{number(100 * located.explained)} % of the drift that was observed"
+    return [
+        f"what is above noise, swapped in, makes {explained}{rough}",
+        "swapped in is an operator's error as it is on the training kernel's inputs, whatever else is swapped in",
+    ]
+
+
+def _same_model(train: TorchKernel, inference: TorchKernel) -> list[str]:
+    """Refuse models and tokenizers that are not the same, as far as they say what they are; notes of what differs."""
+    if train.vocabulary is not None and inference.vocabulary is not None:
+        same_vocabulary(train.vocabulary, inference.vocabulary)
+    said = [getattr(getattr(side.module, "config", None), "to_dict", None) for side in (train, inference)]
+    if said[0] is None or said[1] is None:
+        return []
+    ours, theirs = said[0](), said[1]()
+    same_architecture(ours, theirs)
+    differing = other_settings(ours, theirs)
+    return [f"the checkpoints' configurations differ: {differing}"] if differing else []
 
 
 def _known_tokens(train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]) -> None:
@@ -219,8 +247,12 @@ def _drift_finding(
     if error.estimate >= NOT_FINITE:
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
-        sentence += f"; tensor {differing[0].name} differs by {number(100 * differing[0].relative)} %"
+        sentence += f"; tensor {differing[0].name} {_by_how_much(differing[0].relative)}"
     return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))
+
+
+def _by_how_much(relative: float) -> str:
+    return f"differs by {number(100 * relative)} %" if math.isfinite(relative) else "is zero in training, and here not"
 
 
 def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float) -> list[Divergence]:
@@ -253,7 +285,7 @@ def _divide(
 ) -> tuple[tuple[Shares, ...], float, Boundary]:
     """Shares of what is above noise, the observed drift, and the boundary with the largest share.
 
-    Where boundaries are many, operators are divided first, and then the layers of the operator with the largest share.
+    Operators are divided first, and then the layers of the operator with the largest share.
     """
     with_errors, ran = token_drift(train, inference, sequences, per_token)
 
@@ -265,27 +297,20 @@ def _divide(
             alpha=alpha,
         )
 
-    single = {str(each): [each] for each in above}
-    if len(above) <= _MOST_COMPONENTS:
-        first = divided(single)
-        return (first,), float(ran.mean()), single[first.components[0].name][0]
     groups = by_operator(above)
     first = divided(groups)
     largest = groups[first.components[0].name]
-    runs = [each.tolist() for each in np.array_split(np.arange(len(largest)), min(len(largest), _MOST_COMPONENTS))]
-    layers = {name: part for run in runs for name, part in by_operator(largest[index] for index in run).items()}
-    second = divided({**layers, _REST: [each for each in above if each not in largest]})
+    if len({each.layer for each in largest}) == 1:
+        return (first,), float(ran.mean()), largest[0]
+    numbers = np.unique([each.layer for each in largest if each.layer is not None])
+    runs = [set(each.tolist()) for each in np.array_split(numbers, min(len(numbers), _MOST_COMPONENTS))]
+    layers = {
+        name: part for run in runs for name, part in by_operator(each for each in largest if each.layer in run).items()
+    }
+    rest = [each for each in above if each not in largest]
+    second = divided({**layers, **({_REST: rest} if rest else {})})
     most = next(each.name for each in second.components if each.name != _REST)
     return (first, second), float(ran.mean()), layers[most][0]
-
-
-def _share_notes(shares: Shares, observed: float) -> list[str]:
-    explained = shares.whole / observed if observed else 0.0
-    rough = "" if 0.8 <= explained <= 1.25 else ": errors are too large to be put in one by one, so shares are rough"
-    return [
-        f"what is above noise, swapped in, makes {number(100 * explained)} % of the drift that was observed{rough}",
-        "swapped in is an operator's error as it is on the training kernel's inputs, whatever else is swapped in",
-    ]
 
 
 def _notes(

@@ -160,7 +160,7 @@ def _measure_chunk(
     missing += [Absent(key, "training") for key in ran if key not in own]
     measured, own_noise = {}, {}
     for key in own:
-        if key not in ran or key not in forced:
+        if key not in ran or key not in forced or not own[key][0].is_floating_point():
             continue
         shapes = {
             (tuple(a.shape), tuple(b.shape)) for a, b in zip(own[key], ran[key], strict=True) if a.shape != b.shape

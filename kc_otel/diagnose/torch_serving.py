@@ -18,7 +18,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.diagnose.boundaries import boundaries_of
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_formats import WeightFormat, rounded_activations, rounded_to_fp8, rounded_weight
+from kc_otel.diagnose.torch_formats import WeightFormat, rounded_activations, rounded_weight, rounding_cache
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
@@ -142,7 +142,7 @@ class ServedInLess:
         """Tokens [B, prompt + sampled] and the candidate's log-probabilities of the sampled ones."""
         ids, found = prompts, []
         device = next(self._module.parameters()).device
-        cache = _cache(kv) if self._cached else None
+        cache = rounding_cache(kv) if self._cached else None
         for step in range(self._tokens):
             if cache is None:
                 output = self._module(ids.to(device))
@@ -185,15 +185,3 @@ def _cache_bytes(config: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * size)
-
-
-def _cache(kv: torch.dtype | None) -> Any:
-    """A cache of Transformers that rounds what is written into it, with a scale of one, as vLLM's does by default."""
-    from transformers import DynamicCache  # noqa: PLC0415 - only for checkpoints, which need it anyway
-
-    class Rounded(DynamicCache):  # type: ignore[misc]
-        def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> Any:
-            written = (rounded_to_fp8(each, kv) for each in (key_states, value_states)) if kv else None
-            return super().update(*(written or (key_states, value_states)), *args, **options)
-
-    return Rounded()

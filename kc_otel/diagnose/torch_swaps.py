@@ -8,6 +8,7 @@ down have changed by then. How much of the drift that leaves unexplained is said
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,10 @@ def token_drift(
         forced, _ = inference.run(ids, together, replaced=own)
         _, ran_logits = inference.run(ids, together, taken=False)
         errors = {
-            key: [b.float() - a.float() for a, b in zip(own[key], forced[key], strict=True)]
+            key: [
+                b.float() - a.float() if a.is_floating_point() else b
+                for a, b in zip(own[key], forced[key], strict=True)
+            ]
             for key in own
             if key in forced and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
         }
@@ -69,8 +73,13 @@ def token_drift(
 
     def with_errors(boundaries: frozenset[Boundary]) -> NDArray[np.float64]:
         found = []
+        swapped = {replace(each, part=0) for each in boundaries}
         for ids, together, errors, ours, starts in chunks:
-            added = {key: values for key, values in errors.items() if key in boundaries}
+            added = {
+                key: values
+                for key, values in errors.items()
+                if key in boundaries or (not values[0].is_floating_point() and replace(key, part=0) in swapped)
+            }
             _, logits = train.run(ids, together, added=added, taken=False)
             sampling = inference.sampling if SAMPLER in boundaries else train.sampling
             found.append(_drifts(ours, logits, ids, starts, sampling, per_token))

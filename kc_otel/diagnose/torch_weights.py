@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,7 @@ class TensorDifference:
 
     Attributes:
         name: Its name in the inference kernel.
-        relative: Root mean square of the difference, in shares of the training kernel's.
+        relative: Root mean square of the difference, in shares of the training kernel's; inf where that is zero.
         cosine: Between the two, as vectors.
         is_matrix: Whether it has two axes or more.
         rounding: What rounding to the inference kernel's number format would make it at most.
@@ -75,11 +76,9 @@ def _of_module(
         if own is None or own.shape != theirs.shape or not theirs.is_floating_point():
             continue
         a, b = own.detach().double().flatten().cpu(), theirs.detach().double().flatten().cpu()
-        size = float(a.norm())
-        if not size:
-            continue
-        cosine = float(a @ b / (size * b.norm().clamp_min(1e-300)))
-        difference = float((b - a).norm()) / size
+        size, error = float(a.norm()), float((b - a).norm())
+        cosine = float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300)) if error else 1.0
+        difference = error / size if size else (math.inf if error else 0.0)
         rounding = float(torch.finfo(theirs.dtype).eps) / 2
         found.append(TensorDifference(f"{inference_name}.{name}", difference, cosine, own.ndim > 1, rounding))
     return tuple(sorted(found, key=lambda each: -each.relative))

@@ -64,7 +64,7 @@ def test_the_culprit_has_a_layer_a_tensor_and_a_share(run, tmp_path):
     assert result.exit_code == 1
     assert "culprit: layer 2, o_proj (attention's output projection), module layers.2.o_proj" in result.output
     assert "tensor layers.2.o_proj.weight differs by" in result.output
-    assert "100 % [100, 100] of tv_token on code comes from layer 2, o_proj" in result.output
+    assert "100 % [100, 100] of tv_token on code comes from o_proj in layer 2" in result.output
     assert "slice code: 8 sequences" in result.output
     page = (tmp_path / "out.html").read_text()
     assert "<svg" in page

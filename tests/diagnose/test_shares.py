@@ -21,16 +21,52 @@ def test_shares_add_up_and_interaction_is_said():
     assert found.components[0].without == pytest.approx(2 / 3)
 
 
-def test_an_interval_holds_the_share_of_the_population():
-    """At 90 %, about nine of ten bootstrap intervals over 40 sequences do."""
+@pytest.mark.parametrize(("sequences", "alpha", "least"), [(8, 0.01, 0.94), (16, 0.01, 0.955), (40, 0.1, 0.86)])
+def test_an_interval_holds_the_share_of_the_population(sequences, alpha, least):
+    """Of heavy-tailed parts with few sequences too; never so wide that it says nothing."""
     rng = np.random.default_rng(0)
-    held = 0
-    for seed in range(100):
-        parts = rng.gamma(2.0, (3.0, 1.0), (40, 2))
-        found = shares_of(["a", "b"], lambda put_in, p=parts: p[:, sorted(put_in)].sum(1), alpha=0.1, seed=seed)
+    held, widths = [], []
+    for seed in range(400):
+        parts = np.exp(rng.normal(0.0, 0.8, (sequences, 2))) * (3.0, 1.0)
+        found = shares_of(["a", "b"], lambda put_in, p=parts: p[:, sorted(put_in)].sum(1), alpha=alpha, seed=seed)
         share = next(each.share for each in found.components if each.name == "a")
-        held += share.lower <= 0.75 <= share.upper
-    assert 80 <= held <= 98
+        held.append(share.lower <= 0.75 <= share.upper)
+        widths.append(share.upper - share.lower)
+    assert least < np.mean(held)
+    assert np.mean(widths) < 0.45
+
+
+@pytest.mark.parametrize("saturating", [lambda x: np.minimum(x, 9.0), lambda x: 1.0 - np.exp(-x / 6.0), np.sqrt])
+def test_drawing_orders_is_part_of_the_interval(saturating):
+    """Eight components that hinder each other: few orders are drawn, and the shares over all of them are held."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+    def value_of(scale):
+        return lambda put_in: scale * saturating(sum(sizes[each] for each in put_in))
+
+    everything = range(len(sizes))
+    orders = [rng.permutation(len(sizes)) for _ in range(20_000)]
+    truth = np.zeros(len(sizes))
+    for order in orders:
+        truth[order] += np.diff(saturating(np.cumsum(sizes[order])), prepend=0.0) / len(orders)
+    truth /= truth.sum()
+    held = []
+    for seed in range(100):
+        scale = np.exp(rng.normal(0.0, 0.5, 16))
+        found = shares_of([str(each) for each in everything], value_of(scale), alpha=0.1, seed=seed)
+        held += [each.share.lower <= truth[int(each.name)] <= each.share.upper for each in found.components]
+    assert np.mean(held) > 0.85
+
+
+def test_shares_of_few_components_are_exact():
+    """Every set is run once: no order is drawn, and the seed decides nothing but the bootstrap."""
+    value = {frozenset(): 0.0, frozenset({0}): 1.0, frozenset({1}): 0.0, frozenset({2}): 0.0}
+    value |= {frozenset({0, 1}): 4.0, frozenset({0, 2}): 1.0, frozenset({1, 2}): 0.0, frozenset({0, 1, 2}): 6.0}
+    found = shares_of(["a", "b", "c"], lambda put_in: np.full(4, value[put_in]), alpha=0.05)
+    assert found.evaluations == 8
+    shares = {each.name: 6.0 * each.share.estimate for each in found.components}
+    assert shares == pytest.approx({"a": 19 / 6, "b": 13 / 6, "c": 4 / 6})
 
 
 def test_nothing_to_divide_has_no_shares():

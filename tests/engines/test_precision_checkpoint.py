@@ -7,7 +7,8 @@ import pytest
 from examples.tiny_model import prompts
 from kc_otel.contract import load_text
 from kc_otel.contract.model import KernelSpec
-from kc_otel.diagnose.kernel_sources import quantized_matrices, torch_kernel_from
+from kc_otel.diagnose.checkpoint_folder import quantized_matrices
+from kc_otel.diagnose.kernel_sources import torch_kernel_from
 from kc_otel.diagnose.token_sequences import TokenSequence
 from tests.engines._checkpoints import in_int8
 

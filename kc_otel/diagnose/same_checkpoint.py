@@ -1,0 +1,94 @@
+"""Whether two kernels run the same model: architecture, shapes and tokenizer, by what their checkpoints say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kc_otel.diagnose.located import NotComparableError
+
+__all__ = ["other_settings", "same_architecture", "same_vocabulary"]
+
+_SHAPES: Final = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "moe_intermediate_size",
+)
+_OF_NO_MATTER: Final = frozenset(
+    {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "model_type"}
+)
+_MOST_SAID: Final = 6
+
+
+def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) -> None:
+    """Refuse two configurations of models that are not one, whatever their weights.
+
+    >>> same_architecture({"model_type": "llama", "hidden_size": 64}, {"model_type": "llama", "hidden_size": 64})
+
+    Args:
+        train: What config.json of the training kernel says.
+        inference: Likewise.
+
+    Raises:
+        NotComparableError: If architecture, number of layers or a shape differs.
+    """
+    kinds = train.get("model_type"), inference.get("model_type")
+    if kinds[0] != kinds[1]:
+        raise NotComparableError(
+            f"the training kernel is a {kinds[0]} model and the inference kernel a {kinds[1]} model: "
+            "they have not the same architecture; give two kernels of one checkpoint"
+        )
+    for name in _SHAPES:
+        ours, theirs = train.get(name), inference.get(name)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise NotComparableError(
+                f"{name} is {ours} in training and {theirs} in inference: "
+                "the kernels are not the same checkpoint; give both the same"
+            )
+
+
+def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> str:
+    """What else two configurations say differently, in words; empty where nothing.
+
+    >>> other_settings({"rope": {"theta": 1e4}, "dtype": "float32"}, {"rope": {"theta": 5e5}, "dtype": "bfloat16"})
+    'rope.theta is 10000.0 in training and 500000.0 in inference'
+    """
+    ours, theirs = dict(_flat(train)), dict(_flat(inference))
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    said = [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
+    more = [f"{len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
+    return "; ".join([*said[:_MOST_SAID], *more])
+
+
+def same_vocabulary(train: Mapping[str, int], inference: Mapping[str, int]) -> None:
+    """Refuse two tokenizers that give a token other ids; tokens that only one of them has are no matter.
+
+    Args:
+        train: Token to id in training.
+        inference: Likewise.
+
+    Raises:
+        NotComparableError: If a token has two ids.
+    """
+    other = [token for token, id in train.items() if inference.get(token, id) != id]
+    if other or not train.keys() & inference.keys():
+        token = min(other, key=lambda each: train[each], default="")
+        example = f", such as {token!r}: {train[token]} and {inference[token]}" if other else ""
+        raise NotComparableError(
+            f"the two tokenizers give {len(other) or 'all'} tokens other ids{example}; "
+            "the same ids are other texts, so give both kernels one tokenizer"
+        )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif prefix or name not in _OF_NO_MATTER:
+            yield f"{prefix}{name}", value
