@@ -56,6 +56,7 @@ class Instrument(StrEnum):
     """OpenTelemetry instrument that carries a metric."""
 
     EXPONENTIAL_HISTOGRAM = "exponential histogram"
+    HISTOGRAM = "histogram"
     COUNTER = "counter"
     GAUGE = "gauge"
 
@@ -526,6 +527,14 @@ _METRICS: Final = (
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
         "OTLP requests received, by transport and outcome; of transport `api`, those that were refused for who asked.",
     ),
+    Metric(
+        "kc.evaluator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
+        "Time until OTLP requests were answered.",
+    ),
+    Metric(
+        "kc.evaluator.waiting", "By", Instrument.GAUGE, (),
+        "Bytes of OTLP requests that have arrived and wait for their turn.",
+    ),
     Metric("kc.evaluator.series", "{series}", Instrument.GAUGE, (), "Streams that the evaluator keeps state for."),
     Metric(
         "kc.evaluator.series.limit", "{series}", Instrument.GAUGE, (),
@@ -538,6 +547,10 @@ _METRICS: Final = (
     Metric(
         "kc.evaluator.log.size", "By", Instrument.GAUGE, (),
         "Bytes on disk of the log of what was received, with what `serve --record` keeps of it.",
+    ),
+    Metric(
+        "kc.evaluator.disk.free", "By", Instrument.GAUGE, (),
+        "Bytes that the disk of the log of what was received has left.",
     ),
     Metric(
         "kc.evaluator.log.lag", "By", Instrument.GAUGE, (),

@@ -26,6 +26,7 @@ __all__ = ["semantic_convention_files"]
 _DEVELOPMENT: Final = {"stability": "development"}
 _INSTRUMENT: Final = {
     Instrument.EXPONENTIAL_HISTOGRAM: "histogram",
+    Instrument.HISTOGRAM: "histogram",
     Instrument.COUNTER: "counter",
     Instrument.GAUGE: "gauge",
 }

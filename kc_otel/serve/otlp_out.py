@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations
 from kc_otel.serve.announcements import Announcement
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
 
-__all__ = ["SelfMetrics", "TelemetryExporter"]
+__all__ = ["SelfMetrics", "Series", "TelemetryExporter"]
 
-SelfMetrics = Mapping[str, list[tuple[Mapping[str, str], float]]]
-"""Metric name to (attributes, value) of each of its series."""
+Series = list[tuple[Mapping[str, str], float | Durations]]
+"""(Attributes, value) of each series of a metric."""
+
+SelfMetrics = Mapping[str, Series]
+"""Every metric by its name."""
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
@@ -39,6 +43,7 @@ class TelemetryExporter:
         self._latest = readings
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
+        self._durations: Any = None
         configured = any(environ.get(name) for name in _ENDPOINTS)
         if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return
@@ -73,6 +78,11 @@ class TelemetryExporter:
             )
         )
 
+    def took(self, transport: str, outcome: str, seconds: float) -> None:
+        """How long a request took; nothing without an endpoint."""
+        if self._durations is not None:
+            self._durations.record(seconds, {"kc.transport": transport, "kc.outcome": outcome})
+
     def shutdown(self, timeout: float = 3.0) -> None:
         """Send what is left and stop; an endpoint that is gone holds this up for at most `timeout` seconds."""
         stops, self._stop, self._logger = self._stop, [], None
@@ -99,7 +109,11 @@ class TelemetryExporter:
         meter = provider.get_meter("kc_otel.judge")
         for metric in (METRICS[name] for name in self._latest):
             callback = self._reader_of(metric.name)
-            if metric.instrument is Instrument.COUNTER:
+            if metric.instrument is Instrument.HISTOGRAM:
+                self._durations = meter.create_histogram(
+                    metric.name, metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=DURATION_BOUNDS
+                )
+            elif metric.instrument is Instrument.COUNTER:
                 meter.create_observable_counter(metric.name, [callback], metric.unit, metric.meaning)
             else:
                 meter.create_observable_gauge(metric.name, [callback], metric.unit, metric.meaning)
@@ -129,6 +143,10 @@ class TelemetryExporter:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
             from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
 
-            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
+            return [
+                Observation(value, dict(attributes))
+                for attributes, value in self._latest[name]
+                if not isinstance(value, Durations)
+            ]
 
         return observe

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry import DERIVED, METRICS, Instrument
+from kc_otel.contract.registry import Metric as Described
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.promotion_state import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import SelfMetrics
+from kc_otel.serve.otlp_out import SelfMetrics, Series
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["exposition", "read"]
 
-Series = list[tuple[Mapping[str, str], float]]
 
 _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
     "kc.verdict": lambda verdict: verdict.status.code,
@@ -86,6 +89,11 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         ({"kc.transport": transport, "kc.outcome": outcome}, count)
         for (transport, outcome), count in sorted(requests.snapshot().items())
     ]
+    readings["kc.evaluator.request.duration"] = [
+        ({"kc.transport": transport, "kc.outcome": outcome}, found)
+        for (transport, outcome), found in sorted(requests.durations().items())
+    ]
+    readings["kc.evaluator.waiting"] = [({}, requests.waiting())]
     readings["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     readings["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
@@ -98,6 +106,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     readings["kc.evaluator.log.lag"] = (
         [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
     )
+    readings["kc.evaluator.disk.free"] = [] if log is None else _free(log.folder)
     said = [({"kc.shard": str(one.number)}, one) for one in core.shards]
     readings["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
     readings["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
@@ -131,6 +140,8 @@ def _family(name: str, series: Series) -> Metric:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - only for /metrics
 
     metric = METRICS[name]
+    if metric.instrument is Instrument.HISTOGRAM:
+        return _histogram(metric, series)
     kind = CounterMetricFamily if metric.instrument is Instrument.COUNTER else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily = kind(
         prometheus_name(metric).removesuffix("_total"),
@@ -138,8 +149,28 @@ def _family(name: str, series: Series) -> Metric:
         labels=[label_name(attribute) for attribute in metric.attributes],
     )
     for attributes, value in series:
-        family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
+        if not isinstance(value, Durations):
+            family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
     return family
+
+
+def _histogram(described: Described, series: Series) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415 - only for /metrics
+
+    names = [label_name(attribute) for attribute in described.attributes]
+    family = HistogramMetricFamily(prometheus_name(described), described.meaning, labels=names)
+    for attributes, value in series:
+        if isinstance(value, Durations):
+            counts = zip([*map(str, DURATION_BOUNDS), "+Inf"], accumulate(value.counts), strict=True)
+            family.add_metric([attributes[one] for one in described.attributes], list(counts), value.sum)
+    return family
+
+
+def _free(folder: Path) -> Series:
+    try:
+        return [({}, shutil.disk_usage(folder).free)]
+    except OSError:  # a folder that is gone has none
+        return []
 
 
 def _cell(verdict: Verdict) -> Mapping[str, str]:

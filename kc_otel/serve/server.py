@@ -171,7 +171,7 @@ async def _serve(
         return read(core, requests, dispatcher.attempts)
 
     speaker = TelemetryExporter(readings())
-    core.announce = speaker.transition
+    core.announce, requests.tell = speaker.transition, speaker.took
 
     def ticked() -> None:
         for renewable in (access, tls):
@@ -184,6 +184,7 @@ async def _serve(
             speaker.publish(readings())
 
     limits, turns = Limits(max_bytes=config.max_request_bytes), FairTurns()
+    requests.waiting = lambda: turns.waiting
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:

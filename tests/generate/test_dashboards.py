@@ -12,14 +12,17 @@ import pytest
 
 from kc_otel.contract import Contract, load_all
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
-from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, known_metrics
+from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, Instrument, known_metrics
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import STATUS_SHAPES
 from kc_otel.generate.runbook import FIRST_STEPS
 from kc_otel.judge.verdict import Status
 
 NAMES = ("overview", "slice", "rl", "promotion", "health", "meaning")
-METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
+METRIC_NAMES = {
+    prometheus_name(metric) + ("_bucket" if metric.instrument is Instrument.HISTOGRAM else "")
+    for metric in METRICS.values()
+}
 HISTOGRAM_NAMES = {prometheus_name(quantity) for quantity in RECORDED.values()}
 LABELS = {label_name(name) for name in ATTRIBUTES}
 DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -112,6 +113,7 @@ def test_the_logs_lag_is_what_the_state_has_not(
     assert read(core, RequestCounts(), Counter())["kc.evaluator.log.lag"] == []
     core.log = WriteAheadLog(tmp_path / "log", begin=core.position)
     assert (said("kc.evaluator.log.size"), said("kc.evaluator.log.lag")) == (0, 0)
+    assert said("kc.evaluator.disk.free") == pytest.approx(shutil.disk_usage(tmp_path).free, abs=2**30)
     core.log.close()
     taken(core, tmp_path / "log", drift(0.3))
     core.log = WriteAheadLog(tmp_path / "log", begin=core.position)

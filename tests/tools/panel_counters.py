@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
+from kc_otel.judge.otlp.sink import DURATION_BOUNDS
 from tests.tools.panel_answers import Answer
 from tests.tools.panel_cells import Expected, alone
 from tests.tools.panel_evaluators import Moment
@@ -71,6 +74,39 @@ def requests(world: World) -> Counter:
 
 def attempts(world: World) -> Counter:
     return of_evaluators(world, ["kc_endpoint", "kc_outcome"], lambda moment: moment.attempts)
+
+
+def answered(rank: float) -> Expected:
+    """A quantile of the time to an answer, by transport and outcome, with an even spread within a bucket."""
+
+    def bounds(moment: Moment) -> dict[tuple[str, str, str], int]:
+        names = [*map(str, DURATION_BOUNDS), "inf"]
+        return {
+            (*of, name): count
+            for of, found in moment.durations.items()
+            for name, count in zip(names, accumulate(found.counts), strict=True)
+        }
+
+    def found(world: World) -> dict[Labels, Answer]:
+        names = ("kc_transport", "kc_outcome")
+        rows = rate(world, of_evaluators(world, [*names, "le"], bounds))
+        per_bound = [({**labels, "le": ""}, (float(labels["le"]), value)) for labels, value in rows]
+        return by(names, per_bound, lambda each: _quantile(rank, each))
+
+    return found
+
+
+def _quantile(rank: float, rows: Iterable[tuple[float, float]]) -> float:
+    """As Prometheus interpolates."""
+    counts: dict[float, float] = {}
+    for bound, value in rows:
+        counts[bound] = counts.get(bound, 0.0) + value
+    wanted, low, before = rank * counts[math.inf], 0.0, 0.0
+    for bound, count in sorted(counts.items()):
+        if count >= wanted:
+            return low if bound == math.inf else low + (bound - low) * (wanted - before) / (count - before)
+        low, before = bound, count
+    return math.nan
 
 
 def failures(world: World) -> Counter:

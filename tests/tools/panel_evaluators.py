@@ -14,7 +14,7 @@ from kc_otel.client.signing import Secret
 from kc_otel.contract import Contract
 from kc_otel.judge.decisions.table import DecisionTable
 from kc_otel.judge.incidents.incident import Incident
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sink import Durations, ExportResult, RequestCounts
 from kc_otel.judge.promotion.promotion_state import Promotion
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
@@ -49,6 +49,7 @@ class Moment:
         promotions: Kernel versions on their way, or rolled back.
         points: Data points received by outcome; likewise `requests` by (transport, outcome) and `attempts` by
             (endpoint, outcome).
+        durations: How long requests took, by (transport, outcome).
         waiting: Webhooks by endpoint.
         failures: Times that judging a contract failed; three at each evaluation are planted in the first one.
         series: Series that state is kept for.
@@ -65,6 +66,7 @@ class Moment:
     promotions: tuple[Promotion, ...]
     points: Mapping[str, int]
     requests: Mapping[tuple[str, str], int]
+    durations: Mapping[tuple[str, str], Durations]
     attempts: Mapping[tuple[str, str], int]
     waiting: Mapping[str, int]
     failures: Mapping[str, int]
@@ -117,6 +119,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                     promotions=tuple(core.promotions.all()),
                     points=dict(core.evaluator.counters),
                     requests=dict(requests.snapshot()),
+                    durations=requests.durations(),
                     attempts=dict(dispatcher.attempts),
                     waiting={one.endpoint: one.waiting for one in core.outbox.status()},
                     failures={one.name: core.evaluator.faults.counts[one.name] for one in contracts},

@@ -45,6 +45,7 @@ from tests.tools.panel_counters import (
     REASON,
     age,
     alive,
+    answered,
     attempts,
     dropped,
     failures,
@@ -151,6 +152,9 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "35 Failures to judge": (rates(_CONTRACT, failures),),
     # The evaluators that are played have no log.
     "37 Log of what was received": (lambda _: {}, lambda _: {}),
+    "40 Time to an answer": (answered(0.5), answered(0.99)),
+    "41 Requests that wait": (grouped((), known(lambda _: 0.0)),),
+    "42 Left on the disk": (lambda _: {},),
     "38 Shards: bytes behind": (lambda _: {},),
     "39 Shards: streams": (lambda _: {},),
     "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),

@@ -127,7 +127,17 @@ def _evaluator() -> Iterator[Any]:
     size, lag = "kc.evaluator.log.size", "kc.evaluator.log.lag"
     about = f"Size: {METRICS[size].meaning} Lag: {METRICS[lag].meaning} Empty without a state file. {_EVALUATOR}"
     log = (Query(queries.health(size), "size"), Query(queries.health(lag), "lag"))
-    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(24)
+    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(12)
+    took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
+    ranks = [
+        Query(queries.duration(rank, took, by), f"{_legend(by)} · {said}")
+        for rank, said in ((0.5, "median"), (0.99, "p99"))
+    ]
+    about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
+    yield graph_panel(40, "Time to an answer", about, ranks, "s").span(12)
+    yield _gauge(41, "Requests that wait", "kc.evaluator.waiting", (), "bytes", _EVALUATOR).span(12)
+    free = f"Empty without a state file. {_EVALUATOR}"
+    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(12)
     shards = "Empty where streams are in the evaluator's process."
     behind, streams = "kc.evaluator.shard.lag", "kc.evaluator.shard.streams"
     of = ("kc.shard",)

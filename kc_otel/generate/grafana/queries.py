@@ -27,6 +27,7 @@ __all__ = [
     "count_alerts",
     "count_routed",
     "count_status",
+    "duration",
     "ever_broken",
     "evidence",
     "health",
@@ -254,6 +255,13 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
     expression = f"rate({selected}[$__rate_interval])"
     return by(known, expression, "sum") if known else f"sum({expression})"
+
+
+def duration(rank: float, metric: str, attributes: Iterable[str]) -> str:
+    """A quantile of durations that the evaluator measures, seconds, to the width of their buckets."""
+    name, _, matchers = selector(metric).partition("{")
+    counts = f"rate({name}_bucket{{{matchers}[$__rate_interval])"
+    return f"histogram_quantile({rank:g}, sum by (le, {', '.join(map(label, attributes))}) ({counts}))"
 
 
 def increase(metric: str) -> str:

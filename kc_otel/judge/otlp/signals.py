@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from kc_otel.judge.otlp.request_errors import InternalError, ReceiveError
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts, TelemetrySink
+from kc_otel.judge.otlp.sink import ExportResult, TelemetrySink
 
 __all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "Signal", "deliver"]
 
@@ -102,8 +102,8 @@ LOGS: Final = Signal(
 SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
-async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str, counts: RequestCounts) -> Any:
-    """Hand a decoded request to the sink and return the response message.
+async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> tuple[Any, str]:
+    """Hand a decoded request to the sink; return the response message, and the outcome that is counted.
 
     Raises:
         ThrottledError: If the sink did.
@@ -117,5 +117,4 @@ async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: 
     except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
         _log.exception("%s of %s: the sink failed; the request was not taken", transport, signal.name)
         raise InternalError("the receiver failed on this request; its log has the cause") from None
-    counts.add(transport, "partial" if outcome.rejected else "accepted")
-    return signal.answer(outcome)
+    return signal.answer(outcome), "partial" if outcome.rejected else "accepted"

@@ -8,6 +8,7 @@ holds no place for good.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -155,6 +156,7 @@ def _handler(
     turns: FairTurns,
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def export(_messages: Any, context: Any) -> bytes:
+        began = time.perf_counter()
         try:
             metadata = {name.lower(): value for name, value in context.invocation_metadata() or ()}
             sender = senders.known(str(metadata.get("authorization", "")))
@@ -167,12 +169,13 @@ def _handler(
                     request = quickly(sink, body, signal, limits)
                 else:
                     request = senders.admit(sender, from_protobuf(body, signal, limits))
-                answer = await deliver(sink, signal, request, "grpc", counts)
+                answer, outcome = await deliver(sink, signal, request, "grpc")
         except ReceiveError as error:
-            counts.add("grpc", error.outcome)
+            counts.add("grpc", error.outcome, began)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()
             await context.abort(_CODES[error.code], str(error), trailers)
             raise  # never reached: abort raises gRPC's own exception
+        counts.add("grpc", outcome, began)
         serialized: bytes = answer.SerializeToString()
         return serialized
 

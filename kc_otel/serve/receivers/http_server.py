@@ -8,6 +8,7 @@ request's own encoding; one of the data has a google.rpc.BadRequest among its de
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -166,11 +167,11 @@ class HttpReceiver:
         Returns:
             The answer; None where nobody is there to be answered.
         """
-        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        media, began = headers.get("content-type", "").partition(";")[0].strip().lower(), time.perf_counter()
         try:
-            message = await self._handle(method, path, headers, media, body, connection)
+            message, outcome = await self._handle(method, path, headers, media, body, connection)
         except ReceiveError as error:
-            self._counts.add("http", error.outcome)
+            self._counts.add("http", error.outcome, began)
             extra = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, ThrottledError) else {}
             if isinstance(error, _NotAllowedError):
                 extra["allow"] = "POST"
@@ -180,6 +181,7 @@ class HttpReceiver:
         except DisconnectedError:
             self._counts.add("http", "disconnected")
             return None
+        self._counts.add("http", outcome, began)
         return _answer(200, message, media, {})
 
     async def _handle(
@@ -190,7 +192,7 @@ class HttpReceiver:
         media: str,
         body: bytes | Callable[[], Awaitable[bytes]],
         connection: Hashable,
-    ) -> Any:
+    ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
         sender = self._senders.known(headers.get("authorization", ""))
@@ -209,13 +211,13 @@ class HttpReceiver:
             self._turns.charge(connection, len(inflated) - len(body))
             return await self._decoded(inflated, signal, media, sender)
 
-    async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> Any:
+    async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> tuple[Any, str]:
         if media == _PROTOBUF and self._senders.anybody:
             request = quickly(self._sink, body, signal, self._limits)
         else:
             request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
             self._senders.admit(sender, request)
-        return await deliver(self._sink, signal, request, "http", self._counts)
+        return await deliver(self._sink, signal, request, "http")
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         limit = self._limits.max_bytes
