@@ -37,6 +37,8 @@ class Operator(nn.Module):
     def __init__(self, apply: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.apply_to = apply
+        if (scale := getattr(apply, "input_scale", None)) is not None:
+            self.register_buffer("input_scale", scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the function makes of it."""

@@ -142,6 +142,7 @@ def linear_int8_static(weight: torch.Tensor, peak: torch.Tensor) -> Linear:
         channels = (x.float() / step).round().clamp(-_TOP, _TOP)
         return (F.linear(channels, widened) * scale.T[0]).to(_BF16)
 
+    apply.input_scale = step  # by the name that it has in checkpoints
     return apply
 
 

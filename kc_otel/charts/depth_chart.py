@@ -14,7 +14,7 @@ __all__ = ["draw_depth"]
 
 _HEIGHT: Final = 240
 _LEAST: Final = 1e-9
-_KINDS: Final = ("c-line", "c-over", "c-other", "c-below", "c-limit", "c-event")
+_KINDS: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-too", "c-other")
 
 
 def draw_depth(
@@ -25,8 +25,8 @@ def draw_depth(
     Args:
         title: What is drawn.
         names: Of the boundaries.
-        series: (what it is, value per boundary) of at most six; nan is left out, and what is below 1e-9 lies at the
-            bottom.
+        series: (what it is, value per boundary) of at most six; nan is left out, what is below 1e-9 lies at the
+            bottom, and what is nowhere above that is said to be none instead.
         marked: Index of the boundary that is marked; None for none.
 
     Raises:
@@ -46,13 +46,16 @@ def draw_depth(
             for index, value in enumerate(values)
             if not math.isnan(value)
         ]
-        if points:
+        if not points:
+            continue
+        is_there = any(value > _LEAST for value in values)
+        key.append((swatch(kind), name if is_there else f"{name}: none"))
+        if is_there:
             plot.append(path(kind, points))
-            key.append((swatch(kind), name))
     above = []
     if marked is not None:
         at = step * (marked + 0.5)
-        plot.append(path("c-limit", [(at, 0.0), (at, float(_HEIGHT))]))
+        plot.append(path("c-mark", [(at, 0.0), (at, float(_HEIGHT))]))
         anchor = "end" if at > 800 else "start" if at < 200 else "middle"
         above.append(label(names[marked], f"{at / 10:.2f}%", TOP - 4, anchor=anchor, kind="c-limit-text"))
     every = max(1, math.ceil(len(names) / 6))

@@ -238,21 +238,16 @@ def _clause(contract: Contract, wanted: str | None) -> Clause | None:
 
 def _show(located: Located, *, as_json: bool, html: Path | None) -> None:
     from kc_otel.diagnose.located import located_json  # noqa: PLC0415
-    from kc_otel.diagnose.located_text import HEADER, depth_chart, located_lines, rows_of  # noqa: PLC0415
+    from kc_otel.diagnose.located_text import located_lines  # noqa: PLC0415
 
-    lines = list(located_lines(located))
     if as_json:
         typer.echo(json.dumps(located_json(located), indent=2, allow_nan=False))
     else:
-        typer.echo("\n".join(lines))
+        typer.echo("\n".join(located_lines(located)))
     if html is not None:
-        from kc_otel.report.document import Block, Figure, Heading, Table, Text, to_html  # noqa: PLC0415
+        from kc_otel.report.document import to_html  # noqa: PLC0415
+        from kc_otel.report.located_report import located_blocks  # noqa: PLC0415
 
-        chart = depth_chart(located)
-        blocks: list[Block] = [Heading(1, "Which operator it is")]
-        blocks += [Text(each) for each in lines[: lines.index("")]]
-        blocks += [Figure(chart, chart.text), Heading(2, "Every boundary"), Table(HEADER, tuple(rows_of(located)))]
-        blocks += [Text(f"Note: {each}.") for each in located.notes]
         with unusable():
-            html.write_text(to_html(f"{located.contract}: located", blocks), encoding="utf-8")
+            html.write_text(to_html(f"{located.contract}: located", located_blocks(located)), encoding="utf-8")
         typer.echo(f"written to {html}", err=True)

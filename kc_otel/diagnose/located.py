@@ -55,7 +55,8 @@ class Divergence:
         boundary: Where.
         module: The inference kernel's module there; empty where there is none.
         sentence: What was found.
-        tensors: Parameters of the module that differ by more than rounding, largest difference first.
+        tensors: A static scale that cuts inputs off, and parameters of the module that differ by more than rounding,
+            largest difference first.
     """
 
     kind: Kind

@@ -13,15 +13,36 @@ from kc_otel.diagnose.boundaries import by_operator
 from kc_otel.diagnose.located import OPERATORS, Divergence, Located
 from kc_otel.diagnose.shares import ComponentShare, Shares
 
-__all__ = ["HEADER", "depth_chart", "located_lines", "located_sentence", "rows_of"]
+__all__ = [
+    "HEADER",
+    "SHARES_HEADER",
+    "answer_lines",
+    "depth_chart",
+    "located_lines",
+    "located_sentence",
+    "rows_of",
+    "share_rows",
+]
 
 HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
+SHARES_HEADER: Final = ("where", "share", "alone", "swapped out")
 _SHOWN: Final = 12
 _WORTH_SAYING: Final = 0.05
 
 
 def located_lines(located: Located) -> Iterator[str]:
     """The answer, its evidence and what a reader has to know, a line each."""
+    yield from answer_lines(located)
+    for index, shares in enumerate(located.shares):
+        yield from _share_lines(located, shares, layers=bool(index))
+    yield ""
+    yield from _table(located)
+    for note in located.notes:
+        yield f"note: {note}"
+
+
+def answer_lines(located: Located) -> Iterator[str]:
+    """What was looked at, the culprit, the first divergence, and what else is above noise."""
     yield (
         f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
         f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
@@ -45,12 +66,6 @@ def located_lines(located: Located) -> Iterator[str]:
         for kind, said in (("drift", "above noise"), ("batch", "depends on the batch")):
             if named := by_operator(each.boundary for each in others if each.kind == kind):
                 yield f"also {said}: {'; '.join(named)}"
-    for index, shares in enumerate(located.shares):
-        yield from _share_lines(located, shares, layers=bool(index))
-    yield ""
-    yield from _table(located)
-    for note in located.notes:
-        yield f"note: {note}"
 
 
 def located_sentence(located: Located) -> str:
@@ -61,7 +76,7 @@ def located_sentence(located: Located) -> str:
         return f"no operator differs by more than noise on {seen}"
     said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
     if culprit.tensors:
-        said.append(f"tensor {culprit.tensors[0]} differs")
+        said.append(next(each for each in culprit.sentence.split("; ") if each.startswith("tensor ")))
     if located.shares and located.shares[0].whole:
         said.append(_largest_shares(located) + (" (roughly)" if located.is_rough else ""))
     if culprit is not first:
@@ -114,15 +129,23 @@ def rows_of(located: Located) -> list[tuple[str, ...]]:
     ]
 
 
+def share_rows(shares: Shares) -> list[tuple[str, ...]]:
+    """A row for each component, as `SHARES_HEADER` says, the largest share first."""
+    return [
+        (each.name, _share(each), f"{_percent(each.alone)} %", f"{_percent(each.without)} %")
+        for each in shares.components
+    ]
+
+
 def depth_chart(located: Located) -> Chart:
-    """Drift along depth: own errors, drift, both noise floors and rounding; the culprit is marked."""
+    """Drift along depth: own errors, drift of prompts and completions apart, noise floors; the culprit is marked."""
     rows = located.boundaries
     culprit = located.culprit
     marked = next((i for i, each in enumerate(rows) if culprit and each.boundary == culprit.boundary), None)
     series = [
         ("own error, on the training kernel's inputs", [each.local.estimate for each in rows]),
-        ("drift, as they run: completions", [_either(each.decode, each.drift.estimate) for each in rows]),
-        ("drift, as they run: prompts", [each.prefill for each in rows]),
+        ("drift as they run, completions (decode)", [_either(each.decode, each.drift.estimate) for each in rows]),
+        ("drift as they run, prompts (prefill)", [each.prefill for each in rows]),
         ("training kernel against itself", [each.train_noise for each in rows]),
         ("inference kernel against itself", [each.inference_noise for each in rows]),
         ("rounding to the inference kernel's number format", [each.precision for each in rows]),

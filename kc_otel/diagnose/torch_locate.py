@@ -32,6 +32,7 @@ from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.torch_measure import SAMPLER, PairMeasurement, kernel_in, measure_pair
+from kc_otel.diagnose.torch_scales import saturated_scales
 from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
 from kc_otel.diagnose.torch_weights import TensorDifference, tensor_differences
 
@@ -93,9 +94,16 @@ def locate(
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     findings += _shape_findings(measurement, inference)
     modules = {each: name for name, each in inference.named.items()}
-    findings += [_drift_finding(row, modules, weights) for row in rows if row.is_above]
+    drifting = [_drift_finding(row, modules, weights) for row in rows if row.is_above]
+    scales = saturated_scales(train, inference, {each.module for each in drifting if each.module}, sequences)
+    findings += [
+        replace(each, sentence=f"{each.sentence}; {found}", tensors=(found.tensor, *each.tensors))
+        if (found := scales.get(each.module))
+        else each
+        for each in drifting
+    ]
     findings += _batch_findings(measurement, modules, alpha / 2)
-    found: tuple[Shares, ...] = ()
+    shared: tuple[Shares, ...] = ()
     culprit = findings[0] if findings else None
     metric, per_token, observed = *_metric(clause), float("nan")
     above = [row.boundary for row in rows if row.is_above]
@@ -105,8 +113,8 @@ def locate(
     if shares and any(each.kind == "shape" for each in findings):
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
     elif shares and above:
-        found, observed, largest = _divide(train, inference, sequences, above, per_token, alpha)
-        forwards += (sum(each.evaluations for each in found) + 3) * len(sequences)
+        shared, observed, largest = _divide(train, inference, sequences, above, per_token, alpha)
+        forwards += (sum(each.evaluations for each in shared) + 3) * len(sequences)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
             culprit = next(each for each in findings if each.boundary == largest and each.kind != "batch")
     located = Located(
@@ -118,7 +126,7 @@ def locate(
         boundaries=rows,
         findings=tuple(findings),
         culprit=culprit,
-        shares=found,
+        shares=shared,
         observed=observed,
         notes=tuple(notes),
         forwards=forwards,

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
@@ -18,7 +19,7 @@ from kc_otel.serve.access.tenant_view import TenantView
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.webhooks.formats import grafana_webhook, pagerduty, slack
+from kc_otel.serve.webhooks.formats import Format, alertmanager, grafana_webhook, pagerduty, render, slack
 
 FOUND = {
     "kind": "locate",
@@ -92,7 +93,7 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
 
 
 def test_the_next_message_says_it(failing):
-    """In our own body with a link, in Slack's with its control characters escaped, in PagerDuty's and Grafana's."""
+    """In our own body with a link, in Slack's with its control characters escaped, in all that others read."""
     digest = attached(failing).json()["evidence"]
     (one,) = failing.incidents()
     before = len(failing.outbox.messages())
@@ -106,6 +107,18 @@ def test_the_next_message_says_it(failing):
     assert "<!channel>" not in json.dumps(slack.message(body))
     assert pagerduty.events(body, "key")[0]["payload"]["custom_details"]["diagnoses"][0]["text"] == FOUND["text"]
     assert grafana_webhook.body(body)["message"].startswith(f"locate: {FOUND['text']}\n")
+    for alert, posted in zip(body["alerts"], alertmanager.alerts(body, time.time()), strict=True):
+        assert posted["annotations"] == {**alert["annotations"], "diagnosis": f"locate: {FOUND['text']}"}
+
+
+@pytest.mark.parametrize("format", [each for each in Format if each is not Format.KERNEL_CONTRACT])
+def test_a_message_that_waits_since_before_there_were_diagnoses_is_sent(failing, format):
+    """An endpoint was down, and the evaluator is a newer one when it is back: the page must not be lost."""
+    body = last_body(failing)
+    with_none = render(format, "http://pager", encode(body), "msg_1", now=0.0, key="key")
+    del body["kernelContract"]["incident"]["diagnoses"]
+    sent = render(format, "http://pager", encode(body), "msg_1", now=0.0, key="key")
+    assert [each.body for each in sent] == [each.body for each in with_none]
 
 
 def test_what_cannot_be_kept_is_refused(failing):

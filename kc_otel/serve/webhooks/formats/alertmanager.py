@@ -18,12 +18,17 @@ _AHEAD: Final = timedelta(minutes=5)
 
 
 def alerts(body: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
-    """The postable alerts of a stored body, posted at unix time `now`, seconds."""
+    """The postable alerts of a stored body, posted at unix time `now`, seconds.
+
+    What was found out about their incident is an annotation, which has no part in which alert it is.
+    """
     ahead = (datetime.fromtimestamp(now, UTC) + _AHEAD).isoformat()
+    incident = body["kernelContract"]["incident"]
+    found = [] if incident is None else [f"{each['kind']}: {each['text']}" for each in incident["diagnoses"]]
     return [
         {
             "labels": alert["labels"],
-            "annotations": alert["annotations"],
+            "annotations": {**alert["annotations"], **({"diagnosis": "\n".join(found)} if found else {})},
             "startsAt": alert["startsAt"],
             "endsAt": ahead if alert["status"] == "firing" else alert["endsAt"],
             **({"generatorURL": alert["generatorURL"]} if alert["generatorURL"] else {}),

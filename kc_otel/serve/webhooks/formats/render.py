@@ -78,6 +78,8 @@ def render(
     if format is Format.KERNEL_CONTRACT:
         return (Outgoing(url, sign(secrets, message_id, stored, now=now), stored),)
     body: dict[str, Any] = json.loads(stored)
+    if body["kernelContract"]["incident"] is not None:  # what waits since before there were diagnoses has none
+        body["kernelContract"]["incident"].setdefault("diagnoses", [])
     if format is Format.ALERTMANAGER:
         return (_json(_alertmanager_url(url), alertmanager.alerts(body, now)),)
     if format is Format.PAGERDUTY:
