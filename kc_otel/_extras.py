@@ -1,12 +1,17 @@
-"""Optional dependencies: where one is missing, the error says which extra installs it."""
+"""Optional dependencies: where one is missing, the error says which extra installs it.
+
+A folder that an extra is for says so once, with `require` in its `__init__`; elsewhere an import is in `with extra`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
-__all__ = ["MissingExtraError", "extra", "machine_code"]
+__all__ = ["MissingExtraError", "extra", "machine_code", "require"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +46,23 @@ def extra(name: str, purpose: str) -> Iterator[None]:
             raise
         message = f"{purpose} needs {error.name}: pip install 'kc-otel[{name}]'"
         raise MissingExtraError(message, name=error.name) from error
+
+
+def require(name: str, purpose: str, *libraries: str) -> None:
+    """What a whole folder needs of an extra: looked for, and not imported.
+
+    Args:
+        name: As for `extra`.
+        purpose: As for `extra`.
+        libraries: Top-level names of what the extra installs.
+
+    Raises:
+        MissingExtraError: If one of them is not installed.
+    """
+    for library in libraries:
+        with extra(name, purpose):
+            if library not in sys.modules and find_spec(library) is None:
+                raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
 
 def machine_code(function: F, **options: Any) -> F:

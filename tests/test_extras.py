@@ -2,8 +2,11 @@
 
 import ast
 import importlib
+import os
 import re
+import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -160,6 +163,136 @@ def test_every_extra_that_is_asked_for_exists():
     assert {"cli", "serve", "stats", "torch", "vllm", "grafana", "openfeature", "parquet", "plots"} <= named
 
 
+LIBRARIES = {
+    "fastapi", "grafana_foundation_sdk", "httptools", "httpx", "isal", "markdown_it", "matplotlib", "numba",
+    "openfeature", "opentelemetry.instrumentation", "prometheus_client", "pyarrow", "ray", "rich", "scipy", "sglang",
+    "starlette", "torch", "transformers", "triton", "trl", "typer", "uvicorn", "verl", "vllm", "wrapt",
+}  # fmt: skip
+LOADED_BY_ITS_USER = {
+    "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
+        "cli/rescore_command.py", "diagnose/kernel_sources.py", "integrations/transformers.py",
+        "integrations/vllm/fingerprint.py", "record/measure/arrays.py", "record/measure/logits.py",
+        "record/measure/operator_drift.py", "record/measure/sampled.py", "record/measure/truncation.py",
+        "record/rollout_quarantine.py", "recordings/scoring.py",
+    },
+    "transformers": {"cli/rescore_command.py", "diagnose/torch_serving.py"},  # its model has been loaded
+    "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
+    "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
+    "vllm": {  # runs inside
+        "diagnose/vllm_capture.py", "integrations/vllm/engines.py", "integrations/vllm/fingerprint.py",
+        "integrations/vllm/logprob_capture.py",
+    },
+    "sglang": {"integrations/sglang/sglang_capture.py"},
+    "transfer_queue": {"integrations/verl/watch.py"},
+    "pytest": {"report/pytest_plugin.py"},  # loads the file itself
+    **{key: {"offline/tracker.py"} for key in ("tensorboard", "wandb", "mlflow", "trackio")},  # has words of its own
+}  # fmt: skip
+"""Where an import inside a function can only run in a process that has the library: file by file."""
+
+
+@pytest.mark.slow
+def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
+    """Each module of the package is imported where nothing but the core is installed."""
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import importlib, pathlib, sys
+        class Absent:
+            def find_spec(self, name, *_):
+                if name in {LIBRARIES!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        sys.meta_path.insert(0, Absent())
+        import kc_otel
+        from kc_otel._extras import MissingExtraError
+        root = pathlib.Path(kc_otel.__file__).parent
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            if parts[1] in ("handbook", "__main__") or parts[-1] == "pytest_plugin":
+                continue
+            name = ".".join(parts).removesuffix(".__init__")
+            try:
+                importlib.import_module(name)
+            except MissingExtraError as error:
+                print(name, "|", error)
+            except Exception as error:
+                print(name, "| FAILED", repr(error))
+        """)
+    )
+    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, cwd=REPOSITORY,
+                          env={**os.environ, "PYTHONPATH": str(REPOSITORY)})  # fmt: skip
+    said = dict(line.split(" | ") for line in done.stdout.splitlines())
+    names = "|".join(PROJECT["optional-dependencies"])
+    odd = [f"{module}: {text}" for module, text in said.items()
+           if not re.search(rf" needs [\w.]+: pip install 'kc-otel\[({names})\]'$", text)]  # fmt: skip
+    assert not odd, "\n".join(odd)
+    for module, name in (
+        ("kc_otel.serve.server", "serve"), ("kc_otel.offline.run_log.run_rules", "stats"),
+        ("kc_otel.offline.gate.endpoint_recording", "cli"), ("kc_otel.record.telemetry.reduce_device", "torch"),
+        ("kc_otel.cli.serve_command", "cli"),
+    ):  # fmt: skip
+        assert said[module].endswith(f"'kc-otel[{name}]'")
+    core = {name for name in said if name.startswith(("kc_otel.contract", "kc_otel.record.recorder", "kc_otel.report"))}
+    assert not core, f"a trainer needs {core}"
+
+
+def translated(node):
+    """Whether what is inside a statement says what to install: `with extra(...)`, or a `try` of an import."""
+    if isinstance(node, ast.With):
+        return any(ast.unparse(item).startswith("extra(") for item in node.items)
+    taken = r"ImportError|ModuleNotFoundError|\bException"
+    return isinstance(node, ast.Try) and any(re.search(taken, ast.unparse(each.type)) for each in node.handlers)
+
+
+def imported(node):
+    """Names of the libraries that a statement imports."""
+    names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    names = [node.module] if isinstance(node, ast.ImportFrom) else names
+    instrumentation = "opentelemetry.instrumentation"
+    return {instrumentation if name.startswith(instrumentation) else name.partition(".")[0] for name in names}
+
+
+def bare_imports(node, safe=False):
+    """(library, line) of each import that nothing translates where the library is missing."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        inside = node.orelse
+    else:
+        inside = list(ast.iter_child_nodes(node))
+    safe = safe or translated(node)
+    if not safe:
+        yield from ((library, node.lineno) for library in imported(node))
+    for child in inside:
+        yield from bare_imports(child, safe)
+
+
+def taken_at_once(tree):
+    """Libraries that a module asks for, translated, when it is imported: they are there for its functions."""
+    inside = (child for node in tree.body if translated(node) and isinstance(node, ast.With) for child in node.body)
+    return {library for child in inside for library in imported(child)}
+
+
+def required(path):
+    """What the folders that a file lies in ask for with `require`, when they are imported before it."""
+    for folder in path.relative_to(REPOSITORY / "kc_otel").parents:
+        text = (REPOSITORY / "kc_otel" / folder / "__init__.py").read_text()
+        for call in re.findall(r"^require\((.*)\)$", text, flags=re.MULTILINE):
+            yield from ast.literal_eval(f"({call})")[2:]
+
+
+@pytest.mark.slow
+def test_every_import_of_an_extra_says_what_to_install():
+    """No import of a library that only an extra installs is left to Python's own error, wherever it stands."""
+    bare = []
+    for path in sorted((REPOSITORY / "kc_otel").rglob("*.py")):
+        name = path.relative_to(REPOSITORY / "kc_otel").as_posix()
+        if name.startswith("handbook/"):  # builds the site, from a checkout
+            continue
+        tree = ast.parse(path.read_text())
+        known = {*sys.stdlib_module_names, *CORE, "kc_otel", *required(path), *taken_at_once(tree)}
+        known |= {library for library, files in LOADED_BY_ITS_USER.items() if name in files}
+        bare += [f"{name}:{line}: {library}" for library, line in bare_imports(tree) if library not in known]
+    assert not bare, "not in `with extra(...)`: " + ", ".join(bare)
+
+
 def unconditional(body):
     """Top-level names of the libraries that a module's statements import wherever the module is imported."""
     for node in body:
@@ -176,7 +309,5 @@ def test_a_room_of_the_core_imports_only_core_dependencies(room):
     """What a trainer imports needs nothing of an extra, except within `with extra(...)` or where it is used."""
     ours = {*sys.stdlib_module_names, *CORE, "kc_otel"}
     for path in (REPOSITORY / "kc_otel" / room).rglob("*.py"):
-        if path.name == "reduce_device.py":  # imported for a tensor of torch, which is installed then
-            continue
         foreign = set(unconditional(ast.parse(path.read_text()).body)) - ours
         assert not foreign, f"{path.relative_to(REPOSITORY)} imports {sorted(foreign)}"

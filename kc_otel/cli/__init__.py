@@ -6,10 +6,11 @@ import sys
 from importlib import import_module
 from typing import Annotated
 
-from kc_otel._extras import extra
+from kc_otel._extras import require
 
-with extra("cli", "the command line"):
-    import typer
+require("cli", "the command line", "typer", "httpx", "rich")
+
+import typer  # noqa: E402 - what is missing is said first
 
 __all__ = ["app", "main"]
 
@@ -87,8 +88,7 @@ def _register(wanted: str | None = None) -> None:
         commands, groups = len(app.registered_commands), len(app.registered_groups)
         for file, names in files.items():
             if not named or wanted in names:
-                with extra("cli", "the command line"):
-                    import_module(f"kc_otel.cli.{file}").register(app)
+                import_module(f"kc_otel.cli.{file}").register(app)
         for command in app.registered_commands[commands:]:
             command.rich_help_panel = subject
         for group in app.registered_groups[groups:]:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse, seconds
 
 __all__ = ["register"]
@@ -38,12 +37,11 @@ def aggregate(
 
     Headers for the evaluator, such as a token, are read from OTEL_EXPORTER_OTLP_HEADERS.
     """
-    with extra("serve", "the aggregator"):
-        from kc_otel.serve.aggregator.aggregate import (  # noqa: PLC0415 - a quick --help
-            AggregatorConfig,
-            AggregatorError,
-            run_aggregator,
-        )
+    from kc_otel.serve.aggregator.aggregate import (  # noqa: PLC0415 - a quick --help
+        AggregatorConfig,
+        AggregatorError,
+        run_aggregator,
+    )
 
     try:
         run_aggregator(

@@ -37,11 +37,8 @@ def diagnose_log(
 
     Exits with 0 whatever it finds: nothing that averages show is a verdict; with 2 when the log cannot be used.
     """
-    from kc_otel._extras import extra  # noqa: PLC0415 - a quick --help
-    from kc_otel.offline.run_log.read_run_log import read_run_log  # noqa: PLC0415
-
-    with extra("cli", "the diagnosis of logs"):
-        from kc_otel.offline.run_log.run_rules import cannot_tell, diagnose_run, roles_of  # noqa: PLC0415
+    from kc_otel.offline.run_log.read_run_log import read_run_log  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.run_log.run_rules import cannot_tell, diagnose_run, roles_of  # noqa: PLC0415
 
     with unusable():
         log = read_run_log(path)

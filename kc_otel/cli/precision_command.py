@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kc_otel._extras import extra
 from kc_otel.cli.api_client import DEFAULT_URL, Url
 from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
 from kc_otel.cli.terminal import PrintJson, refuse, unusable
@@ -117,7 +118,8 @@ def _candidates(
     options: dict[str, Any],
 ) -> Iterator[tuple[str, int, list[Component], RunKept]]:
     """Name, memory with nothing kept, components and runs of each candidate."""
-    import torch  # noqa: PLC0415 - a quick --help
+    with extra("torch", "a precision plan"):
+        import torch  # noqa: PLC0415 - a quick --help
 
     from kc_otel.diagnose.checkpoint_folder import quantized_matrices  # noqa: PLC0415
     from kc_otel.diagnose.kernel_sources import torch_kernel_from  # noqa: PLC0415

@@ -164,7 +164,8 @@ def _imported(target: str) -> Any:
 def _idle(below: int | None, device: str) -> Callable[[], bool]:
     if below is None:
         return lambda: True
-    import torch  # noqa: PLC0415 - only where a GPU is asked about
+    with extra("torch", "--idle-below"):
+        import torch  # noqa: PLC0415 - only where a GPU is asked about
 
     def idle() -> bool:
         return bool(torch.cuda.utilization(torch.device(device)) < below)

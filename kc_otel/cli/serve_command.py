@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse, seconds
 from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine, Sync
 
@@ -123,9 +122,7 @@ def serve(
     KC_OTEL_WEBHOOK_<NAME>_ALLOW_PRIVATE=1 for a receiver on loopback or in a private network.
     """
     from kc_otel.contract import ContractError, load_all  # noqa: PLC0415 - a quick --help
-
-    with extra("serve", "the evaluator"):
-        from kc_otel.serve.server import ServiceError, run  # noqa: PLC0415
+    from kc_otel.serve.server import ServiceError, run  # noqa: PLC0415
 
     config = ServeConfig(
         host=host,

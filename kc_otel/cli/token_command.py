@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from kc_otel._extras import extra
 from kc_otel.cli.terminal import refuse
 
 __all__ = ["register"]
@@ -35,8 +34,7 @@ def token(
     """
     import yaml  # noqa: PLC0415 - a quick --help
 
-    with extra("serve", "tokens of the evaluator"):
-        from kc_otel.serve.access.access_file import Role, digest_of, new_token  # noqa: PLC0415
+    from kc_otel.serve.access.access_file import Role, digest_of, new_token  # noqa: PLC0415
 
     if unknown := sorted(set(may) - {*Role}):
         refuse(f"--may {unknown[0]}: write {', '.join(Role)}")

@@ -93,7 +93,8 @@ def captured_by(
         finally:
             engine.llm_engine.engine_core.shutdown()
         return
-    import torch  # noqa: PLC0415
+    with extra("torch", "a kernel of torch"):
+        import torch  # noqa: PLC0415
 
     from kc_otel.diagnose.torch_capture import capture_torch  # noqa: PLC0415
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from kc_otel._extras import extra
+
 if TYPE_CHECKING:
     from kc_otel.record.measure.weight_digest import TensorDigest
 
@@ -133,7 +135,8 @@ def compare_weights(
     Raises:
         ValueError: If a tensor has no values, or is split over processes.
     """
-    import torch  # noqa: PLC0415 - only where weights are compared
+    with extra("torch", "the comparison of weights"):
+        import torch  # noqa: PLC0415 - only where weights are compared
 
     from kc_otel.record.measure.weight_digest import digest_of  # noqa: PLC0415
 

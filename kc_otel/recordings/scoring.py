@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.comparable import SUPPORTED, effective
 from kc_otel.recordings.request import KeptTokens
@@ -75,7 +76,8 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
             sequences differ, or if the processing cannot be applied.
         TypeError: If the model is not a torch module.
     """
-    import torch  # noqa: PLC0415 - the core does without torch
+    with extra("torch", "a scorer"):
+        import torch  # noqa: PLC0415 - the core does without torch
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")

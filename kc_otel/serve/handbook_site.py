@@ -18,8 +18,11 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import RedirectResponse
+from kc_otel._extras import extra
+
+with extra("serve", "the evaluator"):
+    from fastapi import APIRouter, HTTPException, Request, Response
+    from fastapi.responses import RedirectResponse
 
 __all__ = ["handbook_routes"]
 
@@ -93,7 +96,9 @@ def _hash(script: str) -> str:
 def _plain(folder: Path) -> _Served:
     """The Markdown, rendered without MkDocs."""
     import yaml  # noqa: PLC0415 - only where the handbook is opened and was not built
-    from markdown_it import MarkdownIt  # noqa: PLC0415
+
+    with extra("serve", "the handbook"):
+        from markdown_it import MarkdownIt  # noqa: PLC0415
 
     markdown = MarkdownIt("commonmark").enable("table")
     contents = list(_entries(yaml.safe_load((folder / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
@@ -124,8 +125,9 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
 
 def exposition(readings: SelfMetrics) -> bytes:
     """The Prometheus text format."""
-    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
-    from prometheus_client.registry import Collector  # noqa: PLC0415
+    with extra("serve", "/metrics"):
+        from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
+        from prometheus_client.registry import Collector  # noqa: PLC0415
 
     class _Readings(Collector):
         def collect(self) -> Iterable[Metric]:
@@ -137,7 +139,8 @@ def exposition(readings: SelfMetrics) -> bytes:
 
 
 def _family(name: str, series: Series) -> Metric:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - only for /metrics
+    with extra("serve", "/metrics"):
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - only for /metrics
 
     metric = METRICS[name]
     if metric.instrument is Instrument.HISTOGRAM:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
-
+from kc_otel._extras import extra
 from kc_otel.offline.gate.early_stop import looks
 from kc_otel.recordings import Recording, save_recording
 from kc_otel.recordings.endpoints import (
@@ -31,6 +30,9 @@ from kc_otel.recordings.endpoints import (
 )
 from kc_otel.recordings.read_parquet import arrow
 from kc_otel.recordings.recording_files import format_of
+
+with extra("cli", "a gate that asks endpoints"):
+    import httpx
 
 __all__ = ["EndpointPair", "IncompleteError", "record_endpoints"]
 

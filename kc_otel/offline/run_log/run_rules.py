@@ -14,9 +14,12 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
+from kc_otel._extras import extra
 from kc_otel.offline.run_log.read_run_log import RunLog
+
+with extra("stats", "what a log of averages can tell"):
+    from scipy import stats
 
 __all__ = ["ROLES", "RULES", "RunFinding", "cannot_tell", "diagnose_run", "roles_of"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from kc_otel._extras import extra
 from kc_otel.record.measure.arrays import as_host
 from kc_otel.record.measure.checks import (
     InvalidReason,
@@ -30,6 +30,9 @@ from kc_otel.record.telemetry.buckets import Partition
 from kc_otel.record.telemetry.groups import Groups, count_groups
 from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
 from kc_otel.record.telemetry.reduce_host import AdvantageDrift, Reduced
+
+with extra("torch", "a batch on a device"):
+    import torch
 
 __all__ = ["reduce_device"]
 

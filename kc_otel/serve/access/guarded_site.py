@@ -17,15 +17,17 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from fastapi import Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
-
+from kc_otel._extras import extra
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
 from kc_otel.serve.api.documented import PROBLEM, PUBLIC
 from kc_otel.serve.api.people_input import SIGNER
 from kc_otel.serve.api.routes_worst import MAY_READ_PROMPTS
 from kc_otel.serve.api.views import ProblemDetails
+
+with extra("serve", "the evaluator"):
+    from fastapi import Response
+    from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 __all__ = ["GuardedSite"]
 

@@ -11,9 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, HTTPException, Response
-
+from kc_otel._extras import extra
 from kc_otel.charts import chart_style
+
+with extra("serve", "the evaluator"):
+    from fastapi import APIRouter, HTTPException, Response
 
 __all__ = ["CONTENT_SECURITY_POLICY", "page_routes"]
 

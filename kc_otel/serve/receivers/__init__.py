@@ -1,1 +1,5 @@
 """OTLP over gRPC and over HTTP."""
+
+from kc_otel._extras import require
+
+require("serve", "the evaluator", "uvicorn")
