@@ -94,6 +94,7 @@ class ColumnMessage:
         wire: Its columns.
         rows: Row of each of its points in `StreamColumns`, -1 where there is none.
         known: What of `StreamColumns` the rows belong to.
+        plain: Whether all of it is plain exponential points, whose rows are there.
         taken: Of each point whether it was taken from the columns.
         request: The whole request as protobuf read it, where most of it is not plain.
     """
@@ -101,6 +102,7 @@ class ColumnMessage:
     wire: WireColumns
     rows: NDArray[np.int64]
     known: int
+    plain: bool = False
     taken: NDArray[np.int8] = field(init=False)
     request: Any = None
 
@@ -111,6 +113,8 @@ class ColumnMessage:
         """Requests that together hold what was not taken, in its order, and the numbers that their points have here."""
         if self.request is not None:
             yield self.request, range(self.rows.size)
+            return
+        if self.plain and self.taken.all():
             return
         for metric, numbers in self.wire.without(self.taken != 0):
             yield self.wire.request_of(metric, numbers), numbers

@@ -56,6 +56,8 @@ __all__ = ["ServiceError", "run"]
 
 _log: Final = logging.getLogger(__name__)
 _GRACE: Final = 3.0
+_YOUNG: Final = 20_000
+"""Objects after which the collector looks for cycles: a tick makes as many that have none, and a request some tens."""
 
 
 _TOLD: Final = (
@@ -215,6 +217,7 @@ async def _serve(
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
+        gc.set_threshold(_YOUNG, 50, 100)
         await _until(stop, tasks)
         _log.info("stopping")
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
+import numpy as np
 import pytest
+from google.protobuf.internal.encoder import _VarintBytes
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,8 @@ from kc_otel.judge.evaluator import Evaluator
 from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
 
 pytest.importorskip("numba")
+
+from kc_otel.judge.otlp.wire_columns import _varints, read_columns
 
 MOST = 60_000
 MUTATIONS: dict[str, Any] = {
@@ -266,3 +271,29 @@ def test_bytes_that_are_no_message_are_for_protobuf_to_refuse(noise, at, cut):
         assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
     fast._columns.settle()
     assert remembered(fast) == remembered(slow)
+
+
+NUMBER = st.sampled_from([0, 1, 127, 128, 300, 2**21, 2**28, 2**35, 2**56 - 1, 2**63 - 1, 2**63, 2**64 - 1])
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(st.lists(NUMBER, max_size=30), st.binary(max_size=3), st.integers(0, 3))
+def test_packed_numbers_are_counted_as_they_are_read(numbers, noise, cut):
+    """One that has more than nine bytes, or does not end, is for protobuf to read, wherever it is."""
+    packed = b"".join(map(_VarintBytes, numbers))
+    packed = packed[: len(packed) - cut] + noise
+    lengths = [len(part) for part in re.split(rb"(?<=[\x00-\x7f])", packed) if part]
+    odd = bool(packed) and (packed[-1] > 127 or max(lengths) > 9)
+    assert _varints(np.frombuffer(packed, np.uint8), 0, len(packed)) == (-1 if odd else len(lengths))
+
+
+def test_long_messages_are_read_as_columns():
+    """Also where a message has as many bytes as a request may have; not where it has more points than it may."""
+    request = merge(*[Sender(instance="x" * 100_000, slice=str(n)).request(NOW, [0.02, 0.3]) for n in range(60)])
+    body = request.SerializeToString()
+    assert len(body) > 5_000_000
+    wire = read_columns(body, 60)
+    assert wire is not None
+    assert wire.points.size == 60
+    assert read_columns(body, 59) is None

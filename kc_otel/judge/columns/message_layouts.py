@@ -20,6 +20,7 @@ __all__ = ["MessageLayouts"]
 
 _MOST_BYTES: Final = 16 * 1024 * 1024
 """Of all layouts together: what identifies a hundred thousand streams of usual attributes."""
+_OTHER, _SAME, _PLAIN = 0, 1, 2
 _Key = tuple[bytes, bytes, int]
 
 
@@ -52,16 +53,20 @@ class MessageLayouts:
         self._known: OrderedDict[_Key, _Layout] = OrderedDict()
         self._bytes = 0
 
-    def rows_of(self, wire: WireColumns) -> NDArray[np.int64] | None:
-        """Row of each of a message's points; None where its layout is not known. It is not to be written."""
+    def rows_of(self, wire: WireColumns) -> tuple[NDArray[np.int64], bool] | None:
+        """Row of each of a message's points, not to be written, and whether all of it is plain exponential points.
+
+        None where its layout is not known.
+        """
         key = _key(wire)
         layout = self._known.get(key)
         if layout is None or layout.metrics.shape[0] != wire.metrics.size:
             return None
-        if not _is_same(wire.content, wire.points, wire.metrics, layout.identities, layout.metrics, layout.sizes):
+        same = _is_same(wire.content, wire.points, wire.metrics, layout.identities, layout.metrics, layout.sizes)
+        if same == _OTHER:
             return None
         self._known.move_to_end(key)
-        return layout.rows
+        return layout.rows, same == _PLAIN
 
     def learn(self, wire: WireColumns, rows: NDArray[np.int64]) -> None:
         """Know a message's layout from now on, instead of the one that began like it."""
@@ -80,8 +85,10 @@ class MessageLayouts:
 
 
 def _key(wire: WireColumns) -> _Key:
-    resource, _, head, _ = wire.origin(0) if wire.metrics.size else (b"", b"", b"", 0)
-    return resource, head, wire.points.size
+    if not wire.metrics.size:
+        return b"", b"", 0
+    begin, _, resource, resource_end, _, _, head_end, *_ = wire.metrics.item(0)
+    return wire.body[resource:resource_end], wire.body[begin:head_end], wire.points.size
 
 
 def _identities(wire: WireColumns) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -130,24 +137,25 @@ def _differ(some: Any, others: Any) -> Any:
 @compiled
 def _is_same(content: Any, points: Any, metrics: Any, identities: Any, said: Any, sizes: Any) -> Any:
     at, resource, scope = 0, -1, -1
-    here = np.empty(7, np.int64)
+    here, plain = np.empty(7, np.int64), True
     for number in range(metrics.size):
         of = metrics[number]
         _describe(of, resource, scope, here)
         for field in range(7):
             if here[field] != said[number, field]:
-                return False
-        resource, scope = of.resource_begin, of.scope_begin
+                return _OTHER
+        resource, scope, plain = of.resource_begin, of.scope_begin, plain and of.exponential == 1
         for size, begin in ((here[0], resource), (here[1], scope), (here[2], of.begin)):
             if size > 0:
                 if _differ(content[begin : begin + size], identities[at : at + size]):
-                    return False
+                    return _OTHER
                 at += size
     for number in range(points.size):
         begin, size = points[number].key_begin, sizes[number]
         if points[number].key_end - begin != size:
-            return False
+            return _OTHER
         if _differ(content[begin : begin + size], identities[at : at + size]):
-            return False
+            return _OTHER
         at += size
-    return True
+        plain = plain and points[number].plain == 1
+    return _PLAIN if plain else _SAME

@@ -71,6 +71,7 @@ class StreamColumns:
         self._keys: dict[tuple[bytes, bytes, bytes, int], dict[bytes, int]] = {}
         self._key_count = 0
         self._pairs: dict[tuple[int, str, str], int] = {}
+        self._pair_names: list[tuple[int, str, str]] = []
         self._rows = StreamRows(self._states)
         self._layouts = MessageLayouts()
         self._slots.forget()
@@ -85,18 +86,19 @@ class StreamColumns:
         Returns:
             None where it is something else, has more in it, or has a metric that no contract can be about.
         """
-        wire = read_columns(body)
+        wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        known = self._layouts.rows_of(wire)  # it is all ours, and of one layout of buckets
-        if known is None:
+        if (known := self._layouts.rows_of(wire)) is not None:  # it is all ours, and of one layout of buckets
+            rows, plain = known
+            message = ColumnMessage(wire, rows, self._generation, plain)
+            if plain:
+                return message
+        else:
             if not all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)):
                 return None
-            rows = self._rows_of(wire)
-        else:
-            rows = known
-        message = ColumnMessage(wire, rows, self._generation)
-        left = (rows < 0) | (wire.points["plain"] == 0)
+            message = ColumnMessage(wire, self._rows_of(wire), self._generation)
+        left = (message.rows < 0) | (wire.points["plain"] == 0)
         try:
             if known is None and (4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire)):
                 message.request = ExportMetricsServiceRequest.FromString(body)
@@ -105,8 +107,8 @@ class StreamColumns:
                 wire.request_of(metric, numbers)
         except DecodeError:
             return None
-        if known is None and not (rows < 0).any():
-            self._layouts.learn(wire, rows)
+        if known is None and not (message.rows < 0).any():
+            self._layouts.learn(wire, message.rows)
         return message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> int:
@@ -125,14 +127,14 @@ class StreamColumns:
         wire = message.wire
         self._message += 1
         if message.known != self._generation:
-            message.rows, message.known = self._rows_of(wire), self._generation
-        if (message.rows < 0).any():
+            message.rows, message.known, message.plain = self._rows_of(wire), self._generation, False
+        if not message.plain and (message.rows < 0).any():
             self._block_unknown(message)
         for number, horizon in enumerate(horizons.values()):
             of = self._limits[number]
             of["future"], of["start"] = horizon.future, horizon.start
             of["oldest"], of["gap"] = horizon.oldest, horizon.gap
-        heard = np.zeros(len(self._pairs), np.bool_)
+        heard = np.zeros(len(self._pair_names), np.bool_)
         gaps = np.zeros(len(self._states), np.int64)
         for first in range(0, message.taken.size, _CHUNK):
             part = slice(first, first + _CHUNK)
@@ -156,10 +158,9 @@ class StreamColumns:
                 POWERS,
                 2.0,
             )
-        if heard.any():
-            for number, (contract, *pair) in enumerate(self._pairs):
-                if heard[number]:
-                    self._states[contract].heard.setdefault((pair[0], pair[1]), Heard(now)).hear(now)
+        for number in np.flatnonzero(heard).tolist():
+            contract, train, inference = self._pair_names[number]
+            self._states[contract].heard.setdefault((train, inference), Heard(now)).hear(now)
         for number in np.flatnonzero(gaps).tolist():
             self._states[number].events["gap"] += int(gaps[number])
         taken = int(np.count_nonzero(message.taken))
@@ -224,7 +225,10 @@ class StreamColumns:
         into["contract"] = self._contract[contract]
         if plain:
             into["series"] = self._slots.number_of(self._contract[contract], key)
-            into["pair"] = self._pairs.setdefault((self._contract[contract], *key.pair), len(self._pairs))
+            pair = (self._contract[contract], *key.pair)
+            if (pair_number := self._pairs.setdefault(pair, len(self._pair_names))) == len(self._pair_names):
+                self._pair_names.append(pair)
+            into["pair"] = pair_number
         where = message.wire.points[number]
         keys = self._keys.setdefault(message.wire.origin(int(where["metric"])), {})
         before = len(keys)

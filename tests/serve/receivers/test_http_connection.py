@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import time
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -38,11 +39,15 @@ def body(request_of_metrics: Any) -> bytes:
     return request_of_metrics.SerializeToString()
 
 
-@pytest.fixture
-def uvicorn_connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+@pytest.fixture(params=["h11_impl.H11Protocol", "httptools_impl.HttpToolsProtocol"])
+def uvicorn_connections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Connections that are uvicorn's, without the extra `fast` and with it."""
+    module, _, name = request.param.partition(".")
+    if module == "httptools_impl":
+        pytest.importorskip("httptools")
     made = []
 
-    class Counted(http_connection.AutoHTTPProtocol):
+    class Counted(getattr(import_module(f"uvicorn.protocols.http.{module}"), name)):  # type: ignore[misc]
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             made.append(self)

@@ -8,10 +8,16 @@ import zlib
 
 import pytest
 
-from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError
+from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError, UnsupportedMediaError, request_limits
 from kc_otel.judge.otlp.request_limits import inflate
 
 LIMITS = Limits(max_bytes=100_000)
+
+
+@pytest.fixture(autouse=True, params=["zlib", "isal.isal_zlib"])
+def inflated_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with and without the extra `fast`."""
+    monkeypatch.setattr(request_limits, "_INFLATING", pytest.importorskip(request.param))
 
 
 @pytest.mark.parametrize(
