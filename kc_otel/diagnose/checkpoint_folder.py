@@ -10,6 +10,7 @@ from typing import Any
 from kc_otel._extras import extra
 from kc_otel.contract.model import KernelSpec
 from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.packed_weights import PACKED, packed_matrices
 from kc_otel.diagnose.torch_formats import KV_FORMATS, WeightFormat, rounding_cache
 from kc_otel.diagnose.torch_kernel import TorchKernel
 
@@ -85,7 +86,7 @@ def quantized_matrices(folder: str) -> tuple[WeightFormat, dict[str, torch.Tenso
     """The matrices of a checkpoint that a tool has quantised, in floating point, and the format that its config says.
 
     Args:
-        folder: A checkpoint in compressed-tensors' form is read by that library; GPTQ's and AWQ's own by gptqmodel.
+        folder: A checkpoint in GPTQ's or AWQ's own form is read here, one in compressed-tensors' by that library.
 
     Raises:
         ValueError: If it is none, or what reads it is not installed.
@@ -95,6 +96,8 @@ def quantized_matrices(folder: str) -> tuple[WeightFormat, dict[str, torch.Tenso
     said = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.is_file() else None
     if not said:
         raise ValueError(f"{folder}: has no config.json with a quantization_config; give what the tool wrote")
+    if said.get("quant_method") in PACKED:
+        return packed_matrices(path.parent, said)
     with extra("transformers", "a Hugging Face checkpoint"):
         import transformers  # noqa: PLC0415
 

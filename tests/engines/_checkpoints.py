@@ -60,3 +60,41 @@ def in_three_bits(model: Path, into: Path) -> Path:
         tensors[name] = torch.round(tensors[name] / scale) * scale
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     return into
+
+
+def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32) -> Path:
+    """The checkpoint with every linear layer but the head as GPTQ's or AWQ's tools pack it; returns `into`.
+
+    Rounded to the nearest with a symmetric scale for `group` inputs: what is tested is how it is read.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, into)
+    tensors = load_file(model / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors.pop(name).float()
+        scale = weight.unflatten(1, (-1, group)).abs().amax(2) / 7.0  # [outputs, groups]
+        values = (weight / scale.repeat_interleave(group, 1)).round().int().T + 8  # [inputs, outputs]
+        zeros = torch.full((scale.shape[1], scale.shape[0]), 8, dtype=torch.int32)
+        stem = name.removesuffix(".weight")
+        tensors[f"{stem}.scales"] = scale.T.contiguous()
+        tensors[f"{stem}.qweight"] = (
+            _in_words(values) if method == "awq" else _in_words(values.T, awq=False).T.contiguous()
+        )
+        tensors[f"{stem}.qzeros"] = _in_words(zeros) if method == "awq" else _in_words(zeros - 1, awq=False)
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((into / "config.json").read_text())
+    said = {"quant_method": method, "bits": 4, "group_size": group, "version": "gemm"}
+    (into / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    return into
+
+
+def _in_words(values: Any, *, awq: bool = True) -> Any:
+    """Eight integers of four bits [rows, columns] in an int32, in AWQ's order or in their own."""
+    import torch
+
+    words = torch.zeros(values.shape[0], values.shape[1] // 8, dtype=torch.int64)
+    for place, which in enumerate((0, 2, 4, 6, 1, 3, 5, 7) if awq else range(8)):
+        words |= values[:, which::8].long() << (4 * place)
+    return words.to(torch.int32)

@@ -29,8 +29,8 @@ _EXPERTS: Final[Mapping[str, Any]] = {
 }
 
 
-def checkpoint(into: str, kind: str = "Llama", *, seed: int = 0, **sizes: Any) -> Path:
-    """A checkpoint of an architecture, Llama, Qwen2 or Qwen3Moe, whose logits are neither flat nor certain."""
+def checkpoint(into: str, kind: str = "Llama", *, seed: int = 0, gain: float = 2.0, **sizes: Any) -> Path:
+    """A checkpoint of an architecture, Llama, Qwen2 or Qwen3Moe; the larger the gain, the more an error grows."""
     import torch
     import transformers
 
@@ -41,7 +41,7 @@ def checkpoint(into: str, kind: str = "Llama", *, seed: int = 0, **sizes: Any) -
     with torch.no_grad():
         for name, each in model.named_parameters():
             if each.ndim > 1:
-                each.normal_(std=2.0 * each.shape[-1] ** -0.5 if "proj" in name or "lm_head" in name else 0.5)
+                each.normal_(std=gain * each.shape[-1] ** -0.5 if "proj" in name or "lm_head" in name else 0.5)
     model.save_pretrained(into)
     return Path(into)
 
