@@ -46,11 +46,10 @@ def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **argumen
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        print(
-            f"no evaluator answers at {url} ({error}); start one with `kc-otel serve CONTRACT...`, "
-            f"or say where it is with --url or KC_OTEL_URL",
-            file=sys.stderr,
-        )
+        instead = "start one with `kc-otel serve CONTRACT...`, or say where it is with --url or KC_OTEL_URL"
+        if "//" not in url:
+            instead = f"write http://{url}"
+        print(f"no evaluator answers at {url} ({error}); {instead}", file=sys.stderr)
         raise typer.Exit(2) from None
     if response.is_error:
         try:

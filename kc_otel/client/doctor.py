@@ -23,6 +23,7 @@ from kc_otel.contract.units import format_duration
 __all__ = ["Finding", "connects", "of_evaluator", "of_sender"]
 
 _PROTOCOLS: Final = {"grpc": 4317, "http/protobuf": 4318}
+_API_PORT: Final = 4320
 _SKEW: Final = 5.0
 _LATE: Final = 30.0
 _TAKEN: Final = frozenset({"accepted", "partial"})
@@ -115,7 +116,7 @@ def of_sender(
         for clause, why in covered.unmeasured.items():
             yield Finding("warning", f"{contract.name}: {path} never measures clause {clause}", why)
         for attribute, source in covered.attributes.items():
-            yield Finding("warning", f"{contract.name}: slices ask for `{attribute}`, which {path} lacks", source)
+            yield Finding("ok", f"{contract.name}: slices need `{attribute}` with every sequence: {source}")
 
 
 def of_evaluator(
@@ -178,24 +179,8 @@ def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]
         yield Finding("error", f"the OTLP endpoint {written!r} names no host", "write http://HOST:PORT")
         return
     port = port or (443 if parts.scheme == "https" else 80 if protocol != "grpc" else 4317)
-    other = next(name for name in _PROTOCOLS if name != protocol)
-    if port == _PROTOCOLS[other]:
-        yield Finding(
-            "error",
-            f"{written} is the usual port of {other}, and the protocol is {protocol}",
-            f"write port {_PROTOCOLS[protocol]}, or OTEL_EXPORTER_OTLP_PROTOCOL={other}",
-        )
-    own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "").strip()
-    if protocol == "http/protobuf" and own and not parts.path.rstrip("/"):
-        yield Finding(
-            "error",
-            f"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={own} is used as it is",
-            f"write {own.rstrip('/')}/v1/metrics",
-        )
-    if protocol == "http/protobuf" and not own and parts.path.rstrip("/").endswith("/v1/metrics"):
-        yield Finding(
-            "error", f"OTEL_EXPORTER_OTLP_ENDPOINT={given}: exporters add /v1/metrics once more", "leave it out"
-        )
+    wrong = list(_misdirected(environment, written, protocol, port, parts.path.rstrip("/")))
+    yield from wrong
     why = answers(host, port)
     unsaid = "" if given else " (the default, as OTEL_EXPORTER_OTLP_ENDPOINT is not set)"
     if why:
@@ -204,8 +189,38 @@ def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]
             f"nothing answers at {host}:{port}{unsaid}: {why}",
             "start `kc-otel serve` or a Collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-    else:
+    elif not wrong:
         yield Finding("ok", f"recorders here send {protocol} to {host}:{port}{unsaid}, which answers")
+
+
+def _misdirected(
+    environment: Mapping[str, str], written: str, protocol: str, port: int, path: str
+) -> Iterator[Finding]:
+    """Why an exporter with this protocol gets nothing through to an endpoint, although something may answer there."""
+    other = next(name for name in _PROTOCOLS if name != protocol)
+    if "//" not in written and (protocol != "grpc" or _either(environment, "INSECURE").lower() != "true"):
+        does = "gRPC speaks TLS to it" if protocol == "grpc" else "HTTP cannot use it"
+        yield Finding("error", f"the OTLP endpoint {written} has no scheme: {does}", f"write http://{written}")
+    if port == _PROTOCOLS[other]:
+        yield Finding(
+            "error",
+            f"{written} is the usual port of {other}, and the protocol is {protocol}",
+            f"write port {_PROTOCOLS[protocol]}, or OTEL_EXPORTER_OTLP_PROTOCOL={other}",
+        )
+    if port == _API_PORT:
+        what = f"{written} is the usual port of the evaluator's page and API, which take no OTLP"
+        yield Finding("error", what, f"write port {_PROTOCOLS[protocol]}")
+    own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "").strip()
+    if protocol == "http/protobuf" and own and not path:
+        yield Finding(
+            "error",
+            f"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={own} is used as it is",
+            f"write {own.rstrip('/')}/v1/metrics",
+        )
+    if protocol == "http/protobuf" and not own and path.endswith("/v1/metrics"):
+        yield Finding(
+            "error", f"OTEL_EXPORTER_OTLP_ENDPOINT={written}: exporters add /v1/metrics once more", "leave it out"
+        )
 
 
 def _either(environment: Mapping[str, str], name: str) -> str:

@@ -393,8 +393,10 @@ def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
     assert alarm is not None
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
+    elif interval.estimate > limit:
+        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
     elif interval.samples:
-        said = f"estimate {interval.estimate:.4g}, limit {limit:.4g} {samples}"
+        said = f"a part of what came is above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
     else:
         said = f"limit {limit:.4g} was exceeded"
     apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"

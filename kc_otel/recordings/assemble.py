@@ -167,12 +167,11 @@ def _check(
         np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
     )
     codes = check_block(block, difference(block))
-    wrong = np.flatnonzero(codes)
     sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
-    for row in wrong[: problems.cap]:
-        problems.add(f"{table.place(int(numbers[row]))}: {sides}: {_words(InvalidReason(codes[row]))}")
-    if wrong.size > problems.cap:
-        problems.add(f"{sides}: other rows", times=wrong.size - problems.cap)
+    for code in np.unique(codes[codes != InvalidReason.VALID]):
+        rows = np.flatnonzero(codes == code)
+        others = f" and {rows.size - 1:,} more" if rows.size > 1 else ""
+        problems.add(f"{table.place(int(numbers[rows[0]]))}{others}: {sides}: {_words(InvalidReason(code))}")
 
 
 def _impossible(role: str, values: NDArray[np.float64]) -> tuple[NDArray[np.bool_], str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.table import DecisionTable, resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
@@ -57,6 +58,8 @@ Announce = Callable[[Announcement], None]
 """Told of something that changed."""
 _REPEATED: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _RENEWAL_SECONDS: Final = 60.0
+_REFUSALS: Final = 20
+"""Reasons for which points are refused that the log names."""
 _NOTIFYING: Final = frozenset({"notify", "webhook"})
 
 
@@ -109,6 +112,7 @@ class Core:
         """Has another number of them; None where streams are here."""
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
+        self._refusals: set[str] = set()
         self._connection = connection
         self._forgetful = frozenset(forgetful)
         self._timing = timing
@@ -171,7 +175,11 @@ class Core:
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
         now = time.time() if at is None else at
-        return self.evaluator.ingest_metrics(request, now)
+        result = self.evaluator.ingest_metrics(request, now)
+        if result.message and result.message not in self._refusals and len(self._refusals) < _REFUSALS:
+            self._refusals.add(result.message)  # senders in Python do not read what they are answered
+            _log.warning("not judged: %s; further ones are only counted", plain(result.message))
+        return result
 
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""

@@ -92,7 +92,10 @@ def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract,
     ("made", "said"),
     [
         ({"sequences": 6}, "INCONCLUSIVE token-tv on all traffic: "),
-        ({"tasks": ("code",)}, "NO_DATA token-tv on slice prose: no sequence of this recording is in slice prose"),
+        (
+            {"tasks": ("code",)},
+            "NO_DATA token-tv on slice prose: no sequence of this recording is in slice prose; `task` is code there",
+        ),
         ({"logits": False}, None),
     ],
 )

@@ -60,6 +60,12 @@ def errors(found: Iterator[Finding]) -> list[str]:
         ({"OTEL_METRICS_EXPORTER": "none"}, "OTEL_METRICS_EXPORTER=none sends nothing here"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http/json is not supported"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, "usual port of http/protobuf, and the protocol is grpc"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4320"}, "port of the evaluator's page and API, which take no OTLP"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4317"}, "a:4317 has no scheme: gRPC speaks TLS to it"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_ENDPOINT": "a:4318"},
+            "a:4318 has no scheme: HTTP cannot use it",
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "names no host"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:port"}, "names no host"),
         (
@@ -82,8 +88,17 @@ def errors(found: Iterator[Finding]) -> list[str]:
 )
 def test_what_an_environment_does_to_a_recorder(contract: Contract, environment: dict[str, str], said: str) -> None:
     """Each variable that keeps observations from arriving is named, with what to write instead."""
-    found = errors(of_sender(environment, [contract], answers=lambda *_: ""))
+    everything = list(of_sender(environment, [contract], answers=lambda *_: ""))
+    found = errors(iter(everything))
     assert any(said in one for one in found), found
+    if any(name.endswith("ENDPOINT") for name in environment):
+        assert not any(one.level == "ok" for one in everything)  # what cannot get through does not "answer"
+
+
+def test_grpc_without_tls_needs_no_scheme(contract: Contract) -> None:
+    """`OTEL_EXPORTER_OTLP_INSECURE` says what the scheme would."""
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+    assert errors(of_sender(environment, [contract], answers=lambda *_: "")) == []
 
 
 def test_an_environment_with_nothing_wrong(contract: Contract) -> None:
@@ -132,7 +147,9 @@ def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch:
 def test_what_a_path_never_measures_is_said(contract: Contract) -> None:
     """Clauses and attributes that a way of measuring lacks are named before anybody waits for them."""
     found = errors(of_sender({}, [contract], MeasuringPath.TRL, lambda *_: ""))
-    assert found == ["policy: trl never measures clause logits", "policy: slices ask for `task`, which trl lacks"]
+    assert found == ["policy: trl never measures clause logits"]
+    said = [one.what for one in of_sender({}, [contract], MeasuringPath.TRL, lambda *_: "") if one.level == "ok"]
+    assert said[-1] == "policy: slices need `task` with every sequence: a column of the dataset"
 
 
 class Running:

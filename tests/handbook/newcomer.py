@@ -25,8 +25,6 @@ MOST_SECONDS = 600.0
 """Ten minutes from install to a verdict, without pip's own time."""
 _PORTS = ("4317", "4318", "4320", "8000")
 _PATIENCE = 300.0
-_TYPING = 3.0
-"""Seconds from the end of a command to the next one, in which an evaluator has judged what was sent."""
 
 
 class Newcomer:
@@ -105,8 +103,6 @@ class Newcomer:
                 yield line
 
     def _run(self, command: str, snippet: Snippet) -> None:
-        if "kc-otel status" in command:
-            time.sleep(_TYPING)
         stays = command.rstrip().endswith("&")
         text = command.rstrip().removesuffix("&")
         if "kc-otel serve" in text:  # its ports are the usual ones unless it is told others, as here
@@ -122,13 +118,13 @@ class Newcomer:
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self._running.append(process)
-        if stays:
-            port = self._ports["8000" if "vllm serve" in text else "4320"]
+        if stays and "kc-otel serve" in text:
             end = time.monotonic() + _PATIENCE
-            while not _answers(port):
+            while not _answers(self._ports["4320"]):
                 ended = process.poll() is not None or time.monotonic() > end
                 assert not ended, f"{snippet}: {log.read_text()[-6000:]}"
                 time.sleep(0.2)
+        if stays:
             return
         process.wait(_PATIENCE)
         self.said = log.read_text()

@@ -53,6 +53,7 @@ READERS_PROGRAMS = {
     "ray",
     "torchrun",
     "python",
+    "sleep",
 }
 
 

@@ -54,6 +54,15 @@ def test_a_fail_comes_with_its_evidence_whatever_the_minimum(watched: Watched) -
     assert watched.verdict() == found[-1]
 
 
+def test_a_fail_whose_window_is_below_the_limit_says_that_a_part_is_not(watched: Watched) -> None:
+    """What was good before the fault pulls the estimate down: the sentence does not hold it against the limit."""
+    watched.pane(np.full(30_000, LIMIT / 100))
+    found = watched.pane(np.full(3000, 2 * LIMIT))
+    assert found.status is Status.FAIL
+    assert found.estimate < LIMIT
+    assert found.reason.startswith("a part of what came is above limit 0.004; estimate 0.000")
+
+
 def test_a_fail_ends_on_what_came_after_the_fault(watched: Watched) -> None:
     """A PASS of the observations since, while the windows' own interval still lies above the limit."""
     assert watched.pane(np.full(20_000, 10 * LIMIT)).status is Status.FAIL

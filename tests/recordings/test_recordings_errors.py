@@ -68,6 +68,17 @@ def test_a_shift_by_one_token_is_named(problems):
     ]
 
 
+def test_a_fault_of_all_rows_is_one_sentence(problems):
+    """A base, a temperature or a mask is wrong for a whole file: its first row stands for the others."""
+    rng = np.random.default_rng(0)
+    rows = [(-3 * rng.random(80)).tolist() for _ in range(30)]
+    (found,) = problems(
+        *[{"train_logprobs": [one / np.log(2) for one in row], "inference_logprobs": row} for row in rows]
+    )
+    assert found.startswith("line 1 and 29 more: train_logprobs and inference_logprobs: One side is the other")
+    assert "nats" in found
+
+
 def test_everything_is_told_at_once_up_to_a_cap(problems):
     """Thirty bad lines make twenty sentences and a count."""
     found = problems(*[{**GOOD, "train_logprobs": [-1.0, 5.0]}] * 30)

@@ -35,6 +35,7 @@ from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from kc_otel.serve.stream_places import tick_of
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
+from tests.judge.conftest import Sender
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
@@ -63,6 +64,21 @@ def test_what_is_announced_is_logged_with_its_attributes(
         core.tick(time.time())
     about = [record.attributes for record in caplog.records if hasattr(record, "attributes")]
     assert {one["kc.slice"] for one in about if one.get("kc.clause") == "token-tv"} == {"all", "code"}
+
+
+def test_why_points_are_refused_is_in_the_log_once(
+    make_core: Callable[..., Core], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Recorders in Python do not read the answer, so that who runs the evaluator has to be told, and not flooded."""
+    core, now = make_core(), time.time()
+    stray = Sender(contract="other", start=now - 1)
+    for _ in range(3):
+        assert core.metrics(stray.request(now, [0.1]), now).rejected
+    (said,) = [one.getMessage() for one in caplog.records if "not judged" in one.getMessage()]
+    assert "contract 'other' is not loaded here; loaded: " in said
+    for index in range(100):
+        core.metrics(Sender(contract=f"other-{index}", start=now - 1).request(now, [0.1]), now)
+    assert len([one for one in caplog.records if "not judged" in one.getMessage()]) <= 20
 
 
 def _alerts(body: bytes) -> list[tuple[object, ...]]:

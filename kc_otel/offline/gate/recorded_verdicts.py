@@ -22,6 +22,10 @@ from kc_otel.stats import Binned
 
 __all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge", "on_either_window", "without_windows"]
 
+_NOBODY_IN = "no sequence of this recording is in slice {}"
+_LISTED = 5
+"""Values of an attribute that a sentence lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedClause:
@@ -99,6 +103,9 @@ def judge(
         for part in parts
         if part.recording is not None
     }
+    absent = {
+        part.name: _nobody_in(contract, part.name, known[ALL].recording) for part in parts if part.name not in known
+    }
     evidence, left_out = [], []
     for clause in contract.clauses:
         quantity = clause.quantity
@@ -113,9 +120,19 @@ def judge(
                 if clause.opposite is not None and sample is not None:
                     sample = replace(sample, opposite=samples.for_mean(clause.opposite.key))
             cell = Cell(contract.name, clause.id, part.name, *kernels)
-            absence = "" if sample is not None else f"no sequence of this recording is in slice {part.name}"
+            absence = "" if sample is not None else absent.get(part.name, _NOBODY_IN.format(part.name))
             evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
     return RecordingVerdicts(without_windows(contract, evidence, now), tuple(left_out), known[ALL].unreadable)
+
+
+def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:
+    """That nothing is in a slice, and what the recording has of the attributes that the slice asks for."""
+    said = _NOBODY_IN.format(slice)
+    for name in contract.slices[slice].where if slice in contract.slices else ():
+        there = dict.fromkeys(str(row[name]) for row in recording.attributes if name in row)
+        listed = ", ".join([*list(there)[:_LISTED], *(["..."] if len(there) > _LISTED else [])])
+        said += f"; `{name}` is {listed} there" if there else f"; none has `{name}`"
+    return said
 
 
 def without_windows(contract: Contract, evidence: Sequence[Evidence], now: float) -> tuple[Verdict, ...]:

@@ -19,6 +19,7 @@ from kc_otel.record.measure.arrays import as_host, is_tensor
 from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.processing import (
     ends_alike,
+    ends_like,
     looks_processed,
     looks_processed_together,
     padded,
@@ -190,6 +191,10 @@ def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
         alike = ends_alike(block) & ~suspicious
         if alike.any():
             found[alike] = check_fillers(block.only(alike))
+        filled = found == InvalidReason.PADDING_COUNTED
+        if filled.any():
+            ends = starts + lengths - 1
+            found[ends_like(filled, block.train[ends], block.inference[ends])] = InvalidReason.PADDING_COUNTED
         short = looks_processed_together(drift, lengths) & (found == InvalidReason.VALID)
         if short.any():
             found[short] = check_together(block.only(short))

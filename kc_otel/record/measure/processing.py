@@ -25,6 +25,7 @@ __all__ = [
     "PAD_RUN",
     "Pattern",
     "ends_alike",
+    "ends_like",
     "looks_processed",
     "looks_processed_together",
     "padded",
@@ -187,6 +188,23 @@ def padded(block: Block) -> NDArray[np.bool_]:
         here = slice(int(block.starts[row]), int(ends[row]))
         found[row] = _filled(block.train[here], block.inference[here])
     return found
+
+
+def ends_like(
+    filled: NDArray[np.bool_], train: NDArray[np.floating], inference: NDArray[np.floating]
+) -> NDArray[np.bool_]:
+    """Rows that end as the rows with a filler do, however short their own is: the mask is missing for all of them.
+
+    Args:
+        filled: Rows in which `padded` found a filler, [rows].
+        train: Each row's last log P(y), [rows].
+        inference: Each row's last log Q(y), [rows].
+    """
+    alike = filled.copy()
+    for side in (train, inference):  # a filler may be on one side only
+        values, count = np.unique(side[filled], return_counts=True)
+        alike |= np.isin(side, values[count > 1])
+    return alike
 
 
 def _ends_constant(block: Block) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

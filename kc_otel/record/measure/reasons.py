@@ -107,9 +107,11 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Pass the completion mask (or the lengths); padding is no token of the policy.",
         ),
         "temperature_mismatch": Explained(
-            "One side is the other at another temperature: log P is a multiple of log Q, nearly without scatter.",
+            "One side is the other at another temperature, or in another base: log P is a multiple of log Q, nearly "
+            "without scatter.",
             "Divide the training logits by the sampling temperature, and let vLLM report logprobs_mode="
-            "processed_logprobs; when both are right, one kernel scales its logits.",
+            "processed_logprobs; a factor of 1.44 is the base 2, where both sides take nats; when all of this is "
+            "right, one kernel scales its logits.",
         ),
         "truncated_sampling": Explained(
             "One side is renormalised over fewer tokens: every token is shifted the same way, by less than top-p, "

@@ -144,8 +144,8 @@ class ExportLoop:
             results = [(e, e.export(data, timeout_millis=self._timeout * 1000.0)) for e in self._exporters]
         except Exception as error:  # noqa: BLE001 - an exporter is foreign code, and this thread has no caller
             return error
-        refused = [type(e).__name__ for e, result in results if result is not MetricExportResult.SUCCESS]
-        return f"{', '.join(refused)} did not deliver; is the endpoint up?" if refused else None
+        refused = [_where(e) for e, result in results if result is not MetricExportResult.SUCCESS]
+        return f"nothing gets through to {', '.join(refused)}; `kc-otel doctor` says why" if refused else None
 
     def _close(self) -> None:
         with self._changed:
@@ -157,3 +157,8 @@ class ExportLoop:
                 exporter.shutdown(timeout_millis=self._timeout * 1000.0)
             except Exception as error:  # noqa: BLE001 - closing is best effort, and nobody is left to tell
                 self._source.exported(error)
+
+
+def _where(exporter: MetricExporter) -> str:
+    """What an exporter sends to; OTLP's know their endpoint, others have a name."""
+    return str(getattr(exporter, "_endpoint", "") or type(exporter).__name__)

@@ -24,7 +24,7 @@ from kc_otel.record.measure.checks import (
     looks_shifted,
 )
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.processing import PAD_RUN, looks_processed, looks_processed_together
+from kc_otel.record.measure.processing import PAD_RUN, ends_like, looks_processed, looks_processed_together
 from kc_otel.record.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import Partition
 from kc_otel.record.telemetry.groups import Groups, count_groups
@@ -164,6 +164,12 @@ def _checked(
     if alike.any():
         part = torch.as_tensor(np.flatnonzero(alike), device=train.device)
         patterns[alike] = check_fillers(_on_host(p[part], q[part], kept[part], lengths[index[alike]]))
+    filled = patterns == InvalidReason.PADDING_COUNTED
+    if filled.any():
+        end = (kept * torch.arange(kept.shape[1], device=kept.device)).amax(1, keepdim=True)
+        patterns[ends_like(filled, *(as_host(side.gather(1, end)[:, 0]) for side in (p, q)))] = (
+            InvalidReason.PADDING_COUNTED
+        )
     short = looks_processed_together(host[4], lengths[index]) & (patterns == InvalidReason.VALID)
     if short.any():
         part = torch.as_tensor(np.flatnonzero(short), device=train.device)

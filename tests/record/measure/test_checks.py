@@ -308,6 +308,21 @@ def test_padding_of_short_sequences_is_noticed_too() -> None:
     assert check(train, inference).tolist() == only(4, InvalidReason.PADDING_COUNTED)
 
 
+@pytest.mark.parametrize("side", [0, 1, None])
+def test_a_short_filler_is_noticed_where_others_have_a_long_one(side: int | None) -> None:
+    """A forgotten mask is missing for the whole batch: also where a tail is too short to tell anything by itself."""
+    pair = logprobs(shape=(7, 40))
+    ends = {1: 20, 2: 30, 4: 37, 5: 39}
+    for row, end in ends.items():
+        for one in pair if side is None else (pair[side],):
+            one[row, end:] = -1.0
+    codes = check(*pair)
+    assert np.flatnonzero(codes == InvalidReason.PADDING_COUNTED).tolist() == list(ends)
+    assert np.flatnonzero(codes).tolist() == list(ends)
+    alone = [one[3:] for one in pair]  # neither of these tells it
+    assert not check(*alone).any()
+
+
 def test_an_end_that_both_kernels_are_sure_of_is_no_padding() -> None:
     """Zeros of one side where the other is nearly zero too are a confident end."""
     train, inference = logprobs(0.1, shape=(6, 80))

@@ -215,8 +215,8 @@ def test_real_exporters_deliver_to_a_real_endpoint(monkeypatch, grpc_receiver, h
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_dead_endpoint_blocks_nobody(loops, monkeypatch, protocol):
-    """With nobody listening, failures are counted and shutdown returns in time."""
+def test_a_dead_endpoint_blocks_nobody(loops, monkeypatch, protocol, caplog):
+    """With nobody listening, failures are counted, the log says where nothing got through, and shutdown is in time."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -230,3 +230,6 @@ def test_a_dead_endpoint_blocks_nobody(loops, monkeypatch, protocol):
     began = time.monotonic()
     loop.shutdown(3)
     assert time.monotonic() - began < 3
+    (said,) = [one.getMessage() for one in caplog.records if "nothing gets through to" in one.getMessage()]
+    assert endpoint.removeprefix("http://") in said
+    assert "`kc-otel doctor` says why" in said
