@@ -112,7 +112,7 @@ def _plain(folder: Path) -> _Served:
             continue
         source = folder / "pages" / path
         text = source.read_text(encoding="utf-8") if source.exists() else _MADE_WHEN_BUILT.format(title)
-        tokens = markdown.parse(text)
+        tokens = [one for token in markdown.parse(text) for one in _with_file_name(token)]
         for token, following in pairwise(tokens):
             if token.type == "heading_open":
                 token.attrSet("id", re.sub(r"[^\w -]", "", following.content.lower()).strip().replace(" ", "-"))
@@ -127,6 +127,15 @@ def _plain(folder: Path) -> _Served:
         )  # fmt: skip
         served[name] = (body.encode(), "text/html; charset=utf-8", _POLICY.format(""))
     return served
+
+
+def _with_file_name(token: Any) -> Iterator[Any]:
+    """A block, and above it the name of the file that it is, where it says one as MkDocs reads it."""
+    if token.type == "fence" and (found := re.search(r'title="([^"]+)"', token.info)):
+        from markdown_it.token import Token  # noqa: PLC0415 - as above
+
+        yield Token("html_block", "", 0, content=f"<p><code>{html.escape(found[1])}</code></p>\n")
+    yield token
 
 
 _MADE_WHEN_BUILT: Final = (

@@ -117,3 +117,4 @@ def test_without_a_build_the_pages_are_rendered_plainly(tmp_path: Path) -> None:
         assert '<h2 id="kernelcontractbroken">' in browser.get("/handbook/on-call.html").text
         assert browser.get("/handbook/on-call.html").text.count("<img ") == 4
         assert "kc-otel metrics" in browser.get("/handbook/contract/metrics.html").text
+        assert "<p><code>loop.py</code></p>\n<pre>" in browser.get("/handbook/measure/own-loop.html").text

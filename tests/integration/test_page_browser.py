@@ -102,6 +102,19 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert headings[0] == "1 promise is broken on code, and contained"
     assert all(name for role, name in told if role in {"button", "link", "checkbox", "searchbox"})
 
+    # The longest thing that a mark says, in a grid too narrow for it, stays inside of its border.
+    outside = """(() => {
+      const mark = document.querySelector('.mark.fail');
+      const [word, used] = ['.word', '.used'].map((each) => mark.querySelector(each));
+      document.querySelector('.grid').style.setProperty('--clauses', 12);
+      [word.textContent, used.textContent] = ['Inconclusive', '320.5K more'];
+      mark.style.width = '9rem';
+      const edge = mark.getBoundingClientRect().right, text = used.getBoundingClientRect().right;
+      mark.style.width = '';
+      return text - edge;
+    })()"""
+    assert browser.evaluate(outside) <= 0
+
     browser.evaluate("document.querySelector('.mark.fail').focus()")
     browser.press("Enter")
     browser.wait("document.querySelector('#cell').open && document.querySelector('#distribution-chart .chart')")
@@ -412,6 +425,27 @@ def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[...,
         browser.open(evaluator.api, dark=dark)
         browser.wait("document.querySelector('#empty .next')")
         assert wrong(browser) == []
+
+
+def test_input_that_cannot_be_measured_is_no_broken_promise(
+    browser: Any, contract_file: Path, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+) -> None:
+    """What arrived is said with what to change, in place of how to send the first data."""
+    contract_file.write_text(contract_file.read_text() + "  - {on: invalid-input, do: [notify]}\n")
+    evaluator, rng = serve(), np.random.default_rng(0)
+    train, inference = logprobs(rng, 8, 128, 0.001)
+    sender = recorder(evaluator)
+    sender.compare(0.7 * train, inference, attributes={"task": "code"})
+    sender.force_flush()
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('.incident')")
+    said = browser.evaluate("document.querySelector('main').innerText")
+    assert said.startswith("Sequences fail the input checks")
+    assert "8 temperature_mismatch" in said
+    assert "Divide the training logits by the sampling temperature" in said
+    assert "promise" not in said.split("Every promise")[0]
+    assert browser.evaluate("document.querySelector('#empty').innerText") == ""
+    assert browser.complaints() == []
 
 
 def test_two_hundred_slices_are_quick_and_can_be_searched(

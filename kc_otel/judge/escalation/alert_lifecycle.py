@@ -35,6 +35,7 @@ from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.record.measure.reasons import remedy
 
 __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 
@@ -158,8 +159,8 @@ def _input_verdict(contract: Contract, found: Mapping[str, int], now: float) -> 
     return Verdict(
         cell=_input_cell(contract), status=Status.FAIL, at=now, limit=0.0, estimate=float(total), lower=float(total),
         upper=float(total), samples=total, window="short", method="count",
-        reason=f"{total} sequences failed an input check and were not measured ({reasons}); check that both kernels "
-        "score the same token ids at the same temperature and weights",
+        reason=f"{total} sequences failed an input check and were not measured ({reasons}). "
+        + remedy(max(found, key=lambda reason: found[reason])),
         contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
     )  # fmt: skip
 

@@ -55,6 +55,7 @@ export async function showSparks({ overview }) {
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
 function headline(broken, contained, silent, totals, all, overview, contracts) {
+  if (broken.length && broken.every((one) => one.clauses.every((clause) => clause === "input"))) return "Sequences fail the input checks";
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return "A kernel has stopped reporting";
@@ -79,6 +80,7 @@ function slicesOf(incidents) {
 }
 
 function subtitle(overview, contracts, totals, all) {
+  if (!overview.heard && overview.incidents.length) return `${count(all)} cells to judge, and nothing that can be measured has arrived yet.`;
   if (!overview.heard) return all ? `${count(all)} cells to judge, and no kernel has reported yet.` : "";
   const said = [];
   if (overview.incidents.length) {
@@ -197,7 +199,7 @@ function inForce(one) {
 
 function showEmpty(overview, contracts) {
   const node = byId("empty");
-  if (overview.heard || !overview.at) return fill(node);
+  if (overview.heard || !overview.at || overview.incidents.length) return fill(node);
   if (node.firstChild) return undefined;
   const name = contracts[0]?.name ?? "policy";
   return fill(node, el("div", { class: "next" },
