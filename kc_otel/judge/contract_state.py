@@ -14,6 +14,7 @@ dated by the wrong one counts as of now.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -226,7 +227,8 @@ class ContractState:
             False where a clause is about it and it will not be judged.
         """
         judged = True
-        if not self._has_room(key, now):
+        time = min(time, now)
+        if not self._has_room(key, time, now):
             self.events["series_over_cap"] += 1
             judged = not self.leave_unjudged(key, now)
             # Not one for each operator: their names are the senders', and as many as these like.
@@ -235,7 +237,6 @@ class ContractState:
         if series is None:
             series = self._create(key)
             self.unjudged.pop(key, None)
-        time = min(time, now)
         for number, ring in enumerate(series.rings):
             if ring.add(time, now, increment):
                 self.events["layout_changed"] += 1
@@ -308,16 +309,19 @@ class ContractState:
                 del self.heard[pair]
         return bool(streams or gone)
 
-    def _has_room(self, key: SeriesKey, now: float) -> bool:
+    def _has_room(self, key: SeriesKey, time: float, now: float) -> bool:
         if key not in self.series and len(self.series) >= self.contract.observability.max_series:
             return False
         newest = self.newest.get(key.metric, {})
-        silent = now - self._window
-        if len(newest) < PAIRS or newest.get(key.pair, silent) > silent:
+        last = newest.get(key.pair, -math.inf)
+        if len(newest) < PAIRS or last > now - self._window:
             return True
-        if now < self._full.get(key.metric, now):
+        if last == -math.inf and now < self._full.get(key.metric, now):
             return False
-        current = [time for time in newest.values() if time > silent]
+        silent = max(time, *newest.values()) - self._window  # as `cells` has it
+        if last > silent:
+            return True
+        current = [one for one in newest.values() if one > silent]
         if len(current) >= PAIRS:
             self._full[key.metric] = min(current) + self._window
         return len(current) < PAIRS

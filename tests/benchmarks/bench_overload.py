@@ -1,7 +1,8 @@
-"""What an honest sender notices of one who floods: `python tests/benchmarks/bench_overload.py [SECONDS]`.
+"""What an honest sender notices of one who floods: `python tests/benchmarks/bench_overload.py [VALUES] [POINTS]`.
 
 A real `kc-otel serve` with its defaults on one side. On the other 40 connections that send without pause, each message
-200 exponential points whose kernel versions are all new: more than can be read, and a label value for each point. The
+200 exponential points (or POINTS) whose kernel versions are all new: more than can be read, and a label value for each
+point, until there were a million (or VALUES), and for ten seconds at least. The
 webhook's receiver takes connections and never answers. Beside them one sender reports a kernel that breaks its limit
 five times a second and, as OTLP says, tries again what was refused.
 
@@ -13,6 +14,7 @@ runs the same for seconds.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import statistics
@@ -103,21 +105,32 @@ def message(kernels: list[str], began: int, total: int, contract: str = "policy"
     return request.SerializeToString()
 
 
-async def _measure(evaluator: Evaluator, seconds: float) -> Overload:
+async def _measure(evaluator: Evaluator, seconds: float, values: int, points: int) -> Overload:  # noqa: C901 - three who send
     found, numbers, began = Overload(), count(), time.time_ns()
-    end = time.monotonic() + seconds
+    end, template, written = time.monotonic() + seconds, b"", -math.inf
+
+    def lasts() -> bool:
+        return time.monotonic() < end or found.values < values
+
+    def flooding() -> bytes:
+        nonlocal template, written
+        if time.monotonic() > written + 1.0:  # building them takes longer than reading them
+            written = time.monotonic()
+            template = message([f"v_________-{number:05d}" for number in range(points)], began, 1000)
+        return template.replace(b"_________", b"%09d" % next(numbers))
+
     address = f"{evaluator.http}/v1/metrics"
 
     async def flood() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
-            while time.monotonic() < end:
-                body = message([f"v{next(numbers):09d}" for _ in range(POINTS)], began, 1000)
+            while lasts():
+                body = flooding()
                 try:
                     answer = await client.post(address, content=body, headers=_HEADERS)
                 except httpx.HTTPError:
                     found.flooded[0] += 1
                     continue
-                found.values += POINTS
+                found.values += points
                 found.flooded[answer.status_code] += 1
                 if answer.status_code == 200:
                     said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
@@ -126,7 +139,7 @@ async def _measure(evaluator: Evaluator, seconds: float) -> Overload:
     async def report() -> None:
         total = 0
         async with httpx.AsyncClient(timeout=60) as client:
-            while time.monotonic() < end:
+            while lasts():
                 total, first = total + 1000, time.monotonic()
                 body = message(["honest"], began, total)
                 while (await client.post(address, content=body, headers=_HEADERS)).is_error:  # noqa: ASYNC110
@@ -136,7 +149,7 @@ async def _measure(evaluator: Evaluator, seconds: float) -> Overload:
 
     async def watch() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
-            while time.monotonic() < end:
+            while lasts():
                 first = time.monotonic()
                 assert (await client.get(f"{evaluator.api}/healthz")).status_code == 200
                 found.health.append(time.monotonic() - first)
@@ -148,12 +161,14 @@ async def _measure(evaluator: Evaluator, seconds: float) -> Overload:
     return found
 
 
-def overload(seconds: float, folder: Path) -> Overload:
+def overload(seconds: float, folder: Path, values: int = 0, points: int = POINTS) -> Overload:
     """Flood an evaluator for so long.
 
     Args:
-        seconds: How long.
+        seconds: How long at least.
         folder: Takes contract and state.
+        values: How many label values at least.
+        points: Of a message.
     """
     (folder / "policy.yaml").write_text(CONTRACT)
     with socket.create_server(("127.0.0.1", 0)) as dead:  # takes a connection, and that is all
@@ -164,7 +179,7 @@ def overload(seconds: float, folder: Path) -> Overload:
         }
         evaluator = Evaluator(folder / "policy.yaml", folder / "state.sqlite", environ, "--tick", "1")
         try:
-            found = asyncio.run(_measure(evaluator, seconds))
+            found = asyncio.run(_measure(evaluator, seconds, values, points))
             evaluator.wait("/api/v1/health", lambda answer: bool(answer["outbox"]))
             health = evaluator.get("/api/v1/health")
             found.requests, found.points = health["requests"], health["points"]
@@ -183,17 +198,21 @@ def overload(seconds: float, folder: Path) -> Overload:
 
 def main() -> None:
     """Print what was measured."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    values = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    points = int(sys.argv[2]) if len(sys.argv) > 2 else POINTS
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = overload(seconds, Path(folder))
-    waits = sorted(found.waits)
+        found = overload(10.0, Path(folder), values, points)
+    waits, took = sorted(found.waits), time.monotonic() - began
+    median, p99 = statistics.median(waits), waits[int(0.99 * (len(waits) - 1))]
     print(
-        f"{found.values:,} label values in {seconds:g} s over {CONNECTIONS} connections; answers {dict(found.flooded)}"
+        f"{found.values:,} label values in messages of {points} over {CONNECTIONS} connections, {took:.0f} s; "
+        f"answers {dict(found.flooded)}"
     )
     print(f"  requests {found.requests}\n  points {found.points}; said so in {found.told} answers")
     print(
-        f"  honest sender: {len(waits)} reports, median {statistics.median(waits):.3f} s, "
-        f"slowest {waits[-1]:.3f} s, verdict {found.status}; /healthz at most {max(found.health):.3f} s"
+        f"  honest sender: {len(waits)} reports, median {median:.3f} s, p99 {p99:.3f} s, slowest {waits[-1]:.3f} s, "
+        f"verdict {found.status}; /healthz at most {max(found.health):.3f} s"
     )
     print(
         f"  resident memory at most {found.memory / 2**20:.0f} MiB; webhooks that wait: {found.pending}; "

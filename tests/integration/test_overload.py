@@ -11,8 +11,9 @@ from tests.benchmarks.bench_overload import POINTS, overload
 
 @pytest.mark.slow
 def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> None:
-    """Forty connections of new kernel versions, a webhook that never answers: bounded, counted, told, and judged."""
-    found = overload(6.0, tmp_path)
+    """Forty connections, 30,000 new kernel versions, a webhook that never answers: bounded, counted, told, judged."""
+    found = overload(6.0, tmp_path, values=30_000)
+    assert found.values >= 30_000
     assert found.status == "FAIL"
     assert len(found.waits) >= 3
     assert found.pending > 0

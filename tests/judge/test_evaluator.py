@@ -325,6 +325,9 @@ def test_a_kernel_finds_room_once_others_are_silent(contract: Any, sender: Any, 
     assert statuses(evaluator, now + 300.5)[cell(inference=NEWER)] is Status.FAIL
     # One that comes back finds no room either, until another is silent.
     assert evaluator.ingest_metrics(senders[0].request(now + 300.6, [0.5]), now + 300.6).message
+    # What is dated back has none either, though it is older than the newest that are judged.
+    back = [sender(inference=f"back-{number}") for number in range(3)]
+    assert all(evaluator.ingest_metrics(one.request(now + 250, [0.5]), now + 300.7).message for one in back)
     # They are forgotten with their series, but for a few.
     evaluator.evaluate(now + 7200)
     assert (evaluator.series_count, len(evaluator.states["policy"].newest["kc.drift.tv_token"])) == (0, 8)

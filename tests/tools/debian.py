@@ -104,6 +104,23 @@ def command(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda 
     raise UnavailableError(f"{name} cannot be had: {'; '.join(reasons)}")
 
 
+def alertmanager(cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> list[str]:
+    """How to start Alertmanager: Debian's build reads its default template from a fixed path of the system.
+
+    The package's own files are put there in a mount namespace of the process.
+
+    Raises:
+        UnavailableError: If it cannot be had, or namespaces are not permitted.
+    """
+    binary = find("alertmanager", cache, say)
+    share = binary.parents[1] / "share"
+    prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" /usr/share && exec "$@"']
+    tried = subprocess.run([*prefix, str(share), "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise UnavailableError(f"Alertmanager's template cannot be put in place: {tried.stderr.strip()}")
+    return [*prefix, str(share), str(binary)]
+
+
 def _library_path(root: Path) -> str:
     folders = [folder for lib in ("usr/lib", "lib") for folder in sorted(root.glob(f"{lib}/*-linux-gnu*"))]
     return ":".join(str(one) for folder in folders for one in (folder, folder / "pulseaudio") if one.exists())

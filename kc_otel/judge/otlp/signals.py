@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
@@ -102,19 +103,21 @@ LOGS: Final = Signal(
 SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
-async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> tuple[Any, str]:
-    """Hand a decoded request to the sink; return the response message, and the outcome that is counted.
+async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
+    """Hand a decoded request to the sink.
 
     Raises:
         ThrottledError: If the sink did.
         InternalError: If the sink failed in a way of its own; the cause is logged here.
     """
     try:
+        began = time.perf_counter()
         taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)
-        outcome = await taken if isinstance(taken, Awaitable) else taken
+        if isinstance(taken, Awaitable):
+            return await taken
+        return replace(taken, seconds=time.perf_counter() - began)
     except ReceiveError:
         raise
     except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
         _log.exception("%s of %s: the sink failed; the request was not taken", transport, signal.name)
         raise InternalError("the receiver failed on this request; its log has the cause") from None
-    return signal.answer(outcome), "partial" if outcome.rejected else "accepted"

@@ -25,10 +25,12 @@ class ExportResult:
     Attributes:
         rejected: Data points, spans or log records that were not taken; the sender must not send them again.
         message: Why, for the person who reads the sender's log; empty when there is nothing to say.
+        seconds: Work that it was.
     """
 
     rejected: int = 0
     message: str = ""
+    seconds: float = 0.0
 
 
 class TelemetrySink(Protocol):

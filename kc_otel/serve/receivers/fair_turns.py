@@ -32,6 +32,10 @@ _FADING: Final = 0.9
 """Weight of what it took until then."""
 _PACE: Final = 16 * 1024 * 1024
 """Bytes that are taken for a second's work before anything is known."""
+_PLACES: Final = 2
+"""Requests that may be between two turns."""
+_PATIENCE: Final = 5.0
+"""Seconds that others wait to be one of them; senders give up after ten."""
 _SENDERS: Final = 8192
 _OVERHEAD: Final = 1024
 """Bytes that a request counts for beside its own."""
@@ -55,6 +59,7 @@ class FairTurns:
         self._waiting = self._taken = 0
         self._seconds, self._bytes, self._worked = 1.0, float(_PACE), time.thread_time()
         self._done, self._next_look = 0, 0.0
+        self._places = asyncio.Semaphore(_PLACES)
 
     @property
     def waiting(self) -> int:
@@ -89,6 +94,35 @@ class FairTurns:
             yield
         finally:
             self._end(size)
+
+    @asynccontextmanager
+    async def place(self, size: int) -> AsyncIterator[None]:
+        """Hold one of the few places of requests that take many turns: what is made of their bytes takes memory.
+
+        Args:
+            size: Bytes that wait for it.
+
+        Raises:
+            ThrottledError: If more waits than may, or none is free in time.
+        """
+        if self._waiting + size > self._most:
+            raise self._refused()
+        self._waiting += size
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._places.acquire()
+        except TimeoutError:
+            raise self._refused() from None
+        finally:
+            self._waiting -= size
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def cost(self, sender: Hashable, size: int, seconds: float) -> None:
+        """A sender's turn, asked for with so many bytes, has taken so much work: it counts as what that is in bytes."""
+        self.charge(sender, round(seconds * self._pace()) - size)
 
     def charge(self, sender: Hashable, more: int) -> None:
         """A sender's request turns out to be so many bytes more, or less."""
@@ -146,7 +180,11 @@ class FairTurns:
 
     def _room(self) -> float:
         """Bytes that are a tenth of a second's work, by what this thread took for those before."""
-        return _WORK * self._bytes / max(self._seconds, 1e-9)
+        return _WORK * self._pace()
+
+    def _pace(self) -> float:
+        """Bytes that are a second's work."""
+        return self._bytes / max(self._seconds, 1e-9)
 
     def _refused(self) -> ThrottledError:
         return ThrottledError("more arrives than can be taken", self._retry_after)

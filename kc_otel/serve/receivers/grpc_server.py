@@ -22,11 +22,12 @@ from google.rpc.status_pb2 import Status
 from kc_otel.judge.otlp.decode import from_protobuf, quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
+from kc_otel.judge.otlp.signals import SIGNALS, Signal
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.in_turns import in_turns
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
@@ -164,12 +165,13 @@ def _handler(
                 body = await context.read()
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
-            async with turns.turn(context.peer(), len(body)):
+
+            def decode() -> Any:
                 if senders.anybody:
-                    request = quickly(sink, body, signal, limits)
-                else:
-                    request = senders.admit(sender, from_protobuf(body, signal, limits))
-                answer, outcome = await deliver(sink, signal, request, "grpc")
+                    return quickly(sink, body, signal, limits)
+                return senders.admit(sender, from_protobuf(body, signal, limits))
+
+            answer, outcome = await in_turns(turns, context.peer(), len(body), decode, sink, signal, limits, "grpc")
         except ReceiveError as error:
             counts.add("grpc", error.outcome, began)
             trailers = retry_info(error) if isinstance(error, ThrottledError) else ()

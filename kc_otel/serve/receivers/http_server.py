@@ -26,12 +26,13 @@ from kc_otel.judge.otlp.request_errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.request_limits import Limits, inflate
-from kc_otel.judge.otlp.signals import SIGNALS, Signal, deliver
+from kc_otel.judge.otlp.signals import SIGNALS, Signal
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.access_file import Caller
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.in_turns import in_turns
 from kc_otel.serve.receivers.reading import ReadingPlaces
 
 __all__ = ["DisconnectedError", "HttpAnswer", "HttpReceiver", "http_app"]
@@ -206,18 +207,15 @@ class HttpReceiver:
         if not isinstance(body, bytes):
             async with self._places.taken():
                 body = await body()
-        async with self._turns.turn(connection, len(body)):
-            inflated = inflate(body, headers.get("content-encoding", ""), self._limits)
-            self._turns.charge(connection, len(inflated) - len(body))
-            return await self._decoded(inflated, signal, media, sender)
+        decode = partial(self._decoded, body, headers.get("content-encoding", ""), signal, media, sender)
+        return await in_turns(self._turns, connection, len(body), decode, self._sink, signal, self._limits, "http")
 
-    async def _decoded(self, body: bytes, signal: Signal, media: str, sender: Caller) -> tuple[Any, str]:
+    def _decoded(self, body: bytes, encoding: str, signal: Signal, media: str, sender: Caller) -> Any:
+        inflated = inflate(body, encoding, self._limits)
         if media == _PROTOBUF and self._senders.anybody:
-            request = quickly(self._sink, body, signal, self._limits)
-        else:
-            request = (from_protobuf if media == _PROTOBUF else from_json)(body, signal, self._limits)
-            self._senders.admit(sender, request)
-        return await deliver(self._sink, signal, request, "http")
+            return quickly(self._sink, inflated, signal, self._limits)
+        request = (from_protobuf if media == _PROTOBUF else from_json)(inflated, signal, self._limits)
+        return self._senders.admit(sender, request)
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         limit = self._limits.max_bytes
