@@ -244,3 +244,19 @@ def test_another_tokenizer_is_refused_and_another_template_is_the_culprit(locate
     found = locate("template", "--json", "--no-shares")
     assert found["culprit"]["kind"] == "tokens"
     assert "the first from token 0 on, [1, 7, 8] in training and [2, 7, 8] in inference" in found["culprit"]["sentence"]
+
+
+def test_two_machines_that_each_have_one_kernel_find_it_too(locate):
+    """Captured apart, on the same tokens: the first divergence is the rotary embedding of layer 1."""
+    checkpoint("checkpoint")
+    cli._register("locate")
+    for kernel, tokens, out in (
+        ("program.py:rotary", "tables.jsonl", "infer.capture"),
+        ("checkpoint", "infer.capture", "train.capture"),
+    ):
+        result = CliRunner().invoke(cli.app, ["capture", kernel, "--sequences", tokens, "--out", out])
+        assert result.exit_code == 0, result.output
+    given = ["--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture", "--json"]
+    locate("checkpoint", code=0)  # writes the contract
+    result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *given])
+    assert named(json.loads(result.stdout)) == (1, "rotary", [])
