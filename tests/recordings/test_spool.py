@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -332,6 +333,65 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     assert written > 100
     with SpoolReader(path) as reader:
         assert len(reader) >= written
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of 2 MiB; only root may have one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_file_system_that_is_full_is_said_and_goes_on_when_there_is_room(small_disk, caplog):
+    """ENOSPC below a spool that has room by its own bound: what was acknowledged stays, and writing resumes."""
+    spool = Spool(small_disk / "spool.sqlite", max_bytes=1 << 30)
+    try:
+        spool.put(request("first", prompt=300))
+        assert spool.flush()
+        filler = small_disk / "filler"
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(4 << 20))
+        for number in range(60):
+            spool.put(request(f"r{number}", prompt=3000))
+            assert spool.flush()
+        full = spool.stats()
+        assert full.dropped == {"spool-full": 61 - full.written}
+        assert full.dropped["spool-full"] > 30
+        (said,) = [each for each in caplog.messages if "spool-full" in each]
+        assert str(spool.path) in said
+        assert "disk is full" in said
+        filler.unlink()
+        spool.put(request("last", prompt=300))
+        assert spool.flush()
+        assert spool.stats().written == full.written + 1
+    finally:
+        spool.close()
+    with SpoolReader(spool.path) as reader:
+        names = [each.request_id for _, each in reader.take(1000)]
+    assert (names[0], names[-1], len(names)) == ("first", "last", full.written + 1)
+
+
+def test_a_spool_that_begins_on_a_full_file_system_is_said(small_disk, caplog):
+    """Also where there is no room for the file itself, serving goes on, and the reason is the disk."""
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(4 << 20))
+    spool = Spool(small_disk / "spool.sqlite")
+    try:
+        spool.put(request("first"))
+        assert spool.flush()
+        assert spool.stats().dropped == {"spool-full": 1}
+        assert any("full" in each for each in caplog.messages)
+        (small_disk / "filler").unlink()
+        spool.put(request("second"))
+        assert spool.flush()
+        assert spool.stats().written == 1
+    finally:
+        spool.close()
 
 
 def bytes_of(spool):

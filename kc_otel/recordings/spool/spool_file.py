@@ -7,6 +7,7 @@ comes next is refused.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Final
 
 from kc_otel.recordings.request import COLUMNS, Row
 
-__all__ = ["MIN_BYTES", "SpoolError", "append", "connect", "expire", "forget"]
+__all__ = ["MIN_BYTES", "SpoolError", "SpoolFullError", "append", "connect", "expire", "forget", "is_full"]
 
 MIN_BYTES: Final = 1 << 20
 """Smallest bound of a spool's file."""
@@ -37,6 +38,10 @@ class SpoolError(Exception):
     """The spool's file cannot be used; the message says what to do."""
 
 
+class SpoolFullError(SpoolError):
+    """There is no room for the spool on its disk."""
+
+
 def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -> sqlite3.Connection:
     """Open or create a spool.
 
@@ -47,6 +52,7 @@ def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -
 
     Raises:
         SpoolError: If the file is no spool, or cannot be opened or written.
+        SpoolFullError: If its disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,12 +61,12 @@ def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     except (sqlite3.Error, OSError) as error:
-        raise SpoolError(_unusable(path, error)) from None
+        raise _unusable(path, error) from None
     try:
         ours = _prepared(connection, max_bytes)
     except sqlite3.Error as error:
         connection.close()
-        raise SpoolError(_unusable(path, error)) from None
+        raise _unusable(path, error) from None
     if not ours:
         connection.close()
         raise SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
@@ -143,7 +149,15 @@ def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     return True
 
 
-def _unusable(path: Path, error: Exception) -> str:
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the spool, or the disk below it, has no room."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name == "SQLITE_FULL" or isinstance(error, SpoolFullError) or getattr(error, "errno", None) == errno.ENOSPC
+
+
+def _unusable(path: Path, error: Exception) -> SpoolError:
+    if is_full(error):
+        return SpoolFullError(f"{path}: has no room ({error}); make some on its disk, and what comes then is kept")
     if isinstance(error, sqlite3.OperationalError | OSError):
-        return f"{path}: cannot be opened as a spool ({error}); give a file in a folder that can be written"
-    return f"{path}: is not a spool ({error}); move it away, or give another file"
+        return SpoolError(f"{path}: cannot be opened as a spool ({error}); give a file in a folder that can be written")
+    return SpoolError(f"{path}: is not a spool ({error}); move it away, or give another file")

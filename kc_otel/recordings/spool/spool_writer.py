@@ -19,7 +19,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.record.forks import PerProcess
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 from kc_otel.recordings.request import Row, SampledRequest, encode, size_of
-from kc_otel.recordings.spool.spool_file import SpoolError, append, connect, expire
+from kc_otel.recordings.spool.spool_file import SpoolError, append, connect, expire, is_full
 
 __all__ = ["Spool", "SpoolStats"]
 
@@ -123,7 +123,7 @@ class Spool(PerProcess):
             self._expire(self._connection)
             append(self._connection, rows)
         except (sqlite3.Error, SpoolError, OSError) as error:
-            full = isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+            full = is_full(error)
             self._dropped.add("spool-full" if full else "spool-failed", f"{self.path}: {error}", len(rows))
             if not full and self._connection is not None:
                 self._connection.close()  # a file that was moved away or a broken disk: open it anew for the next batch

@@ -237,6 +237,50 @@ def test_a_temperature_is_noticed_over_many_short_sequences(tokens: int, turned:
     assert set(codes) == {InvalidReason.TEMPERATURE_MISMATCH}
 
 
+def uneven(change, seed: int = 0, shape: tuple[int, int] = (100, 16)):
+    """Log P and log Q of tokens at positions between sure and open ones, where P has the logits and Q changed ones."""
+    rng = np.random.default_rng(seed)
+    sharp = np.where(rng.random(shape) < 0.6, rng.uniform(5, 9, shape), rng.uniform(0.5, 2, shape))
+    logits = rng.standard_normal((*shape, 60)) * sharp[..., None]
+    sides = [each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, change(logits, rng))]
+    token = np.argmax(sides[1] + rng.gumbel(size=logits.shape), axis=-1)[..., None]
+    return [np.take_along_axis(side, token, -1)[..., 0].astype(np.float32) for side in sides]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("temperature", [0.7, 0.9, 1.2, 1.5])
+def test_a_temperature_is_noticed_where_the_entropy_varies(turned: bool, temperature: float) -> None:
+    """No line fits tokens of sure and of open positions together; every sure token is surer on the same side."""
+    pair = uneven(lambda logits, rng: (logits + 0.03 * rng.standard_normal(logits.shape)) / temperature)
+    assert set(check(*(reversed(pair) if turned else pair))) == {InvalidReason.TEMPERATURE_MISMATCH}
+
+
+HONEST = {
+    "noise": lambda logits, rng: logits + 0.5 * rng.standard_normal(logits.shape),
+    "noise as large as the logits are": lambda logits, rng: (
+        logits * (1 + 0.1 * rng.standard_normal((*logits.shape[:2], 1))) + 0.1 * rng.standard_normal(logits.shape)
+    ),
+    "flatter on the whole": lambda logits, rng: (
+        logits * np.exp(0.1 * rng.standard_normal((*logits.shape[:2], 1)) - 0.05)
+    ),
+    "trained to be surer of every likeliest token": lambda logits, rng: (
+        logits + (logits == logits.max(-1, keepdims=True)) * rng.exponential(0.4, (*logits.shape[:2], 1))
+    ),
+    "a constant": None,
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", HONEST)
+def test_kernels_that_differ_have_no_temperature_where_the_entropy_varies(turned: bool, kind: str) -> None:
+    """Drift that is no setting changes some sure tokens much and others hardly: it is measured."""
+    for seed in range(5):
+        pair = uneven(HONEST[kind] or (lambda logits, _: logits), seed)
+        if HONEST[kind] is None:
+            pair[0] = np.minimum(pair[0] - np.float32(0.125), 0)
+        assert not (check(*(reversed(pair) if turned else pair)) == InvalidReason.TEMPERATURE_MISMATCH).any()
+
+
 @pytest.mark.parametrize("tokens", [4, 20, 160])
 def test_logarithms_to_base_2_are_noticed(tokens: int) -> None:
     """A side in bits is a multiple of the one in nats, in short sequences too."""
