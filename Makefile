@@ -10,7 +10,10 @@ ENGINES ?= .venv-engines
 OLDEST ?= .venv-oldest
 # 1: the tests' tools in the versions of .ci/locked, by their hashes, instead of the newest.
 LOCKED ?=
-WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+# One more than there are cores: tests of whole systems wait for windows and scrapes most of their time.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# Files in the order of tests/conftest.py, the longest first, instead of those with the most tests.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
@@ -43,17 +46,17 @@ test: $(VENV)/.test ## everything that CI runs
 	else echo 'vLLM for CPUs is built for Linux on x86_64 only: tests/engines are left out here'; fi
 
 test-core: $(VENV)/.test ## everything but the engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 coverage: $(VENV)/.test ## lines and branches that test-core reaches
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term $(ARGS)
 
 test-fast: $(VENV)/.test ## the part for everyday work: under a minute
-	HYPOTHESIS_PROFILE=fast $(BIN)/python -m pytest -m "not slow" -q -n auto --dist worksteal $(ARGS)
+	HYPOTHESIS_PROFILE=fast OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -q -n auto --dist worksteal $(ARGS)
 
 # Only what a release at the lower bounds decides: our arithmetic and our calls to others, not real servers.
 test-oldest: $(OLDEST)/.oldest ## the quick tests with each dependency at its lower bound
-	HYPOTHESIS_PROFILE=fast $(OLDEST)/bin/python -m pytest -m "not slow" -q -n auto --dist worksteal \
+	HYPOTHESIS_PROFILE=fast OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -m "not slow" -q -n auto --dist worksteal \
 	  -W ignore::DeprecationWarning $(ARGS)
 
 test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command skips

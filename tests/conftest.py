@@ -19,6 +19,30 @@ settings.register_profile("kc-otel", deadline=None, suppress_health_check=[Healt
 settings.register_profile("fast", settings.get_profile("kc-otel"), max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kc-otel"))
 
+FIRST = (
+    *("generate/test_compose_running.py", "examples/test_demo_parts.py", "integration/test_life_of_a_version.py"),
+    *("integration/test_page_browser.py", "generate/test_evaluator_down.py", "generate/test_promtool.py"),
+    *("integration/test_fleet_incident.py", "examples/test_demo_precision.py", "integration/test_ray_shards.py"),
+    *("generate/test_breach_server.py", "integration/test_spine.py", "generate/test_agreement.py"),
+    *("client/test_evaluator_gone.py", "integration/test_terminal.py", "integration/test_tenants_apart.py"),
+    *("cli/test_gate_example.py", "integration/test_tls.py", "integration/test_two_evaluators.py"),
+    *("integration/test_replay_recorded.py", "integration/test_acknowledged.py", "generate/test_victoria.py"),
+    *("handbook/test_paths.py", "generate/test_panel_values.py", "report/test_pytest_plugin.py"),
+    *("serve/shards/test_sharded_sink.py", "generate/test_rule_values.py", "integration/test_locate_follow.py"),
+    *("engines/test_matrix.py", "engines/test_paths.py", "engines/test_vllm_plugin.py", "engines/test_vllm_server.py"),
+    *("engines/test_verl.py", "engines/test_gate_live_server.py", "engines/test_rescore_server.py"),
+)
+"""Files that take longest, longest first, those that wait between those that compute: begun last, they idle cores."""
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files come first; workers take files in this order (`--no-loadscope-reorder`)."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(FIRST)}
+    if missing := [str(path) for path in places if not path.exists()]:
+        raise pytest.UsageError(f"{__file__}: FIRST names {', '.join(missing)}, which is not there")
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 @pytest.fixture(scope="session")
 def debian():

@@ -38,6 +38,7 @@ def test_a_command_imports_no_other_commands_file():
     assert not loaded & {"httpx", "kc_otel.cli.status_command", "kc_otel.cli.serve_command", "kc_otel.offline.replay"}
 
 
+@pytest.mark.slow
 def test_a_word_that_is_no_command_leaves_them_all_to_choose_from():
     """A misspelt command is answered with what was meant, of any file."""
     done = subprocess.run([sys.executable, "-m", "kc_otel", "statsu"], capture_output=True, text=True, check=False)

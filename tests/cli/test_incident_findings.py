@@ -107,6 +107,7 @@ def locate(kc, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, locate):
     """Slice and clause are those of its worst cell; the sentence names layer, tensor and share, and is evidence."""
     result = locate("--incident", "worst", "--by", "ada")
@@ -125,6 +126,7 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
     assert evidence["asked"]["inference"] == "kernels.py:infer"
 
 
+@pytest.mark.slow
 def test_where_nothing_is_found_the_incident_says_so(core, locate):
     """It saves the next person the same look."""
     assert locate("--incident", core.incidents()[0].id, infer="same").exit_code == 0

@@ -58,6 +58,7 @@ def run(tmp_path, monkeypatch):
     return invoke
 
 
+@pytest.mark.slow
 def test_the_culprit_has_a_layer_a_tensor_and_a_share(run, tmp_path):
     """One command from a failing slice to the tensor, with a picture and evidence."""
     result = run("--slice", "code", "--html", "out.html")

@@ -53,6 +53,7 @@ def test_queries_keys_and_values_are_put_side_by_side():
     assert joined[Boundary(0, "qkv_proj")][0].tolist() == [1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "operator"), [(FAULTS[0], "rotary"), (FAULTS[2], "o_proj"), (FAULTS[5], "router")])
 def test_the_first_divergence_is_the_planted_one(fault, operator):
     """Everything behind it drifts too, and is not named."""
@@ -62,12 +63,14 @@ def test_the_first_divergence_is_the_planted_one(fault, operator):
     assert sum(row.is_above for row in located.boundaries) > 5
 
 
+@pytest.mark.slow
 def test_equal_kernels_have_no_culprit():
     """Captures of the same kernel, each with its own noise."""
     train, inference = pair(None, 0)
     assert compare_captures(CONTRACT, captured(train), captured(inference)).findings == ()
 
 
+@pytest.mark.slow
 def test_other_checkpoints_and_other_tokens_are_refused():
     """With the reason."""
     kernel = TorchKernel(Model())
@@ -78,6 +81,7 @@ def test_other_checkpoints_and_other_tokens_are_refused():
         compare_captures(CONTRACT, captured(kernel), other)
 
 
+@pytest.mark.slow
 def test_an_interrupted_capture_is_gone_on_with(tmp_path):
     """What was written is not run again, and what is sealed says everything that was captured."""
     sequences = conversations(3)
@@ -129,6 +133,7 @@ def test_a_changed_capture_is_refused(tmp_path):
         read_capture(tmp_path / "c.capture")
 
 
+@pytest.mark.slow
 def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
     """Each captures its kernel, the second on the first's tokens, and locate reads both files."""
     monkeypatch.chdir(tmp_path)

@@ -140,6 +140,7 @@ def test_what_cannot_be_kept_is_refused(failing):
     assert one.diagnoses == failing.incidents()[0].diagnoses == ()
 
 
+@pytest.mark.slow
 def test_only_the_newest_are_kept_and_the_same_is_kept_once(failing):
     """A worker that repeats itself fills neither the page nor the disk; evidence goes with what it was of."""
     for number in range(12):

@@ -26,7 +26,9 @@ pytestmark = [
     *[pytest.mark.filterwarnings(f"ignore:{what}:RuntimeWarning") for what in ("invalid", "overflow")],
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are not interpreted here"),
 ]
-PASSES = pytest.mark.parametrize("failed", [[], [True]], ids=["kernel", "torch"])
+PASSES = pytest.mark.parametrize(
+    "failed", [pytest.param([], id="kernel", marks=pytest.mark.slow), pytest.param([True], id="torch")]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -241,6 +243,7 @@ def test_a_vocabulary_of_262144(monkeypatch):
     torch.testing.assert_close(drift.logprobs[0, 0], train.double().log_softmax(-1)[0, -1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_any_strides_and_types_are_read_in_place():
     """A transposed view, every other row, a slice of the vocabulary, and two types of half precision."""
     train, inference = pair(0.3, rows=6, vocab=64)

@@ -32,6 +32,7 @@ def test_bodies_up_to_the_limit_are_inflated(encoding: str, compress: object) ->
         inflate(compress(b"x" * 100_001), encoding, LIMITS)
 
 
+@pytest.mark.slow
 def test_bombs_are_refused_while_inflating() -> None:
     """A body that would inflate to a gigabyte costs about the limit, not a gigabyte."""
     layer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
