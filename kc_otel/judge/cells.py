@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
@@ -28,13 +28,49 @@ from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["evidence"]
+__all__ = ["Current", "Place", "current", "evidence", "evidence_of", "places"]
 
 _NOBODY: Final[Pair] = ("", "")
 _WITHOUT: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
 _LISTED: Final = 5
 """Names of operators that a sentence lists."""
+
+
+class Place(NamedTuple):
+    """A cell, and where its observations are.
+
+    Attributes:
+        cell: The cell.
+        clause: Its clause.
+        series: The series that it is about; None where nothing is remembered of that.
+        absence: Why there is nothing to judge, as a sentence; empty when there is something.
+        observed: Whether any observation is remembered, of the windows or from before them.
+    """
+
+    cell: Cell
+    clause: Clause
+    series: Series | None
+    absence: str = ""
+    observed: bool = True
+
+
+class Current(NamedTuple):
+    """What says which cells a clause has; while it is the same, so are they.
+
+    Attributes:
+        pairs: Kernel pairs that are current.
+        first: Those that have a cell where none of them has observations.
+        silence: Why there is nothing to judge; empty if there is.
+        oldest: Where the long window begins, Unix seconds.
+        version: Of what is remembered: which series there are, and which have no room.
+    """
+
+    pairs: frozenset[Pair]
+    first: frozenset[Pair]
+    silence: str
+    oldest: float
+    version: int
 
 
 def evidence(state: ContractState, now: float, listening_since: float) -> Iterator[Evidence]:
@@ -45,33 +81,45 @@ def evidence(state: ContractState, now: float, listening_since: float) -> Iterat
         now: Unix time in seconds.
         listening_since: Unix time in seconds before which silence does not count.
     """
-    contract = state.contract
-    for clause in contract.clauses:
-        metric = metric_name(clause)
-        without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
-        oldest = _oldest(state, now)
-        pairs, silence = _current(state, clause, metric, now, listening_since)
-        first = set(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT))
-        for slice in (ALL, *contract.slices):
-            here = state.pairs(metric, slice)
-            present = {pair for pair in pairs if pair in here and here[pair].newest >= oldest}
-            crowded = {pair for place, pair in without_room if place == slice and pair not in here}
-            for pair in sorted(crowded):
-                cell = Cell(contract.name, clause.id, slice, *pair)
-                yield Evidence(cell, clause, _nothing, _without_room(state), _alarm(state, cell, None, now))
-            for pair in sorted((present or first) - crowded - ({_NOBODY} if crowded else set())):
-                cell = Cell(contract.name, clause.id, slice, *pair)
-                series = here.get(pair)
-                opposite = _opposite(state, clause, slice, pair)
-                alarm = _alarm(state, cell, series, now, opposite)
-                if silence or not present:
-                    span = _span(contract.observability.long_window)
-                    absence = silence or f"no observations of {metric} on slice {slice} in {span}"
-                    yield Evidence(cell, clause, _nothing, absence, alarm, observed=pair in here)
-                else:
-                    windows = _Windows(here[pair], now, opposite)
-                    parts = windows.parts if opposite is None else None
-                    yield Evidence(cell, clause, windows.sample, alarm=alarm, parts=parts)
+    for clause in state.contract.clauses:
+        for place in places(state, clause, current(state, clause, now, listening_since)):
+            yield evidence_of(state, place, now)
+
+
+def current(state: ContractState, clause: Clause, now: float, listening_since: float) -> Current:
+    """What says which cells a clause has."""
+    metric = metric_name(clause)
+    pairs, silence = _current(state, clause, metric, now, listening_since)
+    first = islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT)
+    return Current(frozenset(pairs), frozenset(first), silence, _oldest(state, now), state.version)
+
+
+def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
+    """A clause's cells, by slice and pair."""
+    contract, metric = state.contract, metric_name(clause)
+    without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
+    for slice in (ALL, *contract.slices):
+        here = state.pairs(metric, slice)
+        present = {pair for pair in of.pairs if pair in here and here[pair].newest >= of.oldest}
+        crowded = {pair for place, pair in without_room if place == slice and pair not in here}
+        for pair in sorted(crowded):
+            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, None, _without_room(state))
+        absence = of.silence
+        if not absence and not present:
+            absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
+        for pair in sorted((present or of.first) - crowded - ({_NOBODY} if crowded else set())):
+            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, here.get(pair), absence, pair in here)
+
+
+def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
+    """What is known of a cell."""
+    cell, clause, series, absence, observed = place
+    opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
+    alarm = _alarm(state, cell, series, now, opposite)
+    if absence or series is None:
+        return Evidence(cell, clause, _nothing, absence, alarm, observed=observed)
+    windows = _Windows(series, now, opposite)
+    return Evidence(cell, clause, windows.sample, alarm=alarm, parts=windows.parts if opposite is None else None)
 
 
 def _current(

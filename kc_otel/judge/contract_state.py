@@ -28,6 +28,7 @@ from kc_otel.judge.panes import Ring
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
 from kc_otel.judge.statistics import metric_name, opposite_name
+from kc_otel.judge.window_rows import WindowRows
 
 __all__ = [
     "LONG",
@@ -81,10 +82,15 @@ class SeriesKey(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The panes of a series, and the Unix time in seconds of its newest observation."""
+    """The panes of a series, and the Unix time in seconds of its newest observation.
+
+    Attributes:
+        row: Its number in the rows of what windows hold; -1 where no clause is about it.
+    """
 
     rings: tuple[Ring, Ring]
     newest: float = 0.0
+    row: int = -1
 
     def accepts(self, histogram: Histogram) -> bool:
         """Whether its buckets are those of what is in the panes."""
@@ -141,6 +147,8 @@ class ContractState:
         changed_panes: (series, ring, pane) that differ from what was saved.
         clock: Latest time seen, Unix seconds.
         template: Empty rings, for arithmetic with panes.
+        windows: What each window holds of the series that clauses are about.
+        version: Another number whenever there may be other cells than before.
         arrived: What was counted since the last evaluation, by series.
         evidence: What is held against the limits.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
@@ -160,6 +168,10 @@ class ContractState:
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
         self.template = rings(contract)
+        self.windows = tuple(WindowRows(ring) for ring in self.template)
+        self.version = 0
+        self._rows = 0
+        self._free_rows: list[int] = []
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
         self.evidence = FailEvidence(contract, self.template[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
@@ -235,15 +247,11 @@ class ContractState:
             key = SeriesKey(metric_of(key.metric), OTHER, "", "")
         series = self.series.get(key)
         if series is None:
-            series = self._create(key)
+            series = self._create(key, empty=True)
             self.unjudged.pop(key, None)
-        for number, ring in enumerate(series.rings):
-            if ring.add(time, now, increment):
-                self.events["layout_changed"] += 1
-                self.changed_panes.update(
-                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
-                )
-            self.changed_panes.add((key, number, ring.index(time)))
+        self._put(key, series, increment, time, now)
+        if series.newest < now - self._long + self.template[LONG].width:
+            self.version += 1
         series.newest = max(series.newest, time)
         if key.slice == OTHER:
             return judged
@@ -254,6 +262,21 @@ class ContractState:
         newest = self.newest.setdefault(key.metric, {})
         newest[key.pair] = max(newest.get(key.pair, 0.0), time)
         return judged
+
+    def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
+        """Into the panes, and the rows of what windows hold."""
+        for number, (ring, window) in enumerate(zip(series.rings, self.windows, strict=True)):
+            afresh = ring.add(time, now, increment)
+            if series.row >= 0:
+                window.add(series.row, time, increment)
+            if afresh:
+                if series.row >= 0:
+                    window.read_anew(series.row)
+                self.events["layout_changed"] += 1
+                self.changed_panes.update(
+                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
+                )
+            self.changed_panes.add((key, number, ring.index(time)))
 
     def weigh(self, now: float) -> None:
         """Hold what was counted since the last evaluation against the limits.
@@ -271,8 +294,9 @@ class ContractState:
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
-        series = self.series.get(key) or self._create(key)
+        series = self.series.get(key) or self._create(key, empty=False)
         series.newest = max(series.newest, newest)
+        self.version += 1
         self.clock = max(self.clock, newest)
         return series
 
@@ -290,6 +314,7 @@ class ContractState:
         silent = now - self._long - self._window
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
+            self.version += 1
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
             del self.streams[name]
@@ -361,6 +386,9 @@ class ContractState:
         for pairs in self.newest.values():
             for pair in pairs:
                 pairs[pair] = min(pairs[pair], now)
+        self.version += 1
+        for window in self.windows:
+            window.read_anew()
         self.evidence.turn_back(now)
 
     def leave_unjudged(self, key: SeriesKey, now: float) -> bool:
@@ -368,16 +396,28 @@ class ContractState:
         if key.metric not in self._judged:
             return False
         if key in self.unjudged or len(self.unjudged) < _UNJUDGED:
+            self.version += key not in self.unjudged
             self.unjudged[key] = now
         return True
 
-    def _create(self, key: SeriesKey) -> Series:
+    def _create(self, key: SeriesKey, *, empty: bool) -> Series:
         series = self.series[key] = Series(rings(self.contract))
+        if key.metric in self._judged and key.slice != OTHER:
+            series.row = self._free_rows.pop() if self._free_rows else self._rows
+            self._rows = max(self._rows, series.row + 1)
+            for window, ring in zip(self.windows, series.rings, strict=True):
+                window.begin(series.row, ring, empty=empty)
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
+        self.version += 1
         return series
 
     def _drop(self, key: SeriesKey) -> None:
-        del self.series[key]
+        series = self.series.pop(key)
+        self.version += 1
+        if series.row >= 0:
+            self._free_rows.append(series.row)
+            for window in self.windows:
+                window.end(series.row)
         self.arrived.pop(key, None)
         self.evidence.forget(key)
         pairs = self._by_slice[key.metric, key.slice]

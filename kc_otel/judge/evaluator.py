@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
-from kc_otel.judge.cells import evidence
+from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.contract_state import PAIRS, ContractState, Pair, Series, SeriesKey
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
@@ -20,6 +22,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
+from kc_otel.judge.roster import Roster, Verdicts
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Memo, decide
@@ -59,6 +62,7 @@ _SAID: Final = {
 _HELD: Final = frozenset({"accepted", "baseline"})
 """Outcomes of points that the next ones of their stream are held against."""
 _MESSAGES: Final = 3
+_NONE: Final = np.zeros(0, np.int64)
 _NOBODY: Final[Pair] = ("", "")
 _MOST_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
@@ -132,7 +136,8 @@ class Evaluator:
         self.faults = Faults()
         self._tolerance = tolerance
         self._memos = {name: Memo() for name in self.states}
-        self._cells: dict[str, list[Evidence]] = {}
+        self._rosters = {name: Roster(state) for name, state in self.states.items()}
+        self._places: dict[str, list[Place]] = {}
         self._listening_since: float | None = None
         self._columns: StreamColumns | None = None
         self._gen_ai: dict[str, list[ContractState]] = {}
@@ -300,20 +305,25 @@ class Evaluator:
             total.update(state.events)
         return total
 
-    def _judged(self, state: ContractState, now: float) -> tuple[Verdict, ...]:
+    def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract = state.contract
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            cells = self._cells[contract.name] = list(evidence(state, now, self._listen(now)))
-            verdicts, errors = decide_apart(contract, cells, now, self._memos[contract.name])
+            places, columns, failed = self._rosters[contract.name].judge(now, self._listen(now))
+            self._places[contract.name] = places
+            others = np.setdiff1d(np.arange(len(places)), np.concatenate([_NONE, *(of for of, _ in columns)])).tolist()
+            items = [evidence_of(state, places[number], now) for number in others]
+            made, errors = decide_apart(contract, items, now, self._memos[contract.name])
+            errors = failed | errors
+            verdicts: Sequence[Verdict] = Verdicts(len(places), dict(zip(others, made, strict=True)), columns)
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
             # The cells that there were: one that is gone would resolve its alerts.
-            cells = self._cells.get(contract.name) or _every_cell(state)
-            verdicts = decide(contract, [unjudged(item, error) for item in cells], now)
+            before = [Evidence(place.cell, place.clause, _nothing) for place in self._places.get(contract.name, ())]
+            verdicts = made = decide(contract, [unjudged(item, error) for item in before or _every_cell(state)], now)
             errors = {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
-        for verdict in verdicts:
+        for verdict in made:
             if verdict.status is Status.PASS and state.evidence.failing(verdict.cell):
                 state.evidence.clear(verdict.cell)
         return verdicts
@@ -396,11 +406,15 @@ class Evaluator:
         return outcome
 
 
+def _nothing(_: str) -> Binned:
+    return ExponentialHistogram.empty(0).binned()
+
+
 def _every_cell(state: ContractState) -> list[Evidence]:
     """A cell for each clause, slice and kernel pair that is remembered."""
     contract = state.contract
     return [
-        Evidence(Cell(contract.name, clause.id, slice, *pair), clause, lambda _: ExponentialHistogram.empty(0).binned())
+        Evidence(Cell(contract.name, clause.id, slice, *pair), clause, _nothing)
         for clause in contract.clauses
         for slice in (ALL, *contract.slices)
         for pair in sorted(state.newest.get(metric_name(clause), {_NOBODY: 0.0}))

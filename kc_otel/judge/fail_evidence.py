@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -38,7 +38,7 @@ from kc_otel.stats.histogram_rows import HistogramRows, rows_of
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import SeriesKey
 
-__all__ = ["FailEvidence", "HeldEvidence", "MeanTest", "mean_test", "other_side"]
+__all__ = ["SHARE_DIGITS", "FailEvidence", "HeldEvidence", "MeanTest", "mean_test", "other_side"]
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,9 @@ _GONE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
 _AT_ONCE: Final = 8
 """Cells with one test from which on their gains are computed together."""
-_DIGITS: Final = 6
+_MEAN, _PANE = BETS.size, BETS.size + 1
+"""Where a row has the logarithm of M, and the pane."""
+SHARE_DIGITS: Final = 6
 """Digits of what is held as a share: what rounding leaves below an alarm is one."""
 
 
@@ -142,44 +144,59 @@ def other_side(cell: Cell) -> Cell:
     return cell._replace(clause=cell.clause + _OTHER_SIDE)
 
 
-@dataclass(slots=True)
 class HeldEvidence:
     """What is held against one cell.
 
-    Attributes:
+    Args:
         test: What it is held against.
-        log_sums: Logarithm of M for each bet [bets].
+        log_sums: Logarithm of M for each bet [bets]; None for what nothing was observed against.
         pane: Number of the pane in which bets began last.
         failing: Whether M reached the level, and nothing has cleared the cell since.
         peak: Unix time in seconds at which M was at the level last; -inf before that.
         after: What was observed since then; None for nothing, before, and once it is older than the long window.
+
+    Attributes:
+        row: The logarithms of M [bets], of their mean, and the pane; `FailEvidence` has them of all cells in an array.
+        number: Of the row there.
     """
 
-    test: MeanTest
-    log_sums: Floats = field(default_factory=lambda: np.zeros(BETS.size))
-    pane: int = 0
-    failing: bool = False
-    peak: float = -math.inf
-    after: Histogram | None = None
-    _binned: tuple[Histogram | None, Binned] | None = None
-    _known: tuple[Floats, float] | None = None
+    __slots__ = ("after", "failing", "number", "peak", "row", "test")
+
+    def __init__(
+        self,
+        test: MeanTest,
+        log_sums: Floats | None = None,
+        pane: int = 0,
+        failing: bool = False,
+        peak: float = -math.inf,
+        after: Histogram | None = None,
+    ) -> None:
+        sums = np.zeros(BETS.size) if log_sums is None else log_sums
+        self.test, self.failing, self.peak, self.after, self.number = test, failing, peak, after, 0
+        self.row = np.array([*sums, float(EDetector(sums[None]).log_evidence[0]), pane])
+
+    @property
+    def log_sums(self) -> Floats:
+        """Logarithm of M for each bet [bets]."""
+        return self.row[:_MEAN]
 
     @property
     def log_evidence(self) -> float:
         """Logarithm of M."""
-        if self._known is None or self._known[0] is not self.log_sums:
-            self._known = (self.log_sums, float(EDetector(self.log_sums[None]).log_evidence[0]))
-        return self._known[1]
+        return float(self.row[_MEAN])
 
-    def hold(self, log_sums: Floats, log_evidence: float, pane: int) -> None:
-        """Take over what bets have won by a pane."""
-        self.log_sums, self.pane, self._known = log_sums, pane, (log_sums, log_evidence)
+    @property
+    def pane(self) -> int:
+        """Number of the pane in which bets began last."""
+        return int(self.row[_PANE])
 
     def binned_after(self) -> Binned:
-        """`after`, as the view that bounds are computed from; the same object until more is observed."""
-        if self._binned is None or self._binned[0] is not self.after:
-            self._binned = (self.after, (self.after or ExponentialHistogram.empty(0)).binned())
-        return self._binned[1]
+        """`after`, as the view that bounds are computed from."""
+        return (self.after or ExponentialHistogram.empty(0)).binned()
+
+    def __repr__(self) -> str:
+        said = (self.test, self.log_sums, self.pane, self.failing, self.peak, self.after)
+        return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
 class FailEvidence:
@@ -193,12 +210,16 @@ class FailEvidence:
         cells: What is held, by cell.
         most: The largest number of cells that were held at once.
         changed: Cells that differ from what was saved.
+        alarmed: Cells that were at the level at some time, and what is held against them.
+        version: Another number whenever there are other cells than before.
     """
 
     def __init__(self, contract: Contract, width: float) -> None:
         self.cells: dict[Cell, HeldEvidence] = {}
         self.most = 1
         self.changed: set[Cell] = set()
+        self.alarmed: dict[Cell, HeldEvidence] = {}
+        self.version = 0
         self._contract = contract
         self._width = width
         self._long = max(contract.observability.long_window, contract.observability.window)
@@ -206,6 +227,8 @@ class FailEvidence:
         self._clauses: dict[str, list[str]] = {}
         self._two_sided = {clause.id for clause in contract.clauses if clause.opposite is not None}
         self._of_series: dict[SeriesKey, list[Cell]] = {}
+        self._rows = np.zeros((0, BETS.size + 2))
+        self._free: list[int] = []
         for clause in contract.clauses:
             self._clauses.setdefault(metric_name(clause), []).append(clause.id)
             if (opposite := opposite_name(clause)) is not None:
@@ -241,7 +264,14 @@ class FailEvidence:
         if self.level <= 0.0:
             return 0.0
         most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
-        return round(min(max(most, 0.0) / self.level, 1.0), _DIGITS)
+        return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
+
+    def shares(self, numbers: NDArray[np.int64]) -> Floats:
+        """`share` of cells, not rounded, by the numbers of their rows [cells]; -1 before the first observation."""
+        if self.level <= 0.0 or not len(self._rows):
+            return np.zeros(numbers.size)
+        held = np.where(numbers < 0, 0.0, self._rows[numbers, _MEAN])
+        return np.clip(held / self.level, 0.0, 1.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
         """What is held against a cell, from each side that its limit has; nothing before the first observation."""
@@ -268,17 +298,19 @@ class FailEvidence:
         self.most = max(self.most, len(self.cells))
         gains = _gains([one.test for one in held], [parts for _, parts in found])
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
-        begins = [pane > one.pane for one in held]
-        before = EDetector(np.stack([one.log_sums for one in held])).opened(begins).gained(gains)
+        numbers = np.array([one.number for one in held])
+        rows = self._rows[numbers]
+        before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         reached = before.log_evidence >= self.level
         after = before.clipped(self.level)
-        rows = zip(found, held, after.log_sums, after.log_evidence.tolist(), reached.tolist(), strict=True)
-        for (_, parts), one, log_sums, log_evidence, alarmed in rows:
-            one.hold(log_sums.copy(), log_evidence, pane)
+        rows[:, :_MEAN], rows[:, _MEAN], rows[:, _PANE] = after.log_sums, after.log_evidence, pane
+        self._rows[numbers] = rows
+        for (cell, parts), one, alarmed in zip(found, held, reached.tolist(), strict=True):
             if alarmed:
                 one.failing, one.peak, one.after = True, now, None
+                self.alarmed[cell] = one
             elif one.peak > -math.inf:
-                one.failing = one.failing and log_evidence >= _GONE
+                one.failing = one.failing and one.log_evidence >= _GONE
                 within = now - one.peak < self._long
                 one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
         self.changed.update(cell for cell, _ in found)
@@ -292,6 +324,7 @@ class FailEvidence:
             held = self.cells.get(one)
             if held is not None and one != cell:
                 held.peak, held.after = self.cells[cell].peak, None
+                self.alarmed[one] = held
                 self.changed.add(one)
 
     def turn_back(self, now: float) -> None:
@@ -299,28 +332,32 @@ class FailEvidence:
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
         for cell, held in self.cells.items():
             if held.pane > pane or held.peak > now:
-                held.pane, held.peak = min(held.pane, pane), min(held.peak, now)
+                held.row[_PANE], held.peak = min(held.pane, pane), min(held.peak, now)
                 self.changed.add(cell)
 
     def clear(self, cell: Cell) -> None:
         """What was observed after the peak keeps the limit: the alarm is over, and nothing is held any more."""
         for one in (cell, other_side(cell)):
             if (held := self.cells.get(one)) is not None:
-                held.failing, held.log_sums = False, np.minimum(held.log_sums, 0.0)
+                held.failing, sums = False, EDetector(np.minimum(held.log_sums, 0.0)[None])
+                held.row[:_MEAN], held.row[_MEAN] = sums.log_sums[0], sums.log_evidence[0]
                 self.changed.add(one)
 
     def restore(self, cell: Cell, held: HeldEvidence) -> bool:
         """Take over what was held against a cell; returns False where its limit is another one now."""
         if self.test_of(cell) != held.test or held.log_sums.shape != (BETS.size,):
             return False
-        self.cells[cell] = held
+        self._put(cell, held)
         self.most = max(self.most, len(self.cells))
         return True
 
     def forget(self, key: SeriesKey) -> None:
         """A series is gone, and its cells with it."""
         for cell in self._cells_of(key):
-            if self.cells.pop(cell, None) is not None:
+            if (held := self.cells.pop(cell, None)) is not None:
+                self._free.append(held.number)
+                self.alarmed.pop(cell, None)
+                self.version += 1
                 self.changed.add(cell)
         del self._of_series[key]
 
@@ -338,7 +375,27 @@ class FailEvidence:
         if held is None:
             test = self.test_of(cell)
             assert test is not None
-            held = self.cells[cell] = HeldEvidence(test)
+            held = self._put(cell, HeldEvidence(test))
+        return held
+
+    def _put(self, cell: Cell, held: HeldEvidence) -> HeldEvidence:
+        """Hold this against a cell, in a row of its own."""
+        before = self.cells.get(cell)
+        if before is not None:
+            held.number = before.number
+        elif self._free:
+            held.number = self._free.pop()
+        else:
+            held.number = len(self.cells)
+            if held.number == len(self._rows):
+                self._rows = np.concatenate([self._rows, np.zeros((max(held.number, 64), self._rows.shape[1]))])
+                for one in self.cells.values():
+                    one.row = self._rows[one.number]
+        self._rows[held.number] = held.row
+        held.row, self.cells[cell] = self._rows[held.number], held
+        self.version += 1
+        if held.peak > -math.inf:
+            self.alarmed[cell] = held
         return held
 
 

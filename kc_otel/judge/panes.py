@@ -9,6 +9,7 @@ once, or merged.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kc_otel.judge.histograms import Histogram, layout, union
@@ -72,12 +73,27 @@ class Ring:
         self._parts = None
         return {*ahead, head} if ahead else set()
 
+    def held(self, panes: Iterable[int]) -> Iterator[tuple[int, Histogram]]:
+        """What some panes hold, each part with the number of its pane."""
+        for pane in panes:
+            for part in self._panes.get(pane, ()):
+                yield pane, part
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest pane that has anything; 0 for none."""
+        return max(self._panes, default=0)
+
+    def forget(self, head: int) -> None:
+        """Forget the panes that are older than those kept at the time of this one."""
+        for index in [index for index in self._panes if index < head - self.size]:
+            del self._panes[index]
+
     def parts(self, now: float) -> tuple[Histogram, ...]:
         """Everything in the window that ends now, to be merged; the same object until there is more or less."""
         head = self.index(now)
         if self._parts is None or self._parts[0] != head:
-            for index in [index for index in self._panes if index < head - self.size]:
-                del self._panes[index]
+            self.forget(head)
             first = head - self.size
             held = [part for index in sorted(self._panes) if first < index <= head for part in self._panes[index]]
             self._parts = (head, tuple(held))

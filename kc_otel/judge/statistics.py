@@ -24,6 +24,7 @@ from kc_otel.stats import (
 )
 from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval_rows import (
+    IntervalRows,
     fraction_intervals,
     maximum_intervals,
     mean_intervals,
@@ -145,8 +146,8 @@ def clause_interval(
 
 def intervals_of_rows(
     clause: Clause, assumptions: Assumptions, rows: HistogramRows, *, alpha_lower: float, alpha_upper: float
-) -> list[Interval | None]:
-    """`clause_interval` of each row, for sizes fixed beforehand; None for those that are to be asked one by one.
+) -> IntervalRows | None:
+    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself.
 
     Raises:
         ValueError: If the contract does not state an assumption that the metric is made of.
@@ -162,11 +163,10 @@ def intervals_of_rows(
     if clause.metric not in DERIVED:
         return _mean_of_rows(clause, rows, alpha_lower, alpha_upper)
     if clause.metric == "support_deficit" or clause.opposite is not None:
-        return [None] * rows.total.size
+        return None
     scale, offset = factors(clause.metric, assumptions)
     sides = (alpha_upper, alpha_lower) if scale < 0 else (alpha_lower, alpha_upper)
-    found = _mean_of_rows(clause, rows, *sides)
-    return [None if one is None else affine(one, scale, offset) for one in found]
+    return _mean_of_rows(clause, rows, *sides).affine(scale, offset)
 
 
 def _derived(
@@ -226,7 +226,7 @@ def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float
     )
 
 
-def _mean_of_rows(clause: Clause, rows: HistogramRows, alpha_lower: float, alpha_upper: float) -> list[Interval | None]:
+def _mean_of_rows(clause: Clause, rows: HistogramRows, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     low, high, cap = mean_range(clause)
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
     if clause.quantity is not None and clause.quantity.two_valued:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -109,7 +109,7 @@ class Evaluation:
     """
 
     at: float
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: Sequence[Verdict] = ()
     steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def step_of(self, cell: Cell) -> int | None:

@@ -25,7 +25,7 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
 from kc_otel.stats.histogram_rows import rows_of
 
-__all__ = ["Alarm", "Evidence", "Memo", "Window", "decide"]
+__all__ = ["Alarm", "Evidence", "JudgedWindow", "Memo", "Terms", "Window", "decide", "verdict_of"]
 
 Window = Literal["short", "long"]
 
@@ -92,7 +92,7 @@ class Evidence:
         return self.detected and self.alarm is not None and self.alarm.failing
 
 
-class _Terms(NamedTuple):
+class Terms(NamedTuple):
     """What a clause says on a slice.
 
     Attributes:
@@ -114,7 +114,8 @@ class _Terms(NamedTuple):
     about: About
 
     @classmethod
-    def of(cls, contract: Contract, clause: Clause, slice: str) -> _Terms:
+    def of(cls, contract: Contract, clause: Clause, slice: str) -> Terms:
+        """The terms of a clause on a slice."""
         none, quantity = clause.allows_none(slice), clause.quantity
         return cls(
             limit=clause.limit_for(slice),
@@ -126,18 +127,18 @@ class _Terms(NamedTuple):
         )
 
 
-class _Case(NamedTuple):
+class JudgedWindow(NamedTuple):
     """A cell on one window."""
 
     evidence: Evidence
     window: Window
-    terms: _Terms
+    terms: Terms
     level: float
     interval: Interval
     status: Status
 
 
-def _status(item: Evidence, terms: _Terms, interval: Interval) -> Status:
+def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
     few = interval.samples < terms.needed
     if interval.lower > terms.limit and (terms.fails_at_once or not few):
         return Status.INCONCLUSIVE if item.detected else Status.FAIL
@@ -150,14 +151,14 @@ class Memo:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Cell, Window], tuple[object, float, float, Interval]] = {}
-        self._terms: dict[tuple[str, str], _Terms] = {}
+        self._terms: dict[tuple[str, str], Terms] = {}
 
-    def terms(self, contract: Contract, item: Evidence) -> _Terms:
+    def terms(self, contract: Contract, item: Evidence) -> Terms:
         """What a cell's clause says on its slice."""
         where = (item.clause.id, item.cell.slice)
         known = self._terms.get(where)
         if known is None:
-            known = self._terms[where] = _Terms.of(contract, item.clause, item.cell.slice)
+            known = self._terms[where] = Terms.of(contract, item.clause, item.cell.slice)
         return known
 
     def interval(
@@ -197,7 +198,7 @@ class Memo:
                 found = intervals_of_rows(
                     asked[0][0].clause, contract.assumptions, rows, alpha_lower=alpha_lower, alpha_upper=alpha_upper
                 )
-                for place, interval in zip(rows.places.tolist(), found, strict=True):
+                for place, interval in zip(rows.places.tolist(), found or (), strict=found is not None):
                     if interval is not None:
                         item, parts = asked[place]
                         self._kept[item.cell, window] = (parts, alpha_lower, alpha_upper, interval)
@@ -235,12 +236,12 @@ def decide(
     memo.compute(contract, followed, "short", alpha, alpha)
     decided.update({item.cell: _followed(contract, item, alpha, memo) for item in followed})
     return tuple(
-        _silence(contract, item, now, memo) if item.absence else _verdict(contract, decided[item.cell], alpha, now)
+        _silence(contract, item, now, memo) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
         for item in evidence
     )
 
 
-def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> _Case:
+def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     assert item.alarm is not None
     recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since, parts=None)
@@ -259,14 +260,14 @@ def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> _
 
 def _judged(
     contract: Contract, evidence: Sequence[Evidence], window: Window, alpha: float, family: int, memo: Memo
-) -> list[_Case]:
+) -> list[JudgedWindow]:
     if not evidence:
         return []
     strictest = alpha / family
     memo.compute(contract, evidence, window, strictest, alpha)
     cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
 
-    def fails(case: _Case) -> Callable[[float], bool]:
+    def fails(case: JudgedWindow) -> Callable[[float], bool]:
         def at(level: float) -> bool:
             # What is not above the limit in the sample itself fails at no level.
             if case.interval.samples < case.terms.needed and not case.terms.fails_at_once:
@@ -292,12 +293,13 @@ def _judged(
 
 def _case(
     contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float, memo: Memo
-) -> _Case:
+) -> JudgedWindow:
     terms, interval = memo.terms(contract, item), memo.interval(contract, item, window, alpha_lower, alpha_upper)
-    return _Case(item, window, terms, alpha_lower, interval, _status(item, terms, interval))
+    return JudgedWindow(item, window, terms, alpha_lower, interval, _status(item, terms, interval))
 
 
-def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdict:
+def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float) -> Verdict:
+    """What is said of a cell on the window that decides."""
     interval = case.interval
     return Verdict(
         cell=case.evidence.cell,
@@ -318,7 +320,7 @@ def _verdict(contract: Contract, case: _Case, alpha: float, now: float) -> Verdi
     )
 
 
-def _share(case: _Case) -> float:
+def _share(case: JudgedWindow) -> float:
     """What is held against a cell; nothing any more once what was observed after an alarm passes."""
     alarm = case.evidence.alarm
     if alarm is None:
@@ -348,7 +350,7 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     )
 
 
-def _reason(contract: Contract, case: _Case, alpha: float) -> str:
+def _reason(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     interval, limit = case.interval, case.terms.limit
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
     span = format_duration(seconds)
@@ -367,7 +369,7 @@ def _reason(contract: Contract, case: _Case, alpha: float) -> str:
     return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
 
 
-def _undecided(contract: Contract, case: _Case, alpha: float, what: str, span: str) -> str:
+def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
     """What a cell lacks that is neither within its limit nor beyond it."""
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if interval.lower > limit:
@@ -386,7 +388,7 @@ def _undecided(contract: Contract, case: _Case, alpha: float, what: str, span: s
     return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
 
 
-def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
+def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
     """Why a cell fails whose observations are followed, and how often chance would say so."""
     interval, limit = case.interval, case.terms.limit
     alarm = case.evidence.alarm
@@ -403,7 +405,7 @@ def _alarmed(contract: Contract, case: _Case, samples: str) -> str:
     return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
 
 
-def _counted(contract: Contract, case: _Case, span: str) -> str:
+def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
     """How many broke a promise that none does, and the most that they can be where none was seen.
 
     With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
@@ -422,7 +424,7 @@ def _counted(contract: Contract, case: _Case, span: str) -> str:
     return f"{said}; {most}{more}"
 
 
-def _missing(contract: Contract, case: _Case, alpha: float) -> str:
+def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     """What would decide the cell, in words."""
     few = case.terms.needed - case.interval.samples
     at_least = f"{few:,} more needed" if few > 0 else ""
@@ -434,7 +436,7 @@ def _missing(contract: Contract, case: _Case, alpha: float) -> str:
     return at_least if more <= few else f"about {_round(more):,} more needed"
 
 
-def _samples_to_decide(contract: Contract, case: _Case, alpha: float) -> float | None:
+def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
     Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram, edges_of
 
-__all__ = ["HistogramRows", "rows_of"]
+__all__ = ["Bins", "HistogramRows", "SideCounts", "rows_of"]
 
 Floats = NDArray[np.float64]
 
@@ -59,6 +59,22 @@ class HistogramRows:
     maximum: Floats
     observed: NDArray[np.bool_]
     ends: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        places: NDArray[np.int64],
+        shared: Floats,
+        count: Floats,
+        total: Floats,
+        sum: Floats,
+        minimum: Floats,
+        maximum: Floats,
+        observed: NDArray[np.bool_],
+    ) -> HistogramRows:
+        """Rows whose outermost bins are drawn in to their extremes."""
+        lower, upper, ends = _drawn_in(shared, count, minimum, maximum)
+        return cls(places, shared, lower, upper, count, total, sum, minimum, maximum, observed, ends)
 
     def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
         """What a function of the bins' lower edges, or their upper ones, adds up to in each row [R, J].
@@ -121,20 +137,16 @@ def _rows(
     parts = [part for sample in samples for part in sample]
     sizes = np.array([len(sample) for sample in samples])
     row, begins = np.repeat(np.arange(sizes.size), sizes), np.cumsum(sizes) - sizes
-    up, down = _Side.of([part.positive for part in parts]), _Side.of([part.negative for part in parts])
-    zero = down.end - down.first
-    size = zero + 1 + up.end - up.first
-    if size > _WIDEST:
+    up, down = SideCounts.of([part.positive for part in parts]), SideCounts.of([part.negative for part in parts])
+    bins = Bins(down.first, down.end, up.first, up.end)
+    if bins.size > _WIDEST:
         return None
     zeros = np.array([part.zero_count for part in parts], np.float64)
-    flat: Floats = np.bincount(row * size + zero, zeros, len(places) * size).astype(np.float64)
-    for side, at, step in ((up, zero + 1 - up.first, 1), (down, down.end - 1, -1)):
-        flat += np.bincount(row[side.part] * size + at + step * side.bucket, side.counts, flat.size)
-    count = flat.reshape(len(places), size)
-    above = np.maximum(edges_of(up.first, up.end, scale), threshold)
-    below = -np.maximum(edges_of(down.first, down.end, scale), threshold)[::-1]
-    shared = np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
-    total = count.sum(axis=1)
+    flat: Floats = np.bincount(row * bins.size + bins.zero, zeros, len(places) * bins.size).astype(np.float64)
+    for side, at in ((up, bins.of_positive(up.bucket)), (down, bins.of_negative(down.bucket))):
+        flat += np.bincount(row[side.part] * bins.size + at, side.counts, flat.size)
+    count = flat.reshape(len(places), bins.size)
+    shared, total = bins.edges(scale, threshold), count.sum(axis=1)
     if not np.isfinite(shared).all() or not total.all():
         return None
     most = np.array([part.maximum for part in parts])
@@ -144,23 +156,65 @@ def _rows(
     if not known:  # what is merged begins and ends where its outermost buckets do
         minimum = np.where(sizes > 1, shared[0][(count > 0).argmax(axis=1)], -math.inf)
         maximum, observed = np.full(sizes.size, math.inf), np.zeros_like(observed)
-    lower, upper, ends = _drawn_in(shared, count, minimum, maximum)
-    return HistogramRows(
-        places=np.array(places),
-        shared=shared,
-        lower=lower,
-        upper=upper,
-        count=count,
-        total=total,
-        sum=np.add.reduceat(np.array([part.sum for part in parts]), begins),
-        minimum=minimum,
-        maximum=maximum,
-        observed=np.logical_or.reduceat(observed, begins),
-        ends=ends,
-    )
+    sums = np.add.reduceat(np.array([part.sum for part in parts]), begins)
+    observed = np.logical_or.reduceat(observed, begins)
+    return HistogramRows.of(np.array(places), shared, count, total, sums, minimum, maximum, observed)
 
 
-class _Side(NamedTuple):
+class Bins(NamedTuple):
+    """Bins that rows share: buckets of negative observations, the zero bucket, buckets of positive ones.
+
+    Attributes:
+        down_first: Number of the first bucket of negative observations, by absolute value.
+        down_end: Number of the bucket after the last one.
+        up_first: Number of the first bucket of positive observations.
+        up_end: Number of the bucket after the last one.
+    """
+
+    down_first: int
+    down_end: int
+    up_first: int
+    up_end: int
+
+    @property
+    def zero(self) -> int:
+        """Number of the zero bucket's bin."""
+        return self.down_end - self.down_first
+
+    @property
+    def size(self) -> int:
+        """How many bins there are."""
+        return self.zero + 1 + self.up_end - self.up_first
+
+    def with_room_for(self, down: SideCounts, up: SideCounts, spare: int) -> Bins:
+        """Bins that have these buckets, too, and some more than that where they have to be other ones."""
+        sides = []
+        for first, end, side in ((self.down_first, self.down_end, down), (self.up_first, self.up_end, up)):
+            if side.first == side.end or (first <= side.first and side.end <= end):
+                sides += [first, end]
+            elif first == end:
+                sides += [side.first - spare, side.end + spare]
+            else:
+                low = first if first <= side.first else side.first - spare
+                sides += [low, end if side.end <= end else side.end + spare]
+        return Bins(*sides)
+
+    def of_positive(self, bucket: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bins of buckets of positive observations."""
+        return bucket + (self.zero + 1 - self.up_first)
+
+    def of_negative(self, bucket: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bins of buckets of negative observations."""
+        return self.down_end - 1 - bucket
+
+    def edges(self, scale: int, threshold: float) -> Floats:
+        """Lower and upper edges [2, B]."""
+        above = np.maximum(edges_of(self.up_first, self.up_end, scale), threshold)
+        below = -np.maximum(edges_of(self.down_first, self.down_end, scale), threshold)[::-1]
+        return np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
+
+
+class SideCounts(NamedTuple):
     """The buckets of one sign of many histograms, one after the other [n].
 
     Attributes:
@@ -178,7 +232,7 @@ class _Side(NamedTuple):
     counts: Floats
 
     @classmethod
-    def of(cls, sides: list[Buckets]) -> _Side:
+    def of(cls, sides: list[Buckets]) -> SideCounts:
         """These buckets."""
         sizes = np.array([side.counts.size for side in sides])
         offsets = np.array([side.offset for side in sides])

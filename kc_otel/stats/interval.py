@@ -70,11 +70,11 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         upper=ends[1] if scale > 0 else ends[0],
         samples=interval.samples,
         method=interval.method,
-        note=interval.note if scale > 0 else _sides_swapped(interval.note),
+        note=interval.note if scale > 0 else sides_swapped(interval.note),
     )
 
 
-def _sides_swapped(note: str) -> str:
+def sides_swapped(note: str) -> str:
     """A note with what it says of one bound said of the other."""
     return re.sub(r"\b(upper|lower) (bounds?)\b", lambda said: f"{_OTHER[said[1]]} {said[2]}", note)
 

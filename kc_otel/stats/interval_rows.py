@@ -9,20 +9,22 @@ range) is None, and is for the function for one sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.stats.histogram_rows import HistogramRows
-from kc_otel.stats.interval import Interval, affine, largest
+from kc_otel.stats.interval import Interval, largest, sides_swapped
 from kc_otel.stats.mixture import grid_of, span_of
 from kc_otel.stats.quantiles import upper_bound_needs
 from kc_otel.stats.ranged import note_of
 
 __all__ = [
+    "IntervalRows",
     "fraction_intervals",
     "maximum_intervals",
     "mean_intervals",
@@ -32,21 +34,69 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalRows(Sequence[Interval | None]):
+    """Intervals of many samples, in columns.
+
+    Attributes:
+        estimate: Value of the statistic on each sample [R].
+        lower: Lower confidence bounds [R].
+        upper: Upper confidence bounds [R].
+        samples: Observations, as doubles [R].
+        method: Name of the interval.
+        note: What a reader has to know of each beyond the numbers, or of all [R].
+        odd: Whether a row is for the function for one sample, and what is here of it says nothing [R].
+    """
+
+    estimate: Floats
+    lower: Floats
+    upper: Floats
+    samples: Floats
+    method: str
+    note: str | Sequence[str]
+    odd: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return self.samples.size
+
+    @overload
+    def __getitem__(self, row: int) -> Interval | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Interval | None]: ...
+    def __getitem__(self, row: int | slice) -> Interval | Sequence[Interval | None] | None:
+        if isinstance(row, slice):
+            return [self[number] for number in range(*row.indices(len(self)))]
+        if self.odd[row]:
+            return None
+        note = self.note if isinstance(self.note, str) else self.note[row]
+        bounds = (float(self.estimate[row]), float(self.lower[row]), float(self.upper[row]))
+        return Interval(*bounds, int(self.samples[row]), self.method, note)
+
+    def affine(self, scale: float, offset: float) -> IntervalRows:
+        """`interval.affine` of each row."""
+        ends = (self.lower * scale + offset, self.upper * scale + offset)
+        lower, upper = ends if scale > 0 else ends[::-1]
+        note = self.note
+        if scale < 0:
+            note = sides_swapped(note) if isinstance(note, str) else [sides_swapped(one) for one in note]
+        return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
+
+
 _TOLERANCE: Final = 1e-9
 _STEPS: Final = 50
 
 
-def maximum_intervals(rows: HistogramRows) -> list[Interval | None]:
+def maximum_intervals(rows: HistogramRows) -> IntervalRows:
     """`maximum_interval` of each row."""
     row, last = np.arange(rows.total.size), rows.ends[1]
-    edges = zip(rows.lower[row, last].tolist(), rows.upper[row, last].tolist(), strict=True)
-    said = zip(rows.observed.tolist(), rows.maximum.tolist(), rows.total.tolist(), edges, strict=True)
-    return [largest(maximum if seen else None, low, high, int(n)) for seen, maximum, n, (low, high) in said]
+    low = np.where(rows.observed, rows.maximum, rows.lower[row, last])
+    high = np.where(rows.observed, rows.maximum, rows.upper[row, last])
+    said = largest(None, 0.0, 0.0, 0)
+    return IntervalRows(high, low, high, rows.total, said.method, said.note, np.zeros(row.size, np.bool_))
 
 
-def fraction_intervals(
-    rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float
-) -> list[Interval | None]:
+def fraction_intervals(rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`fraction_interval` of each row."""
     with extra("stats", "an exact interval"):
         from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
@@ -57,37 +107,24 @@ def fraction_intervals(
     with np.errstate(invalid="ignore"):
         lower = np.where(surely > 0, betaincinv(surely, n - surely + 1, alpha_lower), 0.0)
         upper = np.where(maybe < n, betainccinv(maybe + 1, n - maybe, alpha_upper), 1.0)
-    said = zip(*(each.tolist() for each in (surely, maybe, n, lower, upper)), strict=True)
-    return [
-        Interval(
-            (least + most) / (2.0 * count),
-            low,
-            high,
-            int(count),
-            "Clopper-Pearson",
-            "" if least == most else f"{int(most - least)} of them in the bin of the threshold {above:g}",
-        )
-        for least, most, count, low, high in said
-    ]
+    within = f" of them in the bin of the threshold {above:g}"
+    note = [f"{int(more)}{within}" if more else "" for more in (maybe - surely).tolist()]
+    estimate = (surely + maybe) / (2.0 * n)
+    return IntervalRows(estimate, lower, upper, n, "Clopper-Pearson", note, np.zeros(n.size, np.bool_))
 
 
 def two_valued_mean_intervals(
     rows: HistogramRows, *, low: float, high: float, alpha_lower: float, alpha_upper: float
-) -> list[Interval | None]:
+) -> IntervalRows:
     """`two_valued_mean_interval` of each row; None where an observation is neither of the two values."""
     is_low = (rows.lower <= low) & (low <= rows.upper)
     is_high = (rows.lower <= high) & (high <= rows.upper)
     neither = np.any((rows.count > 0) & ~(is_low | is_high), axis=1)
     shares = fraction_intervals(rows, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-    return [
-        None if odd or share is None else affine(share, high - low, low)
-        for odd, share in zip(neither.tolist(), shares, strict=True)
-    ]
+    return replace(shares.affine(high - low, low), odd=neither)
 
 
-def quantile_intervals(
-    rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float
-) -> list[Interval | None]:
+def quantile_intervals(rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`quantile_interval` of each row."""
     n, row = rows.total, np.arange(rows.total.size)
     first, last = _binomial_ranks(n, rank, alpha_lower, alpha_upper)
@@ -103,19 +140,8 @@ def quantile_intervals(
     estimate = low + (middle - 0.5 - (reached[row, m] - count)) / count * (rows.upper[row, m] - low)
     lower = np.where(first >= 1.0, rows.lower[row, r], -math.inf)
     upper = np.where(last <= n, rows.upper[row, s], math.inf)
-    return [
-        Interval(
-            middle_value,
-            least,
-            most,
-            int(count),
-            "order statistics",
-            "" if most < math.inf else upper_bound_needs(rank, alpha_upper),
-        )
-        for middle_value, least, most, count in zip(
-            estimate.tolist(), lower.tolist(), upper.tolist(), n.tolist(), strict=True
-        )
-    ]
+    note = ["" if most < math.inf else upper_bound_needs(rank, alpha_upper) for most in upper.tolist()]
+    return IntervalRows(estimate, lower, upper, n, "order statistics", note, np.zeros(n.size, np.bool_))
 
 
 def mean_intervals(
@@ -127,7 +153,7 @@ def mean_intervals(
     alpha_lower: float,
     alpha_upper: float,
     cut: bool = False,
-) -> list[Interval | None]:
+) -> IntervalRows:
     """`capped_mean_interval` of each row; None where an observation is, or may be, beyond the range or the cap."""
     floor, ceiling = max(low, -cap), min(high, cap)
     n, count = rows.total, rows.count
@@ -164,11 +190,7 @@ def mean_intervals(
     below = np.maximum(floor, np.minimum(least, below))
     above = np.minimum(ceiling, np.maximum(most, above))
     note = note_of(low, high, floor, ceiling, cut=cut)
-    said = zip(*(each.tolist() for each in (odd, estimate, below, above, n)), strict=True)
-    return [
-        None if strange else Interval(middle, down, up, int(size), "mixture betting", note)
-        for strange, middle, down, up, size in said
-    ]
+    return IntervalRows(estimate, below, above, n, "mixture betting", note, odd)
 
 
 def _dot(a: Floats, b: Floats) -> Floats:

@@ -22,7 +22,6 @@ from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.unit_of_work import unit_of_work
-from tests.tools.verdicts import verdicts_of
 
 METRICS = {
     "abs_log_ratio": ("mean", 0.05),
@@ -101,7 +100,8 @@ def run(scale: int, rounds: int, slices: int) -> None:
     fleet = Fleet(["all", *judged.slices], [("a" * 12, "b" * 12), ("a" * 12, "c" * 12)], scale)
     connection = sqlite3.connect(":memory:", isolation_level=None)
     evaluator, store = Evaluator([judged]), EvaluatorStore(connection)
-    spent: dict[str, list[float]] = {"new pane": [], "same pane": [], "idle": [], "ingest": [], "save": []}
+    names = ("new pane", "same pane", "idle", "verdicts", "ingest", "save")
+    spent: dict[str, list[float]] = {name: [] for name in names}
     now, cells = START, 0
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -114,10 +114,12 @@ def run(scale: int, rounds: int, slices: int) -> None:
         for kind, shift in (("new pane", 0.0), ("same pane", 10.0)):
             wire, at = fleet.request(now + shift).SerializeToString(), now + shift
             timed("ingest", lambda: evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(wire), at))  # noqa: B023
-            cells = len(timed(kind, lambda: verdicts_of(evaluator, at)))  # noqa: B023
+            (judged_at,) = timed(kind, lambda: evaluator.evaluate(at)).values()  # noqa: B023
+            cells = len(judged_at.verdicts)
+            timed("verdicts", lambda: tuple(judged_at.verdicts))  # noqa: B023
             with unit_of_work(connection) as unit:
                 timed("save", lambda: store.save(evaluator, unit))
-        timed("idle", lambda: verdicts_of(evaluator, now + 11.0))  # noqa: B023
+        timed("idle", lambda: evaluator.evaluate(now + 11.0))  # noqa: B023
         now += 30.0
     middle = {name: statistics.median(values) for name, values in spent.items()}
     print(f"{cells} cells, {int(fleet.total.sum()) / 1e6:,.0f}M observations")
@@ -125,10 +127,11 @@ def run(scale: int, rounds: int, slices: int) -> None:
         ("new pane", "evaluate(), every ring turns"),
         ("same pane", "evaluate(), every series has news"),
         ("idle", "evaluate(), nothing new"),
+        ("verdicts", "verdicts of all cells, made of columns"),
         ("save", "save, everything changed"),
     ):
-        print(f"  {what:36s} {middle[name] * 1e3:8.1f} ms")
-    print(f"  {'ingest':36s} {len(fleet.keys) / middle['ingest']:8,.0f} points/s")
+        print(f"  {what:40s} {middle[name] * 1e3:8.1f} ms")
+    print(f"  {'ingest':40s} {len(fleet.keys) / middle['ingest']:8,.0f} points/s")
 
 
 def main() -> None:
