@@ -171,10 +171,11 @@ export function actionsTaken(one) {
     action.in_force === false && el("span", { class: "tag over" }, "no longer"))));
 }
 
-/** What locate and remedy found out, each with what it rests on. */
+/** What locate and remedy found out, each part on a line of its own, with what it rests on. */
 export function diagnoses(one) {
   return el("ul", { class: "actions-taken" }, one.diagnoses.map((each) => el("li", {},
-    el("strong", {}, FOUND[each.kind] ?? each.kind), " ", each.text, " ",
+    el("strong", {}, FOUND[each.kind] ?? each.kind), " ",
+    each.text.split("; ").flatMap((part, at) => (at ? ["; ", el("br"), part] : [part])), " ",
     el("a", { href: `/api/v1/incidents/${one.id}/diagnoses/${each.evidence}` }, "evidence"),
     el("span", { class: "quiet" }, ` ${each.by}, `, el("time", { datetime: iso(each.at) }, clock(each.at))))));
 }
