@@ -1,12 +1,10 @@
 """A receiver that reads requests and does nothing with them: what the transport alone costs. `bench_ingest` starts it.
 
-`python tests/benchmarks/no_op_receiver.py HTTP_PORT GRPC_PORT`: uvicorn and grpcio on the loop of `kc-otel serve`.
+uvicorn and grpcio on the loop of `kc-otel serve`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from typing import Any
 
 import grpc
@@ -36,7 +34,3 @@ async def serve(http_port: int, grpc_port: int) -> None:
     await server.start()
     config = uvicorn.Config(app, port=http_port, log_level="warning", access_log=False, lifespan="off")
     await uvicorn.Server(config).serve()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(*map(int, sys.argv[1:])))

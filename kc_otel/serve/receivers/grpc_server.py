@@ -147,6 +147,11 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     )
 
 
+def _authorization(context: Any) -> str:
+    metadata = {name.lower(): value for name, value in context.invocation_metadata() or ()}
+    return str(metadata.get("authorization", ""))
+
+
 def _handler(
     sink: TelemetrySink,
     signal: Signal,
@@ -159,8 +164,7 @@ def _handler(
     async def export(_messages: Any, context: Any) -> bytes:
         began = time.perf_counter()
         try:
-            metadata = {name.lower(): value for name, value in context.invocation_metadata() or ()}
-            sender = senders.known(str(metadata.get("authorization", "")))
+            sender = senders.known("" if senders.anybody else _authorization(context))
             async with places.taken():
                 body = await context.read()
             if body is grpc.aio.EOF:
