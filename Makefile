@@ -14,6 +14,8 @@ LOCKED ?=
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 # Files in the order of tests/conftest.py, the longest first, instead of those with the most tests.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Two: each has engines of its own, of some gigabytes, and their limits are for a machine that is not full.
+PARALLEL_ENGINES = -n 2 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.
@@ -63,7 +65,7 @@ test-gpu: $(VENV)/.test ## the tests that need a GPU, which every other command 
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu tests/record $(ARGS)
 
 test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some minutes, after an install of 2.5 GB
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(ARGS)
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/engines --timeout 900 $(PARALLEL_ENGINES) $(ARGS)
 
 # The same environment with another vLLM in front: what it needs beside itself is the same, torch too.
 test-engines-oldest: $(ENGINES)/.engines ## the engines' tests of the instrumentation with the oldest vLLM that is promised
