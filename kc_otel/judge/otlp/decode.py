@@ -15,6 +15,7 @@ from typing import Any, Final
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from kc_otel.judge.otlp.message_count import holds_more_than
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, Signal
@@ -46,6 +47,8 @@ def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
         BadRequestError: If `body` is not such a message.
         TooLargeError: If it holds too many things.
     """
+    if holds_more_than(limits.max_items, body, signal.request.DESCRIPTOR):
+        raise limits.too_many()
     request = signal.request()
     try:
         request.ParseFromString(body)

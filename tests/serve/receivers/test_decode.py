@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.otlp import BadRequestError, Limits, TooLargeError
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, to_json
+from kc_otel.judge.otlp.message_count import holds_more_than
 from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES, Signal
 
 LIMITS = Limits()
@@ -158,6 +160,58 @@ def test_requests_of_too_many_things_are_refused(signal: Signal) -> None:
     for request in many(signal):
         with pytest.raises(TooLargeError, match="more than 60000 items; send smaller batches"):
             from_protobuf(request.SerializeToString(), signal, LIMITS)
+
+
+def nested(fields: tuple[int, ...], content: bytes) -> bytes:
+    """Content as a field of a field, and so on, of protobuf."""
+    for number in reversed(fields):
+        length, said = len(content), bytearray((number << 3 | 2,))
+        while length > 127:
+            said.append(length & 127 | 128)
+            length >>= 7
+        content = bytes((*said, length)) + content
+    return content
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param((), id="resources"),
+        pytest.param((1, 1), id="attributes of a resource"),
+        pytest.param((1, 2, 2, 10), id="points"),
+        pytest.param((1, 2, 2, 10, 1), id="attributes of a point"),
+    ],
+)
+def test_a_bomb_is_refused_before_it_is_parsed(fields: tuple[int, ...]) -> None:
+    """Millions of empty messages, a few kilobytes of gzip, would be a gigabyte and seconds."""
+
+    class Never:
+        DESCRIPTOR = METRICS.request.DESCRIPTOR
+
+        def ParseFromString(self, _body: bytes) -> None:  # noqa: N802 - protobuf's name
+            raise AssertionError("parsed")
+
+    body = nested(fields, b"\x0a\x00" * 2**19)
+    with pytest.raises(TooLargeError, match="send smaller batches"):
+        from_protobuf(body, replace(METRICS, request=Never), Limits(max_items=6000))
+
+
+def test_what_recorders_send_is_no_bomb() -> None:
+    """Points with what they usually have are not refused before they are read, as long as there are not too many."""
+    request = METRICS.request()
+    data = (
+        request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token").exponential_histogram
+    )
+    for number in range(500):
+        point = data.data_points.add(time_unix_nano=number, count=3)
+        for key in range(8):
+            point.attributes.add(key=f"kc.{key}").value.string_value = "a"
+        point.positive.bucket_counts.extend(range(80))
+        point.exemplars.add(as_double=0.5)
+    body, few = request.SerializeToString(), 503
+    assert not holds_more_than(few, body, METRICS.request.DESCRIPTOR)
+    assert from_protobuf(body, METRICS, replace(LIMITS, max_items=few)) == request
+    assert holds_more_than(few // 3, body, METRICS.request.DESCRIPTOR)
 
 
 def test_json_of_too_many_objects_is_refused_before_it_is_parsed() -> None:
