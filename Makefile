@@ -173,7 +173,7 @@ $(OLDEST)/.oldest: pyproject.toml
 # there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours. SGLang, which
 # takes a GPU, and Triton lie apart, where verl and others do not find them, for the tests that want them.
 $(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
-$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
+$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt tests/engines/trackers.txt
 	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
 	@echo "installing vLLM and TRL ..."
 	@$(ENGINES_PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(ENGINES_PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX)
@@ -181,5 +181,6 @@ $(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt
 	@rm -rf "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests"
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/sglang --upgrade 'sglang==$(SGLANG)'
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/triton --upgrade 'triton==$(TRITON)'
+	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/trackers --upgrade -r tests/engines/trackers.txt
 	@$(ENGINES_PIP) install --no-deps --editable .
 	@touch $@
