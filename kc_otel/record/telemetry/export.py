@@ -141,11 +141,19 @@ class ExportLoop:
             if self._exporters is None:
                 self._exporters = self._make()
             data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(SCOPE, metrics, "")], "")])
-            results = [(e, e.export(data, timeout_millis=self._timeout * 1000.0)) for e in self._exporters]
+            refused = [_where(e) for e in self._exporters if not self._is_sent(e, data)]
         except Exception as error:  # noqa: BLE001 - an exporter is foreign code, and this thread has no caller
             return error
-        refused = [_where(e) for e, result in results if result is not MetricExportResult.SUCCESS]
         return f"nothing gets through to {', '.join(refused)}; `kc-otel doctor` says why" if refused else None
+
+    def _is_sent(self, exporter: MetricExporter, data: MetricsData) -> bool:
+        """Whether it was delivered; OpenTelemetry 1.39 raises over HTTP where nobody listens, later ones return it."""
+        try:
+            return exporter.export(data, timeout_millis=self._timeout * 1000.0) is MetricExportResult.SUCCESS
+        except OSError as error:
+            if any(kind.__name__ == "ConnectionError" for kind in type(error).__mro__):  # Python's, or that of requests
+                return False
+            raise
 
     def _close(self) -> None:
         with self._changed:
