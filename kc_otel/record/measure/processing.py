@@ -137,20 +137,31 @@ def together_temperature_like(block: Block) -> bool:
 
 
 def _all_surer(train: NDArray[np.floating], inference: NDArray[np.floating]) -> bool:
-    """Whether one side is surer of every likely token than the other by much the same, and less of unlikely ones."""
+    """Whether one side is surer of every likely token than the other by much the same, and less of unlikely ones.
+
+    Of the tokens that one side is sure of, noise makes the other less so: that side's own tokens have to agree.
+    """
     p, q = (np.minimum(side.astype(np.float64), 0.0) for side in (train, inference))
     larger, smaller = np.maximum(p, q), np.minimum(p, q)
-    sure = (larger > _SURE_BETWEEN[0]) & (smaller < _SURE_BETWEEN[1]) & (larger < 0.0)
+    between = (smaller < _SURE_BETWEEN[1]) & (larger < 0.0)
+    sure = between & (larger > _SURE_BETWEEN[0])
     unlikely = larger < _UNLIKELY
     if np.count_nonzero(sure) < _SURE or not unlikely.any():
         return False
-    odds = _log_odds(p[sure]) - _log_odds(q[sure])
-    middle = float(np.median(odds))
+    odds = np.zeros_like(p)
+    odds[sure] = _log_odds(p[sure]) - _log_odds(q[sure])
+    middle = float(np.median(odds[sure]))
     apart = (p - q)[unlikely] * -np.sign(middle)
     return bool(
-        np.quantile(odds * np.sign(middle), 0.1) > _EVENLY * abs(middle)
+        _evenly(odds[sure], middle)
+        and all(_evenly(odds[between & (side > _SURE_BETWEEN[0])], middle) for side in (p, q))
         and np.maximum(apart, 0.0).sum() > _AGAINST * np.abs(apart).sum()
     )
+
+
+def _evenly(odds: NDArray[np.float64], middle: float) -> bool:
+    enough = odds.size >= _SURE // 4
+    return enough and bool(np.quantile(odds * np.sign(middle), 0.1) > _EVENLY * abs(middle))
 
 
 def _log_odds(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:

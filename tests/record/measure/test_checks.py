@@ -281,6 +281,16 @@ def test_kernels_that_differ_have_no_temperature_where_the_entropy_varies(turned
         assert not (check(*(reversed(pair) if turned else pair)) == InvalidReason.TEMPERATURE_MISMATCH).any()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_noise_on_a_side_that_is_never_sure_is_no_temperature(turned: bool) -> None:
+    """The tokens that noise alone made likely are all surer on its side; that is how they were chosen."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        q = -rng.exponential(1.0, (60, 30)) - 0.5
+        pair = [np.minimum(q + 0.8 * rng.standard_normal(q.shape), 0.0), q]
+        assert not (check(*(reversed(pair) if turned else pair)) == InvalidReason.TEMPERATURE_MISMATCH).any()
+
+
 @pytest.mark.parametrize("tokens", [4, 20, 160])
 def test_logarithms_to_base_2_are_noticed(tokens: int) -> None:
     """A side in bits is a multiple of the one in nats, in short sequences too."""
