@@ -15,15 +15,17 @@ About the Bootstrap (expanded percentiles).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, t
 
+from kc_otel._extras import extra
 from kc_otel.stats import Interval
 
 __all__ = ["ComponentShare", "Shares", "shares_of"]
@@ -155,7 +157,13 @@ def _drawing_error(by_order: NDArray[np.float64], alpha: float) -> NDArray[np.fl
     spread = pairs.std(0, ddof=1) / np.sqrt(len(pairs))
     # A few orders may treat a component alike by chance: it is as uncertain as components are on average.
     spread = np.maximum(spread, np.sqrt(np.mean(spread**2)))
-    return np.asarray(t.ppf(1 - alpha / 2, len(pairs) - 1) * spread)
+    return np.asarray(_student(1 - alpha / 2, len(pairs) - 1) * spread)
+
+
+def _student(probability: float, freedom: int) -> float:
+    with extra("stats", "intervals of shares"):
+        from scipy.special import stdtrit  # noqa: PLC0415 - who only shows what was found has none
+    return float(stdtrit(freedom, probability))
 
 
 def _interval(estimate: float, lower: float, upper: float, drawn: float, samples: int, method: str) -> Interval:
@@ -176,6 +184,6 @@ def _bootstrap(
     if n < 2:  # of one sequence nothing follows about others
         return np.zeros(len(gains)), np.ones(len(gains))
     ratios = (drawn[usable] @ gains.T) / sums[usable, None]
-    tail = norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf(1 - alpha / 2, n - 1))
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * _student(1 - alpha / 2, n - 1))
     ends = np.quantile(ratios, [tail, 1 - tail], axis=0)
     return ends[0], ends[1]

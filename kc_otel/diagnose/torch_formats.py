@@ -106,7 +106,8 @@ def rounding_cache(kv: torch.dtype | None) -> Any:
     Args:
         kv: The format; None to keep what is written as it is.
     """
-    from transformers import DynamicCache  # noqa: PLC0415 - only for checkpoints, which need it anyway
+    with extra("transformers", "a checkpoint's cache"):
+        from transformers import DynamicCache  # noqa: PLC0415 - only for checkpoints, which need it anyway
 
     class Rounded(DynamicCache):  # type: ignore[misc]
         def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> Any:

@@ -132,7 +132,8 @@ def _plain(folder: Path) -> _Served:
 def _with_file_name(token: Any) -> Iterator[Any]:
     """A block, and above it the name of the file that it is, where it says one as MkDocs reads it."""
     if token.type == "fence" and (found := re.search(r'title="([^"]+)"', token.info)):
-        from markdown_it.token import Token  # noqa: PLC0415 - as above
+        with extra("serve", "the handbook"):
+            from markdown_it.token import Token  # noqa: PLC0415 - as above
 
         yield Token("html_block", "", 0, content=f"<p><code>{html.escape(found[1])}</code></p>\n")
     yield token

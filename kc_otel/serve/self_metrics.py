@@ -158,7 +158,8 @@ def _family(name: str, series: Series) -> Metric:
 
 
 def _histogram(described: Described, series: Series) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415 - only for /metrics
+    with extra("serve", "/metrics"):
+        from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415 - only for /metrics
 
     names = [label_name(attribute) for attribute in described.attributes]
     family = HistogramMetricFamily(prometheus_name(described), described.meaning, labels=names)

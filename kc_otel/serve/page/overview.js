@@ -33,7 +33,7 @@ export function showOverview({ overview, contracts, promotions }) {
 
 /** The past of the worst cell of the first incidents, in their cards. */
 export async function showSparks({ overview }) {
-  const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.cells.length).slice(0, DRAWN);
+  const broken = overview.incidents.filter((one) => one.on === "fail" && one.cells.length).slice(0, DRAWN);
   if (performance.now() - asked < REFRESH && broken.every((one) => sparks.has(one.id))) return;
   asked = performance.now();
   for (const id of sparks.keys()) if (!broken.some((one) => one.id === id)) sparks.delete(id);
@@ -55,7 +55,7 @@ export async function showSparks({ overview }) {
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
 function headline(broken, contained, silent, totals, all, overview, contracts) {
-  if (broken.length && broken.every((one) => one.clauses.every((clause) => clause === "input"))) return "Sequences fail the input checks";
+  if (broken.length && broken.every((one) => one.on === "invalid-input")) return "Sequences fail the input checks";
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return "A kernel has stopped reporting";
@@ -200,7 +200,7 @@ function inForce(one) {
 
 function showEmpty(overview, contracts) {
   const node = byId("empty");
-  if (overview.heard || !overview.at || overview.incidents.length) return fill(node);
+  if (overview.heard || !overview.at || overview.incidents.some((one) => one.on === "invalid-input")) return fill(node);
   if (node.firstChild) return undefined;
   const name = contracts[0]?.name ?? "policy";
   return fill(node, el("div", { class: "next" },

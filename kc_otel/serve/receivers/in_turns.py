@@ -127,12 +127,12 @@ def parts_of(request: Any, signal: Signal, most: int = _POINTS) -> Iterator[Any]
 
 
 def _points_one_by_one(request: Any, signal: Signal) -> int:
-    if signal is not METRICS:
-        return 0
     if isinstance(request, ColumnMessage):
         if request.request is not None:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0)))
+    if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
+        return 0
     return sum(
         len(_points(metric))
         for resource in request.resource_metrics

@@ -167,3 +167,9 @@ def test_a_part_that_is_refused_refuses_the_request() -> None:
     assert asyncio.run(send()) == 503
     assert 0 < sink.taken < 900
     assert counts.snapshot() == {("http", "throttled"): 1}
+
+
+def test_what_a_sink_has_divided_itself_is_whole() -> None:
+    """A sink's own reading of a body, such as one by shards, has no points to be counted here."""
+    divided = object()
+    assert list(parts_of(divided, METRICS)) == [divided]
