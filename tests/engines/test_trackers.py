@@ -7,12 +7,13 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from kc_otel.offline.run_log.read_run_log import read_run_log
+from kc_otel.offline.run_log.read_run_log import RunLogError, read_run_log
 from kc_otel.offline.tracker import Tracker
 
 pytest.importorskip("vllm", reason="the logs of trainers are installed beside the engines")
@@ -52,6 +53,17 @@ def test_mlflow_shows_them_in_the_run_of_the_trainer(tmp_path, monkeypatch):
     assert [(m.step, m.value) for m in client.get_metric_history(run_id, "kc/token-tv/worst/code")] == [(7, 0.07)]
 
 
+def _complete(file, seconds=20.0):
+    """A run's log once its end is in it: W&B's own process writes it, and a little later than the run has ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(RunLogError):
+            if len((found := read_run_log(file)).get("kc/step", ((), ()))[1]) == 2:
+                return found
+        time.sleep(0.05)
+    return read_run_log(file)
+
+
 def test_wandb_shows_them_in_the_run_of_the_trainer(tmp_path, monkeypatch):
     """What W&B keeps of an offline run has the scalars, and as their axis the steps they are of, also of the past."""
     monkeypatch.chdir(tmp_path)
@@ -61,7 +73,7 @@ def test_wandb_shows_them_in_the_run_of_the_trainer(tmp_path, monkeypatch):
         for step in (7, 3):
             log.write(step, {"kc/token-tv/all": step / 100})
     (file,) = tmp_path.glob("wandb/offline-run-*/run-run1.wandb")
-    found = read_run_log(file)
+    found = _complete(file)
     assert found["kc/step"][1].tolist() == [7.0, 3.0]
     assert found["kc/token-tv/all"][1].tolist() == [0.07, 0.03]
 
