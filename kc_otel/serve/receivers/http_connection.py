@@ -13,9 +13,11 @@ import logging
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
+import numpy as np
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.utils import get_remote_addr
 
@@ -73,7 +75,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._answering: asyncio.Task[None] | None = None
         self._buffer = _BEGINS.buffer
         self._body: memoryview | None = None
-        self._filled = self._unwanted = 0
+        self._filled = self._unwanted = self._missing = 0
         self._whole: asyncio.Future[bytes] | None = None
         self._early = b""
         self._stopping = False
@@ -180,13 +182,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         if here == size:
             body = data[end:].tobytes()
         else:
-            self._body, self._filled = memoryview(bytearray(size)), here
-            self._body[:here] = data[end:]
-            self._whole = whole = self._loop.create_future()
-            body = lambda: whole  # noqa: E731
+            self._transport.pause_reading()  # until it has a place, or is refused and thrown away
+            self._missing = size - here
+            body = partial(self._read, data[end:].tobytes(), size)
         self._waits_since = None
         self._answering = self._loop.create_task(self._answer(str(head[1], "ascii"), headers, body))
         return True
+
+    def _read(self, begun: bytes, size: int) -> Awaitable[bytes]:
+        """The whole of a body, whose first bytes came with the headers."""
+        if self._transport.is_closing():
+            raise DisconnectedError
+        # Memory that is only announced is not taken: nothing writes to it before the bytes have come.
+        memory: Any = np.empty(size, np.uint8)
+        self._body, self._filled, self._missing = memoryview(memory), len(begun), 0
+        self._body[: len(begun)] = begun
+        self._whole = self._loop.create_future()
+        self._transport.resume_reading()
+        return self._whole
 
     async def _answer(self, path: str, headers: dict[str, str], body: bytes | Callable[[], Awaitable[bytes]]) -> None:
         assert self._receiver is not None
@@ -199,6 +212,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._answering = None
         if self._body is not None:  # it was given up before it had come
             self._unwanted, self._body = len(self._body) - self._filled, None
+        elif self._missing:  # and before it was read
+            self._unwanted, self._missing = self._missing, 0
+            self._transport.resume_reading()
         if answer is None or self._transport.is_closing():
             return
         parts = [_STATUS[answer.status]]

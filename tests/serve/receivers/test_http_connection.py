@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import resource
 import socket
 import time
+from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +149,41 @@ def test_who_hangs_up_in_a_body_is_no_error(sink: Any, body: bytes, caplog: pyte
             connection.sendall(usual(body))
             assert answers(connection)[0][0] == 200
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count of memory")
+def test_bodies_that_are_announced_take_no_memory(sink: Any, body: bytes) -> None:
+    """A length is only a claim; and what has no place to be read yet waits in the kernel, not here."""
+    announced = f"{HEAD}Content-Length: {16 * 2**20}\r\n\r\n".encode()
+    with http_server(sink) as port, ExitStack() as open_:
+        before = resident()
+        for _ in range(100):
+            open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)).sendall(announced)
+        time.sleep(0.3)
+        assert resident() - before < 64 * 2**20
+        filled = open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        filled.sendall(usual(body))
+        assert [status for status, _, _ in answers(filled)] == [200]
+
+
+def test_a_body_without_a_place_is_refused_and_thrown_away(sink: Any, body: bytes) -> None:
+    """Nothing of it is taken for the next request of its connection."""
+    with http_server(sink, Limits(max_concurrent=1, patience=20)) as port, ExitStack() as open_:
+        first, second = (
+            open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(2)
+        )
+        head, rest = usual(body)[: -len(body)], body
+        first.sendall(head)
+        time.sleep(0.1)
+        second.sendall(usual(bytes(8 * 2**20)))
+        assert [status for status, _, _ in answers(second)] == [503]
+        first.sendall(rest)
+        assert [status for status, _, _ in answers(first)] == [200]
+        second.sendall(usual(body))
+        assert [status for status, _, _ in answers(second)] == [200]
+    assert len(sink.requests) == 2
