@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kc_otel.diagnose.token_sequences import TokenSequence
 
 __all__ = ["register"]
+
+_DECODED: Final = 16
+"""Tokens that an engine decodes after a prompt without a completion."""
 
 Engine = Annotated[
     list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; again for more.")
@@ -95,10 +98,11 @@ def locate_command(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415 - a quick --help
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        if _is_captured(train) or _is_captured(infer):
-            located = _of_captures(promise, train, infer, given, slice, precision, pairs("--engine", engine or ()))
+        options = pairs("--engine", engine or ())
+        if _is_capture(train) or _is_capture(infer):
+            located = _of_captures(promise, train, infer, given, slice, precision, options)
         else:
-            located = _of_modules(promise, train, infer, given, slice, failing, precision, shares=shares)
+            located = _of_kernels(promise, train, infer, given, slice, failing, precision, options, shares=shares)
     _show(located, as_json=as_json, html=html)
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
@@ -120,7 +124,9 @@ def capture_command(
     precision: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="The other kernel's, whose rounding is to be no fault.")
     ] = None,
-    decode: Annotated[int, typer.Option(min=0, metavar="TOKENS", help="An engine decodes so many a sequence.")] = 16,
+    decode: Annotated[
+        int, typer.Option(min=0, metavar="TOKENS", help="An engine decodes so many where there is no completion.")
+    ] = _DECODED,
     engine: Engine = None,
 ) -> None:
     """Write what a kernel's operators give, to be compared with another machine's by locate.
@@ -174,14 +180,13 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
         ).run(stop)
 
 
-def _is_captured(kernel: str) -> bool:
+def _is_capture(kernel: str) -> bool:
     from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
-    from kc_otel.diagnose.kernel_sources import VLLM  # noqa: PLC0415
 
-    return kernel.startswith(VLLM) or is_capture(Path(kernel))
+    return is_capture(Path(kernel))
 
 
-def _of_modules(
+def _of_kernels(
     contract: Contract,
     train: str,
     infer: str,
@@ -189,14 +194,24 @@ def _of_modules(
     slice: str,
     clause: Clause | None,
     precision: str | None,
+    options: Mapping[str, str],
     *,
     shares: bool,
 ) -> Located:
-    from kc_otel.diagnose.kernel_sources import torch_kernel_from  # noqa: PLC0415 - torch
+    from kc_otel.diagnose.kernel_sources import (  # noqa: PLC0415 - torch
+        completed_by,
+        engine_options,
+        kernel_from,
+        torch_kernel_from,
+    )
     from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
 
-    kernels = torch_kernel_from(train, contract.kernels.train), torch_kernel_from(infer, contract.kernels.inference)
-    return locate(contract, *kernels, given, slice=slice, clause=clause, shares=shares, precision=precision)
+    reference = torch_kernel_from(train, contract.kernels.train)
+    with kernel_from(infer, contract.kernels.inference, engine_options(options)) as kernel:
+        tokens = completed_by(kernel, given, _DECODED)
+        return locate(
+            contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision
+        )
 
 
 def _of_captures(
@@ -208,7 +223,7 @@ def _of_captures(
     precision: str | None,
     options: Mapping[str, str],
 ) -> Located:
-    """At least one side is a capture or an engine: the other is captured on its tokens."""
+    """At least one side is a capture: the other is captured on its tokens."""
     from kc_otel.diagnose.capture_compare import compare_captures  # noqa: PLC0415 - a quick --help
     from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
     from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
@@ -221,7 +236,7 @@ def _of_captures(
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=arguments)))
 
     inference = side(infer, contract.kernels.inference, given, None)
-    tokens = [TokenSequence(each.token_ids, each.prompt_tokens) for each in inference.sequences]
+    tokens = [TokenSequence(each.token_ids, each.prompt_tokens, {}, each.messages) for each in inference.sequences]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     return compare_captures(contract, reference, inference, slice=slice)
 

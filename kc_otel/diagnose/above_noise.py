@@ -2,8 +2,8 @@
 
 A sequence is the independent unit; tokens of one are not. At each boundary a sequence either differs by more than
 `MARGIN` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
-sequences do (Clopper-Pearson), after Holm over the boundaries. The floor is the largest that any sequence showed, so
-that a kernel which is only as noisy as itself is never named.
+sequences do (Clopper-Pearson), after Holm over the boundaries. Noise is the largest that any sequence showed, so that a
+kernel which is only as noisy as itself is never named; rounding is each sequence's own.
 """
 
 from __future__ import annotations
@@ -125,8 +125,11 @@ def boundary_drift(
     for boundary, each in measured.items():
         noise = [_largest(values) for values in (each.train_noise, each.inference_noise, each.precision)]
         floor = max([LEAST_FLOOR, rounding, *(one for one in noise if math.isfinite(one))])
+        # Noise may have struck in a run and not in another; a sequence's rounding is its own.
+        others = max([LEAST_FLOOR, rounding, *(one for one in noise[:2] if math.isfinite(one))])
+        own = np.where(np.isfinite(each.precision), np.fmax(others, each.precision), others)
         judged = each.drift if np.isnan(each.local).all() else each.local
-        rows.append((boundary, each, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * floor))
+        rows.append((boundary, each, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * own))
     tests = holm([_p_value(beyond) for *_, beyond in rows], alpha)
     return tuple(
         BoundaryDrift(

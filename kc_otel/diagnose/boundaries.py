@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-__all__ = ["FUSED", "INPUT_OF", "Boundary", "boundaries_of", "by_operator", "layer_of"]
+__all__ = [
+    "FUSED",
+    "INPUT_OF",
+    "SAMPLER",
+    "TOKENS",
+    "Boundary",
+    "boundaries_of",
+    "by_operator",
+    "fused",
+    "fused_parts",
+    "layer_of",
+]
+
+Output = TypeVar("Output")
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.+))?$")
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -73,6 +86,12 @@ class Boundary:
         return named if self.layer is None else f"layer {self.layer}, {named}"
 
 
+SAMPLER: Final = Boundary(None, "sampler")
+"""What sampling parameters make of the logits."""
+TOKENS: Final = Boundary(None, "tokens")
+"""What tokenizer and chat template make of a conversation."""
+
+
 def by_operator(boundaries: Iterable[Boundary]) -> dict[str, list[Boundary]]:
     """Boundaries of one operator together, by a name that says its layers.
 
@@ -97,6 +116,40 @@ def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
             runs.append([layer])
     said = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"{operator} in layer{'s' if len(layers) > 1 else ''} {said}"
+
+
+def fused_parts(boundaries: Iterable[Boundary]) -> dict[Boundary, list[Boundary]]:
+    """What is one product in an engine, and the products of a training kernel that it is made of, in order.
+
+    >>> found = fused_parts(Boundary(0, each) for each in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    >>> {str(key): len(parts) for key, parts in found.items()}
+    {'layer 0, qkv_proj': 3}
+    """
+    known = dict.fromkeys(boundaries)
+    found = {}
+    for operator, parts in FUSED.items():
+        for layer in dict.fromkeys(each.layer for each in known):
+            keys = [Boundary(layer, part) for part in parts]
+            if all(key in known for key in keys):
+                found[Boundary(layer, operator)] = keys
+    return found
+
+
+def fused(outputs: Mapping[Boundary, Output], join: Callable[[list[Output]], Output]) -> dict[Boundary, Output]:
+    """Outputs with products of one input side by side, in the place of the first: queries, keys and values as one.
+
+    Args:
+        outputs: By boundary, in the order of execution.
+        join: Puts outputs side by side.
+    """
+    parts = fused_parts(outputs)
+    first = {keys[0]: whole for whole, keys in parts.items()}
+    others = {key for keys in parts.values() for key in keys[1:]}
+    return {
+        first.get(key, key): join([outputs[each] for each in parts[first[key]]]) if key in first else value
+        for key, value in outputs.items()
+        if key not in others
+    }
 
 
 def layer_of(name: str) -> int | None:

@@ -7,17 +7,33 @@ noise is a finding; what lies behind it drifts anyway.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
-from kc_otel.diagnose.above_noise import MARGIN, SHARE, Measured, boundary_drift, least_sequences
-from kc_otel.diagnose.boundaries import Boundary, by_operator
-from kc_otel.diagnose.capture_file import Capture, CapturedSequence
-from kc_otel.diagnose.located import Divergence, Located, NotComparableError
-from kc_otel.diagnose.torch_capture import relative_error
+from kc_otel.diagnose.above_noise import (
+    LEAST_FLOOR,
+    MARGIN,
+    SHARE,
+    BoundaryDrift,
+    Measured,
+    boundary_drift,
+    exceedances,
+    least_sequences,
+)
+from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator
+from kc_otel.diagnose.capture_file import Capture, CapturedSequence, relative_error
+from kc_otel.diagnose.located import (
+    Divergence,
+    Located,
+    NotComparableError,
+    between,
+    cut_vocabulary,
+    other_tokens,
+)
 
 __all__ = ["compare_captures"]
 
@@ -50,7 +66,8 @@ def compare_captures(
         )
     ours = list(pairs[0][0].outputs)
     keys = [key for key in ours if all(key in a.outputs and key in b.outputs for a, b in pairs)]
-    _same_model(pairs[0][0], pairs[0][1], keys)
+    cut = _same_model(pairs[0][0], pairs[0][1], keys)
+    keys = [key for key in keys if key not in {each.boundary for each in cut} and not (cut and key == SAMPLER)]
     nan = np.full(len(pairs), np.nan)
     measured = {}
     for key in keys:
@@ -70,18 +87,8 @@ def compare_captures(
             "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
         )
     alpha = 1.0 - contract.observability.confidence
-    rows = boundary_drift(measured, alpha, rounding=rounding)
-    above = [row for row in rows if row.is_above]
-    findings = [
-        Divergence(
-            "drift",
-            row.boundary,
-            "",
-            f"relative difference {number(row.drift.estimate)} [{number(row.drift.lower)}, {number(row.drift.upper)}], "
-            f"{number(row.drift.estimate / row.floor)} times the noise floor; what lies behind it inherits it",
-        )
-        for row in above[:1]
-    ]
+    rows = boundary_drift(measured, alpha / 2, rounding=rounding)
+    findings = [*_token_findings(pairs), *cut, *_first(rows), *_batch_findings(measured, alpha / 2)]
     return Located(
         contract=contract.metadata.name,
         slice=slice,
@@ -100,24 +107,70 @@ def compare_captures(
     )
 
 
+def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
+    """The first boundary above noise; what lies behind it inherits its error."""
+    row = next((each for each in rows if each.is_above), None)
+    if row is None:
+        return []
+    difference = (
+        f"relative difference {between(row.drift)}, {number(row.drift.estimate / row.floor)} times the noise floor"
+    )
+    if row.boundary == SAMPLER:
+        said = f"of what is sampled from, and the logits before it do not differ: {difference}"
+        return [Divergence("sampler", row.boundary, "", said)]
+    return [Divergence("drift", row.boundary, "", f"{difference}; what lies behind it inherits it")]
+
+
+def _token_findings(pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[Divergence]:
+    """Conversations that the two kernels' templates make other tokens of."""
+    encoded = [(a.encoded, b.encoded) for a, b in pairs if a.encoded is not None and b.encoded is not None]
+    other = [each for each in encoded if each[0] != each[1]]
+    return [Divergence("tokens", TOKENS, "", other_tokens(*other[0], len(other), len(encoded)))] if other else []
+
+
+def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float) -> list[Divergence]:
+    """The first boundary whose numbers depend on the batch by more than the training kernel's rounding and noise."""
+    noise = {
+        key: (each.inference_noise, np.fmax(each.train_noise, each.precision))
+        for key, each in measured.items()
+        if not np.isnan(each.inference_noise).all()
+    }
+    floors = {key: max(LEAST_FLOOR, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
+    noisy = exceedances({key: (own, floors[key]) for key, (own, _) in noise.items()}, alpha)
+    return [
+        Divergence(
+            "batch",
+            key,
+            "",
+            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
+            f"{MARGIN:g} times the floor of {number(floors[key])}; what lies behind it inherits it",
+        )
+        for key, share in [*noisy.items()][:1]
+    ]
+
+
 def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bool) -> float:
     chosen = (a.positions >= a.prompt_tokens) == decode
     return relative_error(a.outputs[key][chosen], b.outputs[key][chosen]) if chosen.any() else float("nan")
 
 
-def _same_model(ours: CapturedSequence, theirs: CapturedSequence, keys: list[Boundary]) -> None:
+def _same_model(ours: CapturedSequence, theirs: CapturedSequence, keys: Sequence[Boundary]) -> list[Divergence]:
+    """A head with another vocabulary; anything else of another shape is another model."""
     layers = [sorted({each.layer for each in side.outputs if each.layer is not None}) for side in (ours, theirs)]
     if layers[0] != layers[1]:
         raise NotComparableError(
             f"the training kernel has {len(layers[0])} layers and the inference kernel {len(layers[1])}: "
             "they are not the same checkpoint, or layers of one are not recognised"
         )
-    for key in keys:
-        if ours.features[key] != theirs.features[key]:
+    other = [key for key in keys if ours.features[key] != theirs.features[key] and key != SAMPLER]
+    head = Boundary(None, "head")
+    for key in other:
+        if key != head:
             raise NotComparableError(
                 f"{key} has {ours.features[key]} features in training and {theirs.features[key]} in inference: "
                 "the kernels are not the same checkpoint; give both the same"
             )
+    return [Divergence("shape", head, "", cut_vocabulary(ours.features[head], theirs.features[head])) for _ in other]
 
 
 def _notes(
@@ -128,7 +181,7 @@ def _notes(
     alpha: float,
 ) -> list[str]:
     notes = [f"training kernel: {train.kernel}; inference kernel: {inference.kernel}"]
-    if len(pairs) < (least := least_sequences(len(keys), alpha)):
+    if len(pairs) < (least := least_sequences(2 * len(keys), alpha)):
         notes.append(f"{len(pairs)} sequences cannot name anything at {len(keys)} boundaries: give {least} or more")
     a, b = pairs[0]
     for side, have, lack in (("inference", a, b), ("training", b, a)):

@@ -26,20 +26,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.diagnose.boundaries import FUSED, Boundary
+from kc_otel.diagnose.boundaries import Boundary
 
 __all__ = [
     "Capture",
     "CaptureWriter",
     "CapturedSequence",
-    "fused",
     "is_capture",
     "kept_positions",
     "projected",
     "read_capture",
+    "relative_error",
 ]
 
-FORMAT: Final = "kc-otel capture 1"
+FORMAT: Final = "kc-otel capture 2"
 _FEATURES: Final = 64
 _POSITIONS: Final = 32
 _MOST_BYTES: Final = 1 << 31
@@ -58,6 +58,8 @@ class CapturedSequence:
         features: By boundary, features before the projection.
         noise: By boundary, relative error of the kernel against itself in another batch; missing where not measured.
         precision: By boundary, relative error of the kernel in the other's number format; likewise.
+        messages: The conversation that the prompt was made of; empty where that is unknown.
+        encoded: Token ids that the kernel itself makes of it; None where it cannot.
     """
 
     token_ids: tuple[int, ...]
@@ -67,6 +69,8 @@ class CapturedSequence:
     features: Mapping[Boundary, int]
     noise: Mapping[Boundary, float]
     precision: Mapping[Boundary, float]
+    messages: tuple[Mapping[str, str], ...] = ()
+    encoded: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,20 +109,16 @@ def _directions(features: int) -> NDArray[np.float32]:
     return np.asarray((2 * signs - 1) / np.sqrt(_FEATURES), dtype=np.float32)
 
 
-def fused(outputs: Mapping[Boundary, NDArray[np.float32]]) -> dict[Boundary, NDArray[np.float32]]:
-    """Outputs with products of one input side by side, as engines compute them: queries, keys and values as one."""
-    found = dict(outputs)
-    for operator, parts in FUSED.items():
-        for layer in {each.layer for each in outputs}:
-            keys = [Boundary(layer, part) for part in parts]
-            if all(key in found for key in keys):
-                joined = np.concatenate([found[key] for key in keys], axis=1)
-                found = {
-                    (Boundary(layer, operator) if key == keys[-1] else key): (joined if key == keys[-1] else value)
-                    for key, value in found.items()
-                    if key not in keys[:-1]
-                }
-    return found
+def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Root mean square of the difference in shares of the reference's; inf where only one is finite."""
+    ours, theirs = reference.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, theirs - ours)
+    if not np.isfinite(difference).all():
+        return float("inf")
+    size = float(np.linalg.norm(np.where(np.isfinite(ours), ours, 0.0)))
+    error = float(np.linalg.norm(difference))
+    return error / size if size else (float("inf") if error else 0.0)
 
 
 class CaptureWriter:
@@ -209,6 +209,8 @@ def _packed(sequence: CapturedSequence) -> bytes:
     keys = list(sequence.outputs)
     about: dict[str, Any] = {
         "prompt_tokens": sequence.prompt_tokens,
+        "messages": [dict(each) for each in sequence.messages],
+        "encoded": sequence.encoded,
         "boundaries": [
             [
                 key.layer,
@@ -240,4 +242,6 @@ def _unpacked(raw: bytes) -> CapturedSequence:
             features={key: rest[0] for key, rest in rows},
             noise={key: rest[1] for key, rest in rows if rest[1] is not None},
             precision={key: rest[2] for key, rest in rows if rest[2] is not None},
+            messages=tuple(about["messages"]),
+            encoded=None if about["encoded"] is None else tuple(about["encoded"]),
         )

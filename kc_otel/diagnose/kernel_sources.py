@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from kc_otel.diagnose.capture_file import CapturedSequence
     from kc_otel.diagnose.token_sequences import TokenSequence
     from kc_otel.diagnose.torch_kernel import TorchKernel
+    from kc_otel.diagnose.watched_kernel import WatchedKernel
 
-__all__ = ["VLLM", "captured_by", "engine_options", "torch_kernel_from"]
+__all__ = ["VLLM", "captured_by", "completed_by", "engine_options", "kernel_from", "torch_kernel_from"]
 
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
@@ -41,7 +43,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     from kc_otel.diagnose.torch_kernel import TorchKernel  # noqa: PLC0415 - torch
 
     if target.startswith(VLLM):
-        raise ValueError(f"{target}: an engine can be captured, and compared with what is captured; it is no module")
+        raise ValueError(f"{target}: an engine is no training kernel; give a torch module or a checkpoint's folder")
     folder = Path(target)
     if (folder / "config.json").is_file():
         from kc_otel.diagnose.checkpoint_folder import checkpoint_kernel  # noqa: PLC0415 - transformers
@@ -61,6 +63,37 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     return found
 
 
+@contextmanager
+def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None = None) -> Iterator[WatchedKernel]:
+    """The kernel that a text names: as for `torch_kernel_from`, or `vllm:FOLDER`, an engine that ends afterwards.
+
+    Args:
+        target: The text.
+        spec: What the contract says of it.
+        options: Arguments of `vllm.LLM`.
+
+    Raises:
+        ValueError: If the text names nothing, or an engine whose layers cannot be watched.
+    """
+    if not target.startswith(VLLM):
+        yield torch_kernel_from(target, spec)
+        return
+    from kc_otel.diagnose.vllm_kernel import VllmKernel  # noqa: PLC0415 - vLLM
+
+    kernel = VllmKernel.of(target.removeprefix(VLLM), options or {})
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def completed_by(kernel: WatchedKernel, sequences: Sequence[TokenSequence], decode: int) -> list[TokenSequence]:
+    """Sequences with a completion: where there is none, an engine decodes one, so that decoding is seen, too."""
+    from kc_otel.diagnose.vllm_kernel import VllmKernel  # noqa: PLC0415 - torch
+
+    return kernel.continued(sequences, decode) if isinstance(kernel, VllmKernel) else list(sequences)
+
+
 def captured_by(
     target: str,
     spec: KernelSpec,
@@ -78,30 +111,21 @@ def captured_by(
         sequences: What it is run on.
         precision: Number format whose rounding is measured in a torch kernel.
         options: Arguments of `vllm.LLM`.
-        decode: Tokens that an engine decodes after each prompt.
+        decode: Tokens that an engine decodes after each prompt that has no completion.
 
     Raises:
         ValueError: If the text names nothing, or the number format is unknown.
     """
-    if target.startswith(VLLM):
-        from kc_otel.diagnose.vllm_capture import capture_vllm, engine_from  # noqa: PLC0415 - vLLM
-
-        with extra("vllm", "an engine"):
-            engine = engine_from(target.removeprefix(VLLM), options or {})
-        try:
-            yield from capture_vllm(engine, sequences, decode=decode)
-        finally:
-            engine.llm_engine.engine_core.shutdown()
-        return
     with extra("torch", "a kernel of torch"):
         import torch  # noqa: PLC0415
 
-    from kc_otel.diagnose.torch_capture import capture_torch  # noqa: PLC0415
+    from kc_otel.diagnose.kernel_capture import capture_kernel  # noqa: PLC0415
 
     dtype = None if precision is None else getattr(torch, precision, None)
     if precision is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"{precision!r} is no number format of torch, such as bfloat16")
-    yield from capture_torch(torch_kernel_from(target, spec), sequences, precision=dtype)
+    with kernel_from(target, spec, options) as kernel:
+        yield from capture_kernel(kernel, completed_by(kernel, sequences, decode), precision=dtype)
 
 
 def engine_options(texts: Mapping[str, str]) -> dict[str, Any]:

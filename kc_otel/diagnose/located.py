@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import BoundaryDrift
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.shares import Shares
+from kc_otel.stats import Interval
 
-__all__ = ["Divergence", "Located", "NotComparableError", "located_json"]
+__all__ = [
+    "Divergence",
+    "Located",
+    "NotComparableError",
+    "between",
+    "cut_vocabulary",
+    "located_json",
+    "other_tokens",
+]
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
@@ -119,6 +129,32 @@ class Located:
     def is_rough(self) -> bool:
         """Whether the parts together make so much more or less than was observed that shares are rough."""
         return not 0.8 <= self.explained <= 1.25
+
+
+def between(error: Interval) -> str:
+    """An error with its interval, where there are sequences enough for one.
+
+    >>> between(Interval(0.02, 0.01, 0.03, 0.95, 12)), between(Interval(0.02, -math.inf, math.inf, 0.95, 3))
+    ('0.02 [0.01, 0.03]', '0.02 (3 sequences are too few for an interval)')
+    """
+    if not (math.isfinite(error.lower) and math.isfinite(error.upper)):
+        return f"{number(error.estimate)} ({error.samples:g} sequences are too few for an interval)"
+    return f"{number(error.estimate)} [{number(error.lower)}, {number(error.upper)}]"
+
+
+def cut_vocabulary(ours: int, theirs: int) -> str:
+    """What is said of a head with another vocabulary."""
+    return f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut"
+
+
+def other_tokens(ours: Sequence[int], theirs: Sequence[int], count: int, of: int) -> str:
+    """What is said of conversations that become other tokens, of which one is given."""
+    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return (
+        f"{count} of {of} prompts become other tokens: the first from token {place} on, "
+        f"{list(ours[place : place + 4])} in training and {list(theirs[place : place + 4])} in inference; "
+        "compare the tokenizer and the chat template"
+    )
 
 
 def located_json(located: Located) -> dict[str, Any]:

@@ -66,7 +66,10 @@ def read_sequences(
         return _found(_program_rows(str(source), slice), source, contract, slice, most)
     path = Path(source)
     if is_capture(path):
-        return tuple(TokenSequence(each.token_ids, each.prompt_tokens) for each in read_capture(path).sequences)
+        return tuple(
+            TokenSequence(each.token_ids, each.prompt_tokens, {}, each.messages)
+            for each in read_capture(path).sequences
+        )
     rows = _spooled(path) if _is_spool(path) else _json_rows(path) if path.suffix == ".jsonl" else _recorded(path)
     return _found(rows, source, contract, slice, most)
 

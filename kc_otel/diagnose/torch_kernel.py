@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
+
+import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of
+from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, fused, fused_parts
+from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_functions import watched_functions
 from kc_otel.diagnose.torch_visit import Activations, Visit
+from kc_otel.recordings.scoring import processed
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -40,6 +45,7 @@ class TorchKernel:
         autocast: Number format of the autocast region that it runs in; None for none.
         cache: Makes the KV cache that a forward is given as `past_key_values`; None for the module's own.
         vocabulary: Token to id, as the kernel's tokenizer has them; None where it is not known.
+        is_fused: Whether products of one input count as one operator, as engines compute them.
     """
 
     module: torch.nn.Module
@@ -49,6 +55,7 @@ class TorchKernel:
     autocast: torch.dtype | None = None
     cache: Callable[[], Any] | None = None
     vocabulary: Mapping[str, int] | None = None
+    is_fused: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, torch.nn.Module):
@@ -69,6 +76,16 @@ class TorchKernel:
         return boundaries_of(leaves)
 
     @property
+    def only_seen(self) -> frozenset[str]:
+        """Operators whose outputs cannot be replaced: none."""
+        return frozenset()
+
+    @property
+    def has_sampler(self) -> bool:
+        """Whether there is more to its distributions than its sampling parameters: no."""
+        return False
+
+    @property
     def dtype(self) -> torch.dtype:
         """Number format of the parameters; float32 without any."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
@@ -81,7 +98,7 @@ class TorchKernel:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(
         self,
-        sequences: Sequence[torch.Tensor],
+        sequences: Sequence[TokenSequence],
         batches: Sequence[Sequence[int]],
         *,
         replaced: Activations | None = None,
@@ -92,7 +109,7 @@ class TorchKernel:
         """Run the model over sequences, in these batches.
 
         Args:
-            sequences: Token ids, int64 [tokens] each.
+            sequences: What it is run on.
             batches: Indices of the sequences of each forward; every sequence in one of them.
             replaced: What an operator's output is replaced by once it was taken.
             added: What is added to an operator's output.
@@ -105,14 +122,16 @@ class TorchKernel:
         Raises:
             ValueError: If the model returns no logits for the tokens.
         """
+        ids_of = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in sequences]
+        replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
         logits: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         for rows in batches:
-            width = max(len(sequences[row]) for row in rows) + padding
+            width = max(len(ids_of[row]) for row in rows) + padding
             ids = torch.full((len(rows), width), _PAD, dtype=torch.int64)
             for place, row in enumerate(rows):
-                ids[place, : len(sequences[row])] = sequences[row]
-            visit = Visit(found, rows, [len(each) for each in sequences], width, replaced, added, taken=taken)
+                ids[place, : len(ids_of[row])] = ids_of[row]
+            visit = Visit(found, rows, [len(each) for each in ids_of], width, replaced, added, taken=taken)
             region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
             with self._watched(visit), region:
                 options = {} if self.cache is None else {"past_key_values": self.cache()}
@@ -122,8 +141,41 @@ class TorchKernel:
                 got = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
                 raise ValueError(f"the model returned {got}, not logits [sequences, tokens, vocabulary]")
             for place, row in enumerate(rows):
-                logits[row] = given[place, : len(sequences[row])].float().cpu()
-        return found, logits
+                logits[row] = given[place, : len(ids_of[row])].float().cpu()
+        return fused(found, _side_by_side) if self.is_fused else found, logits
+
+    def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Log-probabilities [completion, vocabulary] of each sequence's completion, as the kernel samples.
+
+        Args:
+            sequences: The sequences; one whose prompt is not known is all completion, but for its first token.
+            logits: [tokens, vocabulary] of each.
+        """
+        return [
+            processed(each[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
+            for sequence, each in zip(sequences, logits, strict=True)
+        ]
+
+    @cached_property
+    def _parts(self) -> dict[Boundary, list[tuple[Boundary, int]]]:
+        """Of each fused operator, its parts with their features."""
+        modules = {each: self.module.get_submodule(name) for name, each in self.named.items()}
+        return {
+            whole: [(key, int(modules[key].weight.shape[0])) for key in parts]
+            for whole, parts in fused_parts(modules).items()
+        }
+
+    def _apart(self, outputs: Activations | None) -> Activations | None:
+        """Outputs of fused operators as those of their parts."""
+        if outputs is None or not self.is_fused:
+            return outputs
+        found = {key: values for key, values in outputs.items() if key not in self._parts}
+        for whole, parts in self._parts.items():
+            first = 0
+            for key, features in parts if whole in outputs else ():
+                found[key] = [each[:, first : first + features] for each in outputs[whole]]
+                first += features
+        return found
 
     @contextmanager
     def _watched(self, visit: Visit) -> Iterator[None]:
@@ -143,6 +195,10 @@ class TorchKernel:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _side_by_side(outputs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
 
 def _after(visit: Visit, boundary: Boundary) -> Callable[..., Any]:

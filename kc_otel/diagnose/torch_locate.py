@@ -25,23 +25,30 @@ from kc_otel.diagnose.above_noise import (
     exceedances,
     least_sequences,
 )
-from kc_otel.diagnose.boundaries import Boundary, by_operator
-from kc_otel.diagnose.located import Divergence, Located, NotComparableError
+from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator, fused_parts
+from kc_otel.diagnose.located import (
+    Divergence,
+    Located,
+    NotComparableError,
+    between,
+    cut_vocabulary,
+    other_tokens,
+)
 from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import SAMPLER, PairMeasurement, kernel_in, measure_pair
+from kc_otel.diagnose.torch_measure import PairMeasurement, kernel_in, measure_pair
 from kc_otel.diagnose.torch_scales import saturated_scales
 from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
 from kc_otel.diagnose.torch_weights import TensorDifference, tensor_differences
+from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
 
 __all__ = ["locate"]
 
-_TOKENS: Final = Boundary(None, "tokens")
 _MOST_COMPONENTS: Final = 12
 _WRITTEN: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
@@ -51,7 +58,7 @@ _REST: Final = "everything else that is above noise"
 def locate(
     contract: Contract,
     train: TorchKernel,
-    inference: TorchKernel,
+    inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
     *,
     slice: str = "all",
@@ -80,6 +87,7 @@ def locate(
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
         raise ValueError("sequences: there is none; give some of the slice that fails")
+    train = replace(train, is_fused=any(key in inference.named.values() for key in fused_parts(train.named.values())))
     settings = _same_model(train, inference)
     _known_tokens(train, inference, sequences)
     weights = tensor_differences(train, inference)
@@ -147,7 +155,7 @@ def _share_notes(located: Located) -> list[str]:
     ]
 
 
-def _same_model(train: TorchKernel, inference: TorchKernel) -> list[str]:
+def _same_model(train: TorchKernel, inference: WatchedKernel) -> list[str]:
     """Refuse models and tokenizers that are not the same, as far as they say what they are; notes of what differs."""
     if train.vocabulary is not None and inference.vocabulary is not None:
         same_vocabulary(train.vocabulary, inference.vocabulary)
@@ -160,7 +168,7 @@ def _same_model(train: TorchKernel, inference: TorchKernel) -> list[str]:
     return [f"the checkpoints' configurations differ: {differing}"] if differing else []
 
 
-def _known_tokens(train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]) -> None:
+def _known_tokens(train: TorchKernel, inference: WatchedKernel, sequences: Sequence[TokenSequence]) -> None:
     """Refuse tokens that an embedding has no row for."""
     embedding = Boundary(None, "embedding")
     for side in (train, inference):
@@ -174,7 +182,7 @@ def _known_tokens(train: TorchKernel, inference: TorchKernel, sequences: Sequenc
                 )
 
 
-def _dtype(name: str | None, inference: TorchKernel) -> torch.dtype:
+def _dtype(name: str | None, inference: WatchedKernel) -> torch.dtype:
     """The number format whose rounding is allowed: that of the contract where it is a plain one, or the kernel's."""
     if name is None:
         return inference.dtype
@@ -199,7 +207,7 @@ def _metric(clause: Clause | None) -> tuple[str, PerToken]:
 
 
 def _token_findings(
-    train: TorchKernel, inference: TorchKernel, sequences: Sequence[TokenSequence]
+    train: TorchKernel, inference: WatchedKernel, sequences: Sequence[TokenSequence]
 ) -> tuple[list[Divergence], bool]:
     """Prompts that the two sides make other tokens of."""
     other = []
@@ -212,17 +220,11 @@ def _token_findings(
             other.append(sides)
     if not other:
         return [], False
-    ours, theirs = other[0]
-    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    sentence = (
-        f"{len(other)} of {len(sequences)} prompts become other tokens: the first from token {place} on, "
-        f"{list(ours[place : place + 4])} in training and {list(theirs[place : place + 4])} in inference; "
-        "compare the tokenizer and the chat template"
-    )
-    return [Divergence("tokens", _TOKENS, "", sentence)], True
+    sentence = other_tokens(*other[0], len(other), len(sequences))
+    return [Divergence("tokens", TOKENS, "", sentence)], True
 
 
-def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> list[Divergence]:
+def _shape_findings(measurement: PairMeasurement, inference: WatchedKernel) -> list[Divergence]:
     """A head with another vocabulary; anything else of another shape is another model."""
     shapes = [(each.boundary, each.features) for each in measurement.missing if each.features]
     head = Boundary(None, "head")
@@ -233,10 +235,7 @@ def _shape_findings(measurement: PairMeasurement, inference: TorchKernel) -> lis
                 "the kernels are not the same checkpoint; give both the same"
             )
     module = next((name for name, each in inference.named.items() if each == head), "")
-    return [
-        Divergence("shape", head, module, f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut")
-        for _, (ours, theirs) in shapes
-    ]
+    return [Divergence("shape", head, module, cut_vocabulary(ours, theirs)) for _, (ours, theirs) in shapes]
 
 
 def _drift_finding(
@@ -248,10 +247,7 @@ def _drift_finding(
         return Divergence("sampler", row.boundary, "", sentence)
     differing = [each for each in weights.get(key, ()) if each.relative > MARGIN * max(each.rounding, LEAST_FLOOR)]
     error = row.local if row.local.samples else row.drift
-    sentence = (
-        f"relative error {number(error.estimate)} [{number(error.lower)}, {number(error.upper)}] on the training "
-        f"kernel's inputs, {number(error.estimate / row.floor)} times the noise floor"
-    )
+    sentence = f"relative error {between(error)} on the training kernel's inputs, {number(error.estimate / row.floor)} times the noise floor"
     if error.estimate >= NOT_FINITE:
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
@@ -285,7 +281,7 @@ def _most(values: NDArray[np.float64]) -> float:
 
 def _divide(
     train: TorchKernel,
-    inference: TorchKernel,
+    inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
     above: Sequence[Boundary],
     per_token: PerToken,

@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.recordings.scoring import processed
+from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["SAMPLER", "Absent", "PairMeasurement", "chunks_of", "kernel_in", "measure_pair"]
+__all__ = ["MOVED", "Absent", "PairMeasurement", "chunks_of", "inputs_as_seen", "kernel_in", "measure_pair"]
 
-SAMPLER: Final = Boundary(None, "sampler")
 _ALONE: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
-_MOVED: Final = 7
+MOVED: Final = 7
 """Padding of the other composition of a batch: no power of two, so that kernels choose other tiles."""
 
 
@@ -76,7 +76,7 @@ def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
 
     Its parameters are cast, or where its forward mixes formats, it runs under autocast.
     """
-    probe = [torch.zeros(2, dtype=torch.int64)]
+    probe = [TokenSequence((0, 0))]
     with contextlib.suppress(RuntimeError, MemoryError):
         cast = replace(kernel, module=copy.deepcopy(kernel.module).to(dtype))
         cast.run(probe, [[0]])
@@ -90,7 +90,7 @@ def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
 
 def measure_pair(
     train: TorchKernel,
-    inference: TorchKernel,
+    inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
     *,
     precision: TorchKernel | None,
@@ -139,23 +139,46 @@ def chunks_of(sequences: Sequence[TokenSequence], batch_tokens: int) -> list[lis
     return chunks
 
 
+def inputs_as_seen(
+    train: TorchKernel, inference: WatchedKernel, chunk: Sequence[TokenSequence], own: Activations, forced: Activations
+) -> Activations:
+    """What the training kernel's operators give on the inputs that the inference kernel's were given.
+
+    These are the training kernel's own outputs, but behind what can only be seen: attention in an engine reads the
+    engine's cache, so it is held against the training kernel's attention to the keys and values of that cache.
+
+    Args:
+        train: The training kernel.
+        inference: The inference kernel.
+        chunk: What both were run on, as one batch.
+        own: The training kernel's outputs.
+        forced: The inference kernel's with all that can be replaced replaced by these.
+    """
+    seen = {key: each for key, each in forced.items() if key.operator in inference.only_seen and key in own}
+    if not seen:
+        return own
+    expected: Activations = train.run(chunk, [list(range(len(chunk)))], replaced={**own, **seen})[0]
+    return expected
+
+
 def _measure_chunk(
-    train: TorchKernel, inference: TorchKernel, precision: TorchKernel | None, chunk: Sequence[TokenSequence]
+    train: TorchKernel, inference: WatchedKernel, precision: TorchKernel | None, chunk: Sequence[TokenSequence]
 ) -> tuple[dict[Boundary, Measured], dict[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]], list[Absent]]:
-    ids = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in chunk]
-    together = [list(range(len(ids)))]
-    alone = [[row] for row in range(len(ids))[:_ALONE]]
-    if len(ids) > _ALONE:
-        alone.append(list(range(_ALONE, len(ids))))
-    turned = [list(reversed(range(len(ids))))]
-    own, own_logits = train.run(ids, together)
-    ran, _ = inference.run(ids, together)
-    forced, _ = inference.run(ids, together, replaced=own)
-    again = [train.run(ids, alone, replaced=own)[0], train.run(ids, turned, replaced=own, padding=_MOVED)[0]]
-    others = [inference.run(ids, alone, replaced=own)[0], inference.run(ids, turned, replaced=own, padding=_MOVED)[0]]
-    rounded = precision.run(ids, together, replaced=own)[0] if precision else {}
-    rounded_alone = precision.run(ids, alone, replaced=own)[0] if precision else {}
-    none = np.full(len(ids), np.nan)
+    rows = list(range(len(chunk)))
+    together = [rows]
+    alone = [[row] for row in rows[:_ALONE]] + ([rows[_ALONE:]] if len(rows) > _ALONE else [])
+    turned = [rows[::-1]]
+    own, own_logits = train.run(chunk, together)
+    ran, _ = inference.run(chunk, together)
+    forced, _ = inference.run(chunk, together, replaced=own)
+    expected = inputs_as_seen(train, inference, chunk, own, forced)
+    again, others = (
+        [each.run(chunk, alone, replaced=own)[0], each.run(chunk, turned, replaced=own, padding=MOVED)[0]]
+        for each in (train, inference)
+    )
+    rounded = precision.run(chunk, together, replaced=own)[0] if precision else {}
+    rounded_alone = precision.run(chunk, alone, replaced=own)[0] if precision else {}
+    none = np.full(len(chunk), np.nan)
     missing: list[Absent] = [Absent(key, "inference") for key in own if key not in ran]
     missing += [Absent(key, "training") for key in ran if key not in own]
     measured, own_noise = {}, {}
@@ -176,7 +199,7 @@ def _measure_chunk(
         prompts = [(0, each.prompt_tokens) for each in chunk]
         completions = [(each.prompt_tokens, len(each.token_ids)) for each in chunk]
         measured[key] = Measured(
-            local=relative(own[key], forced[key]),
+            local=relative(expected[key], forced[key]),
             drift=drift,
             train_noise=noise,
             inference_noise=theirs_noise,
@@ -186,15 +209,16 @@ def _measure_chunk(
         )
         allowed = relative(rounded[key], rounded_alone[key]) if key in rounded_alone else none
         own_noise[key] = theirs_noise, np.fmax(noise, allowed)
-    if dict(train.sampling) != dict(inference.sampling):
-        measured[SAMPLER] = _sampler(train, inference, own_logits)
+    if inference.has_sampler or dict(train.sampling) != dict(inference.sampling):
+        measured[SAMPLER] = _sampler(train, inference, chunk, own_logits)
     return measured, own_noise, missing
 
 
-def _sampler(train: TorchKernel, inference: TorchKernel, logits: Sequence[torch.Tensor]) -> Measured:
-    """Total variation that the two sides' sampling parameters make of the same logits."""
-    ours = [processed(each, train.sampling).log_softmax(-1) for each in logits]
-    theirs = [processed(each, inference.sampling).log_softmax(-1) for each in logits]
+def _sampler(
+    train: TorchKernel, inference: WatchedKernel, chunk: Sequence[TokenSequence], logits: Sequence[torch.Tensor]
+) -> Measured:
+    """Total variation that the two sides' sampling makes of the same logits."""
+    ours, theirs = train.distributions(chunk, logits), inference.distributions(chunk, logits)
     drift = np.asarray(
         [0.5 * float((a.exp() - b.exp()).abs().sum(-1).mean()) for a, b in zip(ours, theirs, strict=True)]
     )

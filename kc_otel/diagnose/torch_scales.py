@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kc_otel._extras import extra
 from kc_otel.contract.words import number
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -52,7 +51,7 @@ class Saturated:
 
 
 def saturated_scales(
-    train: TorchKernel, inference: TorchKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
+    train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
 ) -> dict[str, Saturated]:
     """By module of the inference kernel, its scale where inputs lie beyond it.
 
@@ -69,16 +68,16 @@ def saturated_scales(
     }
     if not scales:
         return {}
-    ids = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in sequences[:_SEQUENCES]]
-    alone = [[row] for row in range(len(ids))]  # without padding
-    own, _ = train.run(ids, alone)
+    some = sequences[:_SEQUENCES]
+    alone = [[row] for row in range(len(some))]  # without padding
+    own, _ = train.run(some, alone)
     beyond: dict[str, list[torch.Tensor]] = {name: [] for name in scales}
     handles = [
         module.register_forward_pre_hook(_times(beyond[name], scale, _most(module)))
         for name, (module, scale) in scales.items()
     ]
     try:
-        inference.run(ids, alone, replaced=own, taken=False)
+        inference.run(some, alone, replaced=own, taken=False)
     finally:
         for handle in handles:
             handle.remove()

@@ -7,19 +7,18 @@ down have changed by then. How much of the drift that leaves unexplained is said
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import SAMPLER, chunks_of
-from kc_otel.recordings.scoring import processed
+from kc_otel.diagnose.torch_measure import chunks_of, inputs_as_seen
+from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -32,7 +31,7 @@ PerToken = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def token_drift(
     train: TorchKernel,
-    inference: TorchKernel,
+    inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
     per_token: PerToken,
     *,
@@ -53,36 +52,35 @@ def token_drift(
     chunks = []
     whole = []
     for chunk in chunks_of(sequences, batch_tokens):
-        ids = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in chunk]
-        together = [list(range(len(ids)))]
-        own, own_logits = train.run(ids, together)
-        forced, _ = inference.run(ids, together, replaced=own)
-        _, ran_logits = inference.run(ids, together, taken=False)
+        together = [list(range(len(chunk)))]
+        own, own_logits = train.run(chunk, together)
+        forced, _ = inference.run(chunk, together, replaced=own)
+        expected = inputs_as_seen(train, inference, chunk, own, forced)
+        _, ran_logits = inference.run(chunk, together, taken=False)
         errors = {
             key: [
                 b.float() - a.float() if a.is_floating_point() else b
-                for a, b in zip(own[key], forced[key], strict=True)
+                for a, b in zip(expected[key], forced[key], strict=True)
             ]
             for key in own
             if key in forced and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
         }
-        ours = [processed(each, train.sampling).log_softmax(-1) for each in own_logits]
-        starts = [max(each.prompt_tokens - 1, 0) for each in chunk]
-        chunks.append((ids, together, errors, ours, starts))
-        whole.append(_drifts(ours, ran_logits, ids, starts, inference.sampling, per_token))
+        ours = train.distributions(chunk, own_logits)
+        chunks.append((chunk, together, errors, ours))
+        whole.append(_drifts(ours, inference.distributions(chunk, ran_logits), chunk, per_token))
 
     def with_errors(boundaries: frozenset[Boundary]) -> NDArray[np.float64]:
         found = []
         swapped = {replace(each, part=0) for each in boundaries}
-        for ids, together, errors, ours, starts in chunks:
+        for chunk, together, errors, ours in chunks:
             added = {
                 key: values
                 for key, values in errors.items()
                 if key in boundaries or (not values[0].is_floating_point() and replace(key, part=0) in swapped)
             }
-            _, logits = train.run(ids, together, added=added, taken=False)
-            sampling = inference.sampling if SAMPLER in boundaries else train.sampling
-            found.append(_drifts(ours, logits, ids, starts, sampling, per_token))
+            _, logits = train.run(chunk, together, added=added, taken=False)
+            samples: WatchedKernel = inference if SAMPLER in boundaries else train
+            found.append(_drifts(ours, samples.distributions(chunk, logits), chunk, per_token))
         return np.concatenate(found)
 
     return with_errors, np.concatenate(whole)
@@ -90,18 +88,17 @@ def token_drift(
 
 def _drifts(
     ours: Sequence[torch.Tensor],
-    logits: Sequence[torch.Tensor],
-    ids: Sequence[torch.Tensor],
-    starts: Sequence[int],
-    sampling: Mapping[str, Scalar],
+    theirs: Sequence[torch.Tensor],
+    sequences: Sequence[TokenSequence],
     per_token: PerToken,
 ) -> NDArray[np.float64]:
-    """Mean drift of each sequence over what follows its first `starts` + 1 tokens."""
-    found = []
-    for p, theirs, tokens, start in zip(ours, logits, ids, starts, strict=True):
-        q = processed(theirs, sampling).log_softmax(-1)
-        found.append(float(per_token(p[start:-1], q[start:-1], tokens[start + 1 :]).mean()))
-    return np.asarray(found)
+    """Mean drift over the completion of each sequence."""
+    return np.asarray(
+        [
+            float(per_token(p, q, torch.as_tensor(each.token_ids[-len(p) :])).mean())
+            for p, q, each in zip(ours, theirs, sequences, strict=True)
+        ]
+    )
 
 
 def token_tv(p: torch.Tensor, q: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -41,7 +42,7 @@ class TensorDifference:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def tensor_differences(train: TorchKernel, inference: TorchKernel) -> Mapping[Boundary, tuple[TensorDifference, ...]]:
+def tensor_differences(train: TorchKernel, inference: WatchedKernel) -> Mapping[Boundary, tuple[TensorDifference, ...]]:
     """Parameters of operators that both have, by boundary, compared where they are floating and of one shape.
 
     Raises:
@@ -67,7 +68,7 @@ def tensor_differences(train: TorchKernel, inference: TorchKernel) -> Mapping[Bo
 
 
 def _of_module(
-    train: TorchKernel, train_name: str, inference: TorchKernel, inference_name: str
+    train: TorchKernel, train_name: str, inference: WatchedKernel, inference_name: str
 ) -> tuple[TensorDifference, ...]:
     ours = dict(train.module.get_submodule(train_name).named_parameters(recurse=False))
     found = []

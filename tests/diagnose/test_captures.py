@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from typer.testing import CliRunner
 
 from kc_otel import cli
 from kc_otel.contract.model import Contract
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import Boundary, fused
 from kc_otel.diagnose.capture_compare import compare_captures
-from kc_otel.diagnose.capture_file import Capture, CaptureWriter, fused, projected, read_capture
+from kc_otel.diagnose.capture_file import Capture, CaptureWriter, projected, read_capture, relative_error
+from kc_otel.diagnose.kernel_capture import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
-from kc_otel.diagnose.torch_capture import capture_torch, relative_error
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
 
@@ -33,7 +34,7 @@ CONTRACT = Contract.model_validate(
 
 
 def captured(kernel, count=6):
-    return Capture("tests", tuple(capture_torch(kernel, conversations(count))))
+    return Capture("tests", tuple(capture_kernel(kernel, conversations(count))))
 
 
 def test_a_projection_keeps_a_relative_error():
@@ -46,11 +47,11 @@ def test_a_projection_keeps_a_relative_error():
 
 
 def test_queries_keys_and_values_are_put_side_by_side():
-    """As an engine computes them, in the place of the last."""
+    """As an engine computes them, in the place of the first."""
     keys = [Boundary(0, each) for each in ("attention_norm", "q_proj", "k_proj", "v_proj", "o_proj")]
-    joined = fused({key: np.full((3, 2), index, dtype=np.float32) for index, key in enumerate(keys)})
+    joined = fused({key: [index, index] for index, key in enumerate(keys)}, lambda parts: [*chain(*parts)])
     assert list(joined) == [keys[0], Boundary(0, "qkv_proj"), keys[4]]
-    assert joined[Boundary(0, "qkv_proj")][0].tolist() == [1, 1, 2, 2, 3, 3]
+    assert joined[Boundary(0, "qkv_proj")] == [1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ def test_other_checkpoints_and_other_tokens_are_refused():
     kernel = TorchKernel(Model())
     with pytest.raises(NotComparableError, match="the checkpoints are others"):
         compare_captures(CONTRACT, captured(kernel), captured(TorchKernel(Model(seed=1))))
-    other = Capture("tests", tuple(capture_torch(kernel, conversations(3, seed=9))))
+    other = Capture("tests", tuple(capture_kernel(kernel, conversations(3, seed=9))))
     with pytest.raises(NotComparableError, match="no sequence of the same tokens"):
         compare_captures(CONTRACT, captured(kernel), other)
 
@@ -85,7 +86,7 @@ def test_other_checkpoints_and_other_tokens_are_refused():
 def test_an_interrupted_capture_is_gone_on_with(tmp_path):
     """What was written is not run again, and what is sealed says everything that was captured."""
     sequences = conversations(3)
-    made = list(capture_torch(TorchKernel(Model()), sequences))
+    made = list(capture_kernel(TorchKernel(Model()), sequences))
     first = CaptureWriter(tmp_path / "a.capture", "tests")
     first.write(0, sequences[0].token_ids, made[0])
     again = CaptureWriter(tmp_path / "a.capture", "tests")
@@ -113,7 +114,7 @@ def test_a_changed_capture_is_refused(tmp_path):
     """One bit in one member is enough, and so is a member that is gone."""
     sequences = conversations(2)
     writer = CaptureWriter(tmp_path / "a.capture", "tests")
-    for index, each in enumerate(capture_torch(TorchKernel(Model()), sequences)):
+    for index, each in enumerate(capture_kernel(TorchKernel(Model()), sequences)):
         writer.write(index, sequences[index].token_ids, each)
     writer.seal()
     with zipfile.ZipFile(tmp_path / "a.capture") as packed:

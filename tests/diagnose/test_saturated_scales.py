@@ -30,7 +30,7 @@ def peaks(kernel, layer):
     """The largest input of a layer's output projection, by channel."""
     seen = []
     hook = kernel.module.layers[layer].o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    kernel.run([torch.tensor(each.token_ids) for each in conversations()], [[row] for row in range(10)])
+    kernel.run(conversations(), [[row] for row in range(10)])
     hook.remove()
     return torch.cat([each.abs().flatten(0, 1) for each in seen]).amax(0)
 

@@ -1,0 +1,329 @@
+"""A live vLLM in this process as a kernel: its layers and its sampler watched, and given other inputs.
+
+A prompt is prefilled and the tokens after it are decoded one by one, as they were when they were sampled: whatever the
+engine samples is overwritten by the token that came. Rows of a batch belong to requests as the engine's model runner
+says. Eager mode: a compiled graph has no modules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel._extras import extra
+from kc_otel.contract.slices import Scalar
+from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of
+from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.vllm_cache import read_back
+from kc_otel.diagnose.vllm_visit import EngineVisit
+
+with extra("torch", "locating in an engine"):
+    import torch
+
+__all__ = ["VllmKernel"]
+
+_EAGER: Final[Mapping[str, Any]] = {
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "max_num_seqs": 16,
+    "logprobs_mode": "processed_logprobs",
+}
+_HEAD: Final = Boundary(None, "head")
+_SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
+_OTHER: Final = 1
+"""Token of a request that only makes a batch larger."""
+
+
+class VllmKernel:
+    """An engine whose layers are watched.
+
+    Args:
+        engine: A `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled.
+
+    Raises:
+        ValueError: If the engine is none of that.
+    """
+
+    only_seen = frozenset({"kv_cache"})
+    has_sampler = True
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        try:
+            worker = engine.collective_rpc(_itself)[0]
+            self._runner = worker.model_runner
+            self.module: torch.nn.Module = self._runner.get_model()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                "the engine runs in another process, where its layers cannot be watched: "
+                "set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported, and use one worker"
+            ) from error
+        config = engine.llm_engine.vllm_config
+        if not config.model_config.enforce_eager:
+            raise ValueError("the engine compiles its layers, which cannot be watched then: give it enforce_eager=True")
+        if config.cache_config.enable_prefix_caching:
+            raise ValueError("the engine skips what it has seen: give it enable_prefix_caching=False")
+        self._most: Final = int(config.model_config.max_model_len)
+        self._params: Final = engine.get_default_sampling_params()
+
+    @classmethod
+    def of(cls, checkpoint: str, options: Mapping[str, Any]) -> VllmKernel:
+        """An engine in this process.
+
+        Args:
+            checkpoint: Folder of a checkpoint.
+            options: Further arguments of `vllm.LLM`.
+
+        Raises:
+            MissingExtraError: If vLLM is not installed.
+        """
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # hooks cannot be sent to another process
+        with extra("vllm", "an engine"):
+            from vllm import LLM  # noqa: PLC0415 - only where vLLM runs
+
+        return cls(LLM(checkpoint, **{**_EAGER, **options}))
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.llm_engine.engine_core.shutdown()
+
+    @cached_property
+    def named(self) -> dict[str, Boundary]:
+        """The boundary of each watched module, by the module's name; one that layers share has a name in each."""
+        modules = self.module.named_modules(remove_duplicate=False)
+        return boundaries_of(
+            (name, not any(each.children()) and any(True for _ in each.parameters(recurse=False)))
+            for name, each in modules
+            if name
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format that it computes in."""
+        found: torch.dtype = self._engine.llm_engine.vllm_config.model_config.dtype
+        return found
+
+    @cached_property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        """Token to id; None for an engine without a tokenizer."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else dict(tokenizer.get_vocab())
+
+    @property
+    def encode(self) -> Callable[[Sequence[Mapping[str, str]]], Sequence[int]] | None:
+        """Token ids of a conversation; None for an engine without a chat template."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+            return None
+
+        def encode(messages: Sequence[Mapping[str, str]]) -> list[int]:
+            made = tokenizer.apply_chat_template(
+                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+            return [int(each) for each in made]
+
+        return encode
+
+    @property
+    def sampling(self) -> Mapping[str, Scalar]:
+        """Sampling parameters that a request without its own gets."""
+        return {name: getattr(self._params, name) for name in _SAMPLING}
+
+    @property
+    def _tokenizer(self) -> Any:
+        config = self._engine.llm_engine.vllm_config.model_config
+        return None if config.skip_tokenizer_init else self._engine.get_tokenizer()
+
+    def continued(self, sequences: Sequence[TokenSequence], tokens: int) -> list[TokenSequence]:
+        """The same, where one is all prompt with tokens that the engine decodes greedily after it.
+
+        Args:
+            sequences: What is gone on from.
+            tokens: How many tokens are decoded.
+        """
+        bare = [each for each in sequences if each.prompt_tokens in {0, len(each.token_ids)}]
+        if not bare or not tokens:
+            return list(sequences)
+        outputs = self._generate([each.token_ids for each in bare], [tokens] * len(bare), temperature=0.0)
+        made = dict(zip((id(each) for each in bare), outputs, strict=True))
+        return [
+            TokenSequence((*each.token_ids, *made[id(each)]), len(each.token_ids), each.attributes, each.messages)
+            if id(each) in made
+            else each
+            for each in sequences
+        ]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def run(
+        self,
+        sequences: Sequence[TokenSequence],
+        batches: Sequence[Sequence[int]],
+        *,
+        replaced: Activations | None = None,
+        taken: bool = True,
+        padding: int = 0,
+    ) -> tuple[Activations, list[torch.Tensor]]:
+        """Run the engine over sequences, their prompts prefilled and their completions decoded.
+
+        Args:
+            sequences: What it is run on.
+            batches: Indices of the sequences of each batch; every sequence in one of them.
+            replaced: What an operator's output is replaced by once it was taken.
+            taken: Whether outputs are taken.
+            padding: Tokens of another request at the head of each batch.
+
+        Returns:
+            Outputs by boundary, and logits [tokens, vocabulary] in float32 of each sequence.
+
+        Raises:
+            ValueError: If a sequence is too long for the engine.
+        """
+        visit = EngineVisit(sequences, replaced, taken=taken)
+        with self._watched(visit):
+            for rows in batches:
+                self._go(visit, rows, padding)
+        return visit.outputs()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Log-probabilities [completion, vocabulary] of each sequence's completion, by the engine's own sampler.
+
+        Args:
+            sequences: The sequences.
+            logits: [tokens, vocabulary] of each, which the sampler is given instead of the engine's.
+        """
+        visit = EngineVisit(sequences, {_HEAD: list(logits)}, taken=False, sampled=True)
+        with self._watched(visit):
+            self._go(visit, range(len(sequences)), 0)
+        return visit.sampled()
+
+    def _go(self, visit: EngineVisit, rows: Sequence[int], padding: int) -> None:
+        prompts = [visit.prompt(row) for row in rows]
+        steps = [visit.steps(row) for row in rows]
+        if padding:
+            prompts, steps = [(_OTHER,) * padding, *prompts], [1, *steps]
+        longest = max(len(prompt) + more for prompt, more in zip(prompts, steps, strict=True))
+        if longest > self._most:
+            raise ValueError(
+                f"a sequence has {longest - 1} tokens and the engine takes {self._most - 1} at most: "
+                "give it max_model_len, or shorter sequences"
+            )
+        first = self._engine.request_counter.counter
+        visit.begin({first + place: row for place, row in enumerate([None, *rows] if padding else rows)})
+        self._generate(prompts, steps)
+
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[int], *, temperature: float | None = None
+    ) -> list[tuple[int, ...]]:
+        params = []
+        for count in tokens:
+            each = self._params.clone()
+            each.max_tokens, each.min_tokens, each.ignore_eos, each.detokenize, each.stop = count, 0, True, False, []
+            each.temperature = each.temperature if temperature is None else temperature
+            params.append(each)
+        given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = self._engine.generate(given, params, use_tqdm=False)
+        return [tuple(each.outputs[0].token_ids) for each in answers]
+
+    @contextmanager
+    def _watched(self, visit: EngineVisit) -> Iterator[None]:
+        """Hooks for one visit: rows before a forward, outputs in it, head and cache after it, and the sampler."""
+        handles = [
+            self.module.register_forward_pre_hook(self._rows_of(visit), with_kwargs=True),
+            self.module.register_forward_hook(self._after_forward(visit)),
+            self._runner.sampler.register_forward_pre_hook(_before_sampling(visit), with_kwargs=True),
+            self._runner.sampler.register_forward_hook(lambda _, __, output: visit.force(output.sampled_token_ids)),
+        ]
+        try:
+            by_module: dict[int, dict[int | None, Boundary]] = {}
+            modules: dict[str, torch.nn.Module] = {}
+            for name, boundary in self.named.items():
+                module = modules.setdefault(name, self.module.get_submodule(name))
+                if boundary.operator == "block":
+                    handles.append(module.register_forward_pre_hook(_enter(visit, boundary.layer)))
+                by_module.setdefault(id(module), {})[boundary.layer] = boundary
+            known = set(self.named.values())
+            for module in {id(each): each for each in modules.values()}.values():
+                at = by_module[id(module)]
+                if Boundary(None, "head") in at.values():  # engines call what is in it, and not the module
+                    continue
+                handles.append(module.register_forward_hook(_after(visit, at)))
+                before = {
+                    layer: Boundary(layer, earlier)
+                    for layer, each in at.items()
+                    if (earlier := INPUT_OF.get(each.operator)) and Boundary(layer, earlier) not in known
+                }
+                if before:
+                    handles.append(module.register_forward_pre_hook(_before(visit, before)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _rows_of(self, visit: EngineVisit) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            count = int(self._runner.input_batch.num_reqs)
+            positions = options["positions"] if "positions" in options else args[1]
+            ends = self._runner.query_start_loc.np[: count + 1].tolist()
+            numbers = [int(each.split("-")[0]) for each in self._runner.input_batch.req_ids[:count]]
+            firsts = np.asarray(positions.reshape(-1, positions.shape[-1])[0].cpu())[ends[:-1]].tolist()
+            visit.forward(numbers, ends, firsts)
+
+        return hook
+
+    def _after_forward(self, visit: EngineVisit) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, __: tuple[Any, ...], hidden: Any) -> None:
+            rows = visit.rows
+            states = hidden[0] if isinstance(hidden, tuple) else hidden
+            if visit.wants_logits:
+                visit(_HEAD, self.module.compute_logits(states[:rows]))
+            if visit.is_taken:
+                for name, boundary in self.named.items():
+                    if boundary.operator == "attention":
+                        for place, row, tokens in visit.ended:
+                            found = read_back(self.module.get_submodule(name), place, tokens)
+                            if found is not None:
+                                visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
+
+        return hook
+
+
+def _itself(worker: Any) -> Any:
+    return worker
+
+
+def _enter(visit: EngineVisit, layer: int | None) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        visit.layer = layer
+
+    return hook
+
+
+def _after(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Callable[..., Any]:
+    """A module that layers share stands for the layer that runs."""
+
+    def hook(_: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        return visit(at[visit.layer if len(at) > 1 else next(iter(at))], output)
+
+    return hook
+
+
+def _before(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Callable[..., Any]:
+    def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+        changed = visit(at[visit.layer if len(at) > 1 else next(iter(at))], args[0])
+        return None if changed is None else (changed, *args[1:])
+
+    return hook
+
+
+def _before_sampling(visit: EngineVisit) -> Callable[..., Any]:
+    def hook(sampler: Any, _: tuple[Any, ...], options: dict[str, Any]) -> None:
+        visit.sample(sampler, options["logits"], options["sampling_metadata"])
+
+    return hook
