@@ -98,11 +98,11 @@ def locate_command(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415 - a quick --help
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        options = pairs("--engine", engine or ())
+        arguments = pairs("--engine", engine or ())
         if _is_capture(train) or _is_capture(infer):
-            located = _of_captures(promise, train, infer, given, slice, precision, options)
+            located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
-            located = _of_kernels(promise, train, infer, given, slice, failing, precision, options, shares=shares)
+            located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
     _show(located, as_json=as_json, html=html)
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}

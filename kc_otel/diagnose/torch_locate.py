@@ -220,7 +220,7 @@ def _token_findings(
             other.append(sides)
     if not other:
         return [], False
-    sentence = other_tokens(*other[0], len(other), len(sequences))
+    sentence = other_tokens(other[0][0], other[0][1], len(other), len(sequences))
     return [Divergence("tokens", TOKENS, "", sentence)], True
 
 
@@ -247,7 +247,8 @@ def _drift_finding(
         return Divergence("sampler", row.boundary, "", sentence)
     differing = [each for each in weights.get(key, ()) if each.relative > MARGIN * max(each.rounding, LEAST_FLOOR)]
     error = row.local if row.local.samples else row.drift
-    sentence = f"relative error {between(error)} on the training kernel's inputs, {number(error.estimate / row.floor)} times the noise floor"
+    times = number(error.estimate / row.floor)
+    sentence = f"relative error {between(error)} on the training kernel's inputs, {times} times the noise floor"
     if error.estimate >= NOT_FINITE:
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
