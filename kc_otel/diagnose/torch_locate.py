@@ -114,10 +114,12 @@ def locate(
     shared: tuple[Shares, ...] = ()
     culprit = findings[0] if findings else None
     metric, per_token, observed = *_metric(clause), float("nan")
-    above = [row.boundary for row in rows if row.is_above]
+    above, unswapped = _swappable([row.boundary for row in rows if row.is_above], measurement)
     forwards = measurement.forwards
     if tokens_differ:
         notes.append("operators are compared on the training kernel's tokens")
+    if unswapped:
+        notes.append(f"not swapped: an engine's router gives no choices to swap: {'; '.join(by_operator(unswapped))}")
     if shares and any(each.kind == "shape" for each in findings):
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
     elif shares and above:
@@ -142,6 +144,13 @@ def locate(
         confidence=contract.observability.confidence,
     )
     return replace(located, notes=(*located.notes, *_share_notes(located)))
+
+
+def _swappable(above: Sequence[Boundary], measurement: PairMeasurement) -> tuple[list[Boundary], list[Boundary]]:
+    """What can be put into the training kernel, and what cannot: routers whose choices are not seen."""
+    lacking = {each.boundary for each in measurement.missing if each.side == "inference"}
+    unswapped = [each for each in above if each.operator == "router" and replace(each, part=1) in lacking]
+    return [each for each in above if each not in unswapped], unswapped
 
 
 def _share_notes(located: Located) -> list[str]:
@@ -330,8 +339,13 @@ def _notes(
         notes.append(f"{sequences} sequences cannot name anything at {len(rows)} boundaries: give {least} or more")
     if not any(weights.values()):
         notes.append("the kernels have no parameters in common: that they are one checkpoint was not verified")
+    known = {Boundary(row.boundary.layer, row.boundary.operator) for row in rows}
     absent = {
-        side: by_operator(each.boundary for each in measurement.missing if each.side == side)
+        side: by_operator(
+            each.boundary
+            for each in measurement.missing
+            if each.side == side and Boundary(each.boundary.layer, each.boundary.operator) not in known
+        )
         for side in ("inference", "training")
     }
     notes += [

@@ -17,7 +17,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of
+from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.vllm_cache import read_back
@@ -96,10 +96,12 @@ class VllmKernel:
     @cached_property
     def named(self) -> dict[str, Boundary]:
         """The boundary of each watched module, by the module's name; one that layers share has a name in each."""
-        modules = self.module.named_modules(remove_duplicate=False)
+        modules: dict[tuple[int, int | None], tuple[str, torch.nn.Module]] = {}
+        for name, each in self.module.named_modules(remove_duplicate=False):
+            modules.setdefault((id(each), layer_of(name)), (name, each))
         return boundaries_of(
             (name, not any(each.children()) and any(True for _ in each.parameters(recurse=False)))
-            for name, each in modules
+            for name, each in modules.values()
             if name
         )
 

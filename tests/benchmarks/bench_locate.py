@@ -6,6 +6,10 @@ python -m tests.benchmarks.bench_locate
 from __future__ import annotations
 
 import statistics
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +18,7 @@ from kc_otel.diagnose import Located, locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, Fault, conversations, pair
 
 SEEDS = 2
+HEADER = "| planted | found | missed | wrong | seconds | tokens |\n| --- | --- | --- | --- | --- | --- |"
 CONTRACT = Contract.model_validate(
     {
         "apiVersion": "kernel-contract/v1",
@@ -30,26 +35,67 @@ def located(fault: Fault | None, layer: int, seed: int) -> Located:
     return locate(CONTRACT, train, inference, conversations(seed=seed), shares=False)
 
 
-def is_right(fault: Fault, layer: int, found: Located) -> bool:
+def is_right(fault: Any, layer: int, found: Located) -> bool:
     """Whether kind, operator and layer are those that were planted."""
     culprit = found.culprit
     expected = (fault.kind, fault.operator, layer if fault.in_layer else None)
     return culprit is not None and (culprit.kind, culprit.boundary.operator, culprit.boundary.layer) == expected
 
 
+def engine_rows() -> None:
+    """The table in a live vLLM: each fault in each layer of a mixture of experts, and scales in an int8 checkpoint."""
+    from examples.tiny_model import tiny_model
+    from kc_otel.diagnose.vllm_kernel import VllmKernel
+    from tests.engines import planted_in_vllm as live
+    from tests.engines._checkpoints import in_int8
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = live.mixture(tiny_model(Path(".cache")), f"{folder}/mixture")
+        kernel = VllmKernel.of(str(made), live.ENGINE)
+        train, sequences = live.training(made), live.conversations(kernel._tokenizer)
+
+        def answer(fault: live.EngineFault | None, layer: int) -> Located:
+            with live.planted(kernel, fault, layer):
+                return locate(live.CONTRACT, train, kernel, sequences, shares=False)
+
+        for fault in live.ENGINE_FAULTS:
+            runs = [(layer, answer(fault, layer)) for layer in (range(live.LAYERS) if fault.in_layer else (0,))]
+            print(fault_row(fault, runs))
+        idle = [answer(None, 0) for _ in range(10)]
+        named = sum(found.culprit is not None for found in idle)
+        print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+        kernel.close()
+        runs = []
+        for layer in range(live.LAYERS):
+            eight = in_int8(made, Path(f"{folder}/int8-{layer}"), products=("o_proj",))
+            live.scales_turned(eight, layer)
+            kernel = VllmKernel.of(str(eight), live.ENGINE)
+            runs.append((layer, locate(live.CONTRACT, train, kernel, sequences)))
+            kernel.close()
+        print(fault_row(live.EngineFault("transposed scales", lambda *_: None, "o_proj"), runs))
+
+
+def fault_row(fault: Any, runs: list[tuple[int, Located]]) -> str:
+    """A line of the table."""
+    right = sum(is_right(fault, layer, found) for layer, found in runs)
+    missed = sum(found.culprit is None for _, found in runs)
+    return row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs])
+
+
 def main() -> None:
-    """Print the table of the handbook."""
+    """Print the tables of the handbook; the second where vLLM is installed."""
     torch.set_num_threads(1)
-    print("| planted | found | missed | wrong | seconds | tokens |\n| --- | --- | --- | --- | --- | --- |")
+    print(HEADER)
     for fault in FAULTS:
         layers = range(LAYERS) if fault.in_layer else (0,)
         runs = [(layer, located(fault, layer, seed)) for layer in layers for seed in range(SEEDS)]
-        right = sum(is_right(fault, layer, found) for layer, found in runs)
-        missed = sum(found.culprit is None for _, found in runs)
-        print(row(fault.name, right, missed, len(runs) - right - missed, [found for _, found in runs]))
+        print(fault_row(fault, runs))
     idle = [located(None, 0, seed) for seed in range(5 * SEEDS)]
     named = sum(found.culprit is not None for found in idle)
     print(row(f"nothing, {len(idle)} times", len(idle) - named, 0, named, idle))
+    if find_spec("vllm"):
+        print(f"\n{HEADER}")
+        engine_rows()
 
 
 def row(name: str, right: int, missed: int, wrong: int, runs: list[Located]) -> str:

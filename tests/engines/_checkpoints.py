@@ -11,7 +11,6 @@ _SCHEME: Final[dict[str, Any]] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "quantization_status": "compressed",
-    "ignore": ["lm_head"],
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
@@ -24,8 +23,8 @@ _SCHEME: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def in_int8(model: Path, into: Path) -> Path:
-    """The checkpoint with every linear layer but the head in int8, one scale per output channel; returns `into`.
+def in_int8(model: Path, into: Path, *, products: tuple[str, ...] = ("_proj",)) -> Path:
+    """The checkpoint with these linear layers in int8, one scale per output channel; returns `into`.
 
     Activations are quantised by the engine, one scale per token.
     """
@@ -34,14 +33,21 @@ def in_int8(model: Path, into: Path) -> Path:
 
     shutil.copytree(model, into)
     tensors = load_file(model / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    ends = tuple(f"{each}.weight" for each in products)
+    for name in [name for name in tensors if name.endswith(ends)]:
         weight = tensors[name].float()
         scale = weight.abs().amax(1, keepdim=True) / 127.0
         tensors[name] = (weight / scale).round().clamp(-127, 127).to(torch.int8)
         tensors[f"{name}_scale"] = scale
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((into / "config.json").read_text())
-    (into / "config.json").write_text(json.dumps(config | {"quantization_config": _SCHEME}))
+    left = sorted(
+        name.removesuffix(".weight")
+        for name, each in tensors.items()
+        if each.ndim == 2 and each.dtype != torch.int8 and not name.endswith("_scale")
+    )
+    scheme = _SCHEME | {"ignore": left}
+    (into / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
     return into
 
 

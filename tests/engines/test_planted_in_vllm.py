@@ -1,0 +1,83 @@
+"""Ten faults planted in a live vLLM are named, by `locate` and from captures; where nothing is planted, nothing is."""
+
+from __future__ import annotations
+
+import pytest
+
+from kc_otel.diagnose.capture_compare import compare_captures
+from kc_otel.diagnose.capture_file import Capture
+from tests.engines.planted_in_vllm import (
+    CONTRACT,
+    ENGINE,
+    ENGINE_FAULTS,
+    LAYERS,
+    conversations,
+    mixture,
+    planted,
+    training,
+)
+
+pytestmark = pytest.mark.slow
+LAYER = LAYERS - 2
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model, tmp_path_factory):
+    from kc_otel.diagnose.vllm_kernel import VllmKernel
+
+    folder = mixture(tiny_model, str(tmp_path_factory.mktemp("mixture") / "checkpoint"))
+    kernel = VllmKernel.of(str(folder), ENGINE)
+    yield training(folder), kernel, conversations(kernel._tokenizer)
+    kernel.close()
+
+
+@pytest.fixture(scope="module")
+def captured(pair):
+    from kc_otel.diagnose.kernel_capture import capture_kernel
+
+    return lambda kernel: Capture("tests", tuple(capture_kernel(kernel, pair[2])))
+
+
+@pytest.fixture(scope="module")
+def training_capture(pair, captured):
+    return captured(pair[0])
+
+
+def is_named(found, fault):
+    culprit = found.culprit
+    assert culprit is not None, fault.name
+    assert (culprit.kind, culprit.boundary.operator) == (fault.kind, fault.operator)
+    assert culprit.boundary.layer == (LAYER if fault.in_layer else None)
+
+
+@pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_in_an_engine_is_named(pair, fault):
+    """Kind, operator and layer are those that were planted, and no other layer is accused."""
+    from kc_otel.diagnose import locate
+
+    train, kernel, sequences = pair
+    with planted(kernel, fault, LAYER):
+        found = locate(CONTRACT, train, kernel, sequences, shares=False)
+    is_named(found, fault)
+    assert {each.boundary.layer for each in found.findings} == {found.culprit.boundary.layer}
+
+
+@pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault):
+    """What two machines wrote is enough for where it begins."""
+    _, kernel, _ = pair
+    with planted(kernel, fault, LAYER):
+        is_named(compare_captures(CONTRACT, training_capture, captured(kernel)), fault)
+
+
+def test_nothing_is_named_in_a_mended_engine(pair, captured, training_capture):
+    """After all that: neither by locating nor from captures."""
+    from kc_otel.diagnose import locate
+
+    train, kernel, sequences = pair
+    found = locate(CONTRACT, train, kernel, sequences)
+    assert found.findings == ()
+    assert {"router", "experts", "rotary", "kv_cache", "head", "sampler"} <= {
+        each.boundary.operator for each in found.boundaries
+    }
+    assert compare_captures(CONTRACT, training_capture, captured(kernel)).findings == ()
