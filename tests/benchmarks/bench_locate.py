@@ -67,10 +67,10 @@ def engine_rows() -> None:
         kernel.close()
         runs = []
         for layer in range(live.LAYERS):
-            eight = in_int8(made, Path(f"{folder}/int8-{layer}"), products=("o_proj",))
+            eight = in_int8(made, Path(f"{folder}/int8-{layer}"), products=(f"layers.{layer}.self_attn.o_proj",))
             live.scales_turned(eight, layer)
             kernel = VllmKernel.of(str(eight), live.ENGINE)
-            runs.append((layer, locate(live.CONTRACT, train, kernel, sequences)))
+            runs.append((layer, locate(live.CONTRACT, train, kernel, sequences, shares=False)))
             kernel.close()
         print(fault_row(live.EngineFault("transposed scales", lambda *_: None, "o_proj"), runs))
 
