@@ -12,6 +12,8 @@ from kc_otel.contract.words import number
 
 __all__ = ["draw_depth"]
 
+_APART: Final = 220
+"""Thousandths of the width between two names below: as many as fit on a phone."""
 _HEIGHT: Final = 240
 _LEAST: Final = 1e-9
 _KINDS: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-too", "c-other")
@@ -58,10 +60,9 @@ def draw_depth(
         plot.append(path("c-mark", [(at, 0.0), (at, float(_HEIGHT))]))
         anchor = "end" if at > 800 else "start" if at < 200 else "middle"
         above.append(label(names[marked], f"{at / 10:.2f}%", TOP - 4, anchor=anchor, kind="c-limit-text"))
-    every = max(1, math.ceil(len(names) / 6))
     above += [
-        label(names[index], f"{step * (index + 0.5) / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle")
-        for index in range(0, len(names), every)
+        label(said, f"{step * (index + 0.5) / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle")
+        for index, said in _layers(names, math.ceil(_APART / step))
     ]
     said = f"{len(names)} boundaries in the order of execution."
     if marked is not None:
@@ -72,3 +73,14 @@ def draw_depth(
     )
     svg = drawing(_HEIGHT, title, said, upward(axis, _HEIGHT, "relative error"), plot, above)
     return Chart(svg=svg, text=said, key=tuple(key), columns=("boundary", *(name for name, _ in series)), rows=rows)
+
+
+def _layers(names: Sequence[str], apart: int) -> list[tuple[int, str]]:
+    """Places that are named below: where a layer begins, so many boundaries apart or more."""
+    found: list[tuple[int, str]] = []
+    for index, name in enumerate(names):
+        layer = name.split(",")[0]
+        begins = index == 0 or names[index - 1].split(",")[0] != layer
+        if begins and (not found or index - found[-1][0] >= apart):
+            found.append((index, layer))
+    return found

@@ -77,7 +77,7 @@ def _asked(url: str, contract: str | None, lasting: float) -> Period:
     """Everything that a report says, from the evaluator's API."""
     from dataclasses import replace  # noqa: PLC0415 - a quick --help
 
-    from kc_otel.report.period_report import Period, wanted_cells  # noqa: PLC0415
+    from kc_otel.report.period_report import Period, located_last, wanted_cells  # noqa: PLC0415
 
     only = {"contract": contract} if contract else {}
     end = time.time()
@@ -123,4 +123,9 @@ def _asked(url: str, contract: str | None, lasting: float) -> Period:
             if {name: series[name] for name in kernels} == kernels:
                 histories[key] = series["points"]
         distributions[key] = get(url, "/api/v1/distribution", **at, **kernels)
-    return replace(found, steps=steps, histories=histories, distributions=distributions)
+    evidence = {
+        digest: get(url, f"/api/v1/incidents/{one['id']}/diagnoses/{digest}")
+        for one in found.incidents
+        if (digest := located_last(one))
+    }
+    return replace(found, steps=steps, histories=histories, distributions=distributions, evidence=evidence)

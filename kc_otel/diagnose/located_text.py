@@ -1,4 +1,4 @@
-"""What locating found as lines of text, and as a picture of drift along depth."""
+"""What locating found as lines of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from kc_otel.charts import Chart, draw_depth
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import BoundaryDrift
 from kc_otel.diagnose.boundaries import by_operator
@@ -17,7 +16,6 @@ __all__ = [
     "HEADER",
     "SHARES_HEADER",
     "answer_lines",
-    "depth_chart",
     "located_lines",
     "located_sentence",
     "rows_of",
@@ -135,24 +133,6 @@ def share_rows(shares: Shares) -> list[tuple[str, ...]]:
         (each.name, _share(each), f"{_percent(each.alone)} %", f"{_percent(each.without)} %")
         for each in shares.components
     ]
-
-
-def depth_chart(located: Located) -> Chart:
-    """Drift along depth: own errors, drift of prompts and completions apart, noise floors; the culprit is marked."""
-    rows = located.boundaries
-    culprit = located.culprit
-    marked = next((i for i, each in enumerate(rows) if culprit and each.boundary == culprit.boundary), None)
-    series = [
-        ("own error, on the training kernel's inputs", [each.local.estimate for each in rows]),
-        ("drift as they run, completions (decode)", [_either(each.decode, each.drift.estimate) for each in rows]),
-        ("drift as they run, prompts (prefill)", [each.prefill for each in rows]),
-        ("training kernel against itself", [each.train_noise for each in rows]),
-        ("inference kernel against itself", [each.inference_noise for each in rows]),
-        ("rounding to the inference kernel's number format", [each.precision for each in rows]),
-    ]
-    return draw_depth(
-        f"Drift along depth, slice {located.slice}", [str(each.boundary) for each in rows], series, marked
-    )
 
 
 def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:

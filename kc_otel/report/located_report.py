@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kc_otel.diagnose.located import Located
+from kc_otel.diagnose.depth_picture import depth_chart
+from kc_otel.diagnose.located import Located, located_json
 from kc_otel.diagnose.located_text import (
     HEADER,
     SHARES_HEADER,
     answer_lines,
-    depth_chart,
     located_sentence,
     rows_of,
     share_rows,
@@ -21,7 +21,7 @@ __all__ = ["located_blocks"]
 
 def located_blocks(located: Located) -> list[Block]:
     """The document; the first paragraph is what stands on an incident."""
-    chart = depth_chart(located)
+    chart = depth_chart(located_json(located))
     asked, *answer = answer_lines(located)
     return [
         Heading(1, "Which operator it is"),

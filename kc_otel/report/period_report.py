@@ -11,9 +11,10 @@ from kc_otel.charts import draw_distribution, draw_evidence, draw_history, marke
 from kc_otel.contract.clause import About
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import duration, interval, listed, moment, number, place, shown
+from kc_otel.diagnose.depth_picture import depth_chart
 from kc_otel.report.document import Block, Bullets, Figure, Heading, Table, Text
 
-__all__ = ["Period", "period_blocks", "wanted_cells"]
+__all__ = ["Period", "located_last", "period_blocks", "wanted_cells"]
 
 _DRAWN: Final = 6
 """Cells of an incident whose past is drawn: the worst."""
@@ -54,6 +55,7 @@ class Period:
         steps: `step` of `/api/v1/history`, by contract.
         histories: Points of `/api/v1/history`, by cell.
         distributions: Answers of `/api/v1/distribution`, by cell.
+        evidence: What locate's diagnoses rest on, by its SHA-256.
     """
 
     start: float
@@ -71,6 +73,7 @@ class Period:
     steps: Mapping[str, float] = field(default_factory=dict)
     histories: Mapping[CellKey, Sequence[Sequence[Any]]] = field(default_factory=dict)
     distributions: Mapping[CellKey, Json] = field(default_factory=dict)
+    evidence: Mapping[str, Json] = field(default_factory=dict)
 
 
 def wanted_cells(period: Period) -> tuple[CellKey, ...]:
@@ -167,9 +170,25 @@ def _incident(period: Period, one: Json) -> list[Block]:
                 )
             ),
         ]
+        if located := located_last(one):
+            blocks += _depth(period.evidence.get(located))
     for key in wanted_cells(replace(period, incidents=[one])):
         blocks += _figures(period, key)
     return blocks
+
+
+def located_last(one: Json) -> str | None:
+    """Digest of the evidence of what locate found last about an incident; None where it found nothing."""
+    return next((each["evidence"] for each in reversed(one["diagnoses"]) if each["kind"] == "locate"), None)
+
+
+def _depth(evidence: Json | None) -> list[Block]:
+    """The picture, where the evidence is what this program's locate gives."""
+    try:
+        chart = depth_chart(evidence or {})
+    except ValueError:
+        return []
+    return [Figure(chart, f"Drift along depth: {chart.text}")]
 
 
 def _earlier(one: Json) -> str:

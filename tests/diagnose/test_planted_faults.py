@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import torch
 
 from kc_otel.contract.model import Contract
-from kc_otel.diagnose.located_text import depth_chart
+from kc_otel.diagnose.depth_picture import depth_chart
+from kc_otel.diagnose.located import located_json
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, conversations, pair
 
@@ -73,4 +74,4 @@ def test_numbers_that_are_not_finite_are_named_where_they_begin():
     assert [str(each.boundary) for each in located.findings] == ["layer 1, o_proj"]
     assert "NaN or infinite" in located.culprit.sentence
     assert located.shares[0].components[0].share.estimate == 1.0
-    assert "Marked: layer 1, o_proj." in depth_chart(located).text
+    assert "Marked: layer 1, o_proj." in depth_chart(located_json(located)).text

@@ -19,6 +19,7 @@ from kc_otel.offline.gate.evidence import EvidenceError, step_evidence
 from kc_otel.report.document import Bullets, Figure, Heading, Table, Text, to_html, to_markdown
 from kc_otel.report.gate_report import gate_blocks
 from kc_otel.report.period_report import Period, period_blocks, wanted_cells
+from tests.tools.located_evidence import located_evidence
 
 EVIL = "<script>alert('1')</script> | `x` *y*"
 KEY = ("policy", "tv", "code", "t", "b")
@@ -96,6 +97,17 @@ def test_equal_input_gives_equal_bytes_and_markup_stays_text() -> None:
     assert "<script" not in text.replace("\\<script", "")
     assert "tv is above its limit on code" in page
     assert "| **FAIL** |" in text
+
+
+def test_what_was_located_is_drawn_where_its_evidence_is_this_programs() -> None:
+    """The operator's name is a text; evidence of another shape has no picture, and the report goes on."""
+    for evidence, drawn in ((located_evidence(EVIL), True), ({"findings": [1]}, False), ({"boundaries": []}, False)):
+        blocks = period_blocks(replace(PERIOD, evidence={"e" * 64: evidence}))
+        pictures = [each for each in blocks if isinstance(each, Figure) and each.says.startswith("Drift along depth")]
+        assert bool(pictures) is drawn
+        assert "<script" not in to_html("report", blocks)
+        for each in pictures:
+            ET.fromstring(each.chart.svg)
 
 
 def test_drawings_are_well_formed_and_named() -> None:

@@ -20,6 +20,7 @@ from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.webhooks.formats import Format, alertmanager, grafana_webhook, pagerduty, render, slack
+from tests.tools.located_evidence import located_evidence
 
 FOUND = {
     "kind": "locate",
@@ -65,6 +66,23 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
     assert hashlib.sha256(evidence.content).hexdigest() == found["evidence"]
     (event,) = [each for each in failing.events.newest(limit=100) if each.kind == "locate"]
     assert event.message == f"ada on incident {one.id}: {FOUND['text']}"
+
+
+def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(failing):
+    """The culprit is marked; evidence of another shape has no picture, and what is unknown is not found."""
+    client, (one,) = TestClient(api_of(failing)), failing.incidents()
+
+    def depth(digest):
+        return client.get("/api/v1/charts/depth", params={"incident": one.id, "evidence": digest})
+
+    chart = depth(attached(failing, evidence=located_evidence()).json()["evidence"]).json()
+    assert chart["text"] == "7 boundaries in the order of execution. Marked: layer 1, o_proj."
+    assert chart["rows"][5][1][1] == "0.08"
+    broken = located_evidence()
+    broken["boundaries"][0]["precision"] = 10**400
+    for other in (FOUND["evidence"], {"boundaries": 3}, {**located_evidence(), "culprit": [1]}, broken):
+        assert depth(attached(failing, evidence=other).json()["evidence"]).json() is None
+    assert depth("0" * 64).status_code == 404
 
 
 def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, open_file, tmp_path):

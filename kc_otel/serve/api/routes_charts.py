@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, HTTPException, Query
 
 from kc_otel.charts import (
     Chart,
@@ -22,6 +23,7 @@ from kc_otel.charts import (
 )
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
+from kc_otel.diagnose.depth_picture import depth_chart
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.routes_past import distribution_view, find_clause
 from kc_otel.serve.core import Core
@@ -63,7 +65,7 @@ Asked = Annotated[_Asked, Depends(_asked)]
 
 
 def chart_routes(core: Core) -> APIRouter:
-    """`/api/v1/charts/history`, `evidence`, `sparkline` and `distribution`."""
+    """`/api/v1/charts/history`, `evidence`, `sparkline`, `distribution` and `depth`."""
     router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
 
     @router.get("/history")
@@ -114,6 +116,20 @@ def chart_routes(core: Core) -> APIRouter:
         seen = distribution_view(core, own, found).model_dump()
         whole = None if slice == ALL else distribution_view(core, own._replace(slice=ALL), found).model_dump()
         return draw_distribution(f"{seen['metric']} on {place(slice)} by size", seen, place(slice), whole)
+
+    @router.get("/depth")
+    async def depth(
+        incident: Annotated[str, Query(description="Id of the incident.")],
+        evidence: Annotated[str, Query(description="SHA-256 of what a diagnosis of it rests on.")],
+    ) -> Chart | None:
+        """Drift along the depth of the model, as locate found it; null where the evidence is of something else."""
+        found = core.evidence(incident, evidence)
+        if found is None:
+            raise HTTPException(404, f"no such evidence of incident {incident[:40]!r}")
+        try:
+            return depth_chart(json.loads(found))
+        except ValueError:
+            return None
 
     return router
 

@@ -1,5 +1,6 @@
 // One incident in full, while it lasts and after: the address that a message links to.
 
+import { figure, showChart } from "./charts.js";
 import { byId, el, fill } from "./dom.js";
 import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
 import { actionsTaken, badge, diagnoses, grown } from "./overview.js";
@@ -66,8 +67,29 @@ function show(one, state) {
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
     one.status === "FAIL" && contract ? el("p", { class: "quiet", id: "incident-claims" }, claims(one, contract).join(" ")) : null,
     el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
+    depth(one),
     el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
     onsets(one));
+}
+
+/** The picture of what was located last, from its evidence; nothing where the evidence has none. */
+function depth(one) {
+  const located = one.diagnoses.findLast((each) => each.kind === "locate");
+  if (!located) return null;
+  if (open.depth?.evidence === located.evidence) return open.depth.place;
+  const place = el("div", { hidden: true }, figure("depth", "Drift along depth"));
+  open.depth = { evidence: located.evidence, place };
+  drawDepth(one.id, located.evidence, place, open);
+  return place;
+}
+
+async function drawDepth(id, evidence, place, mine) {
+  const asked = new URLSearchParams({ incident: id, evidence });
+  const response = await fetch(`/api/v1/charts/depth?${asked}`);
+  const chart = response.ok ? await response.json() : null;
+  if (!chart || open !== mine || mine.depth.place !== place) return;
+  place.hidden = false;
+  showChart("depth", chart, "");
 }
 
 /** What a FAIL says, of which traffic, and how rarely it is wrong. */

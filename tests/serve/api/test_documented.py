@@ -42,7 +42,7 @@ ACCESS = {
 METHODS = ("get", "post", "put", "patch", "delete", "options")
 KNOWN = {
     "contract": "policy", "clause": "token-tv", "slice": "code", "kernel": "v2", "stage": "canary", "id": "none",
-    "silence": "none", "number": "1", "share": "code=0.5", "evidence": "none",
+    "silence": "none", "number": "1", "share": "code=0.5", "evidence": "none", "incident": "none",
 }  # fmt: skip
 """Of parameters that have no default."""
 HOSTILE = ("", "nan", "inf", "-inf", "-1", "1e400", "9" * 40, "\x00", "a\u202eb", "%ff", "x" * 5000, "[]", "ß")
@@ -152,6 +152,8 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     (found,) = busy.ask("/api/v1/incidents/{id}", "get", values=named).json()["diagnoses"]
     path = "/api/v1/incidents/{id}/diagnoses/{evidence}"
     assert busy.ask(path, "get", values={**named, "evidence": found["evidence"]}).json() == {"found": []}
+    at = {"incident": incident["id"], "evidence": found["evidence"]}
+    assert busy.ask("/api/v1/charts/depth", "get", values=at).json() is None
     # Who asks has no token that may read prompts.
     assert [path for (path, _), status in answers.items() if status == 403] == ["/api/v1/worst"]
     assert {status for (_, method), status in answers.items() if method == "get"} == {200, 403, 404}
