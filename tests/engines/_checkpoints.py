@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,17 +69,19 @@ def in_three_bits(model: Path, into: Path) -> Path:
     return into
 
 
-def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32) -> Path:
-    """The checkpoint with every linear layer but the head as GPTQ's or AWQ's tools pack it; returns `into`.
+def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32, kept: Sequence[int] = ()) -> Path:
+    """The checkpoint with the linear layers but the head as GPTQ's or AWQ's tools pack it; returns `into`.
 
-    Rounded to the nearest with a symmetric scale for `group` inputs: what is tested is how it is read.
+    Rounded to the nearest with a symmetric scale for `group` inputs: what is tested is how it is read. Layers that are
+    kept stay as they are.
     """
     import torch
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, into)
     tensors = load_file(model / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    whole = tuple(f"model.layers.{layer}." for layer in kept)
+    for name in [name for name in tensors if name.endswith("_proj.weight") and not name.startswith(whole)]:
         weight = tensors.pop(name).float()
         scale = weight.unflatten(1, (-1, group)).abs().amax(2) / 7.0  # [outputs, groups]
         values = (weight / scale.repeat_interleave(group, 1)).round().int().T + 8  # [inputs, outputs]
@@ -92,6 +95,10 @@ def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((into / "config.json").read_text())
     said = {"quant_method": method, "bits": 4, "group_size": group, "version": "gemm"}
+    if method == "gptq":
+        said |= {"desc_act": False, "sym": True, "lm_head": False, "dynamic": {rf"-:.*\.{i}\..*": {} for i in kept}}
+    else:
+        said |= {"zero_point": True, "modules_to_not_convert": [f"layers.{i}." for i in kept] or None}
     (into / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
     return into
 
