@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -27,6 +26,8 @@ from kc_otel.diagnose.above_noise import (
 from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator
 from kc_otel.diagnose.capture_file import Capture, CapturedSequence, relative_error
 from kc_otel.diagnose.located import (
+    OTHER_EMBEDDINGS,
+    UNRELATED,
     Divergence,
     Located,
     NotComparableError,
@@ -36,9 +37,6 @@ from kc_otel.diagnose.located import (
 )
 
 __all__ = ["compare_captures"]
-
-_UNRELATED: Final = 0.7
-"""Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
 
 
 def compare_captures(
@@ -82,10 +80,8 @@ def compare_captures(
             decode=np.asarray([_part(key, a, b, decode=True) for a, b in pairs]),
         )
     embedding = measured.get(Boundary(None, "embedding"))
-    if embedding is not None and float(np.median(embedding.drift)) > _UNRELATED:
-        raise NotComparableError(
-            "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
-        )
+    if embedding is not None and float(np.median(embedding.drift)) > UNRELATED:
+        raise NotComparableError(OTHER_EMBEDDINGS)
     alpha = 1.0 - contract.observability.confidence
     rows = boundary_drift(measured, alpha / 2, rounding=rounding)
     findings = [*_token_findings(pairs), *cut, *_first(rows), *_batch_findings(measured, alpha / 2)]

@@ -14,6 +14,8 @@ from kc_otel.diagnose.shares import Shares
 from kc_otel.stats import Interval
 
 __all__ = [
+    "OTHER_EMBEDDINGS",
+    "UNRELATED",
     "Divergence",
     "Located",
     "NotComparableError",
@@ -22,6 +24,12 @@ __all__ = [
     "located_json",
     "other_tokens",
 ]
+
+UNRELATED: Final = 0.7
+"""Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
+OTHER_EMBEDDINGS: Final = (
+    "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
+)
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 

@@ -27,6 +27,8 @@ from kc_otel.diagnose.above_noise import (
 )
 from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator, fused_parts
 from kc_otel.diagnose.located import (
+    OTHER_EMBEDDINGS,
+    UNRELATED,
     Divergence,
     Located,
     NotComparableError,
@@ -95,6 +97,7 @@ def locate(
     wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
     rounded = kernel_in(train, wanted) if wanted != train.dtype else None
     measurement = measure_pair(train, inference, sequences, precision=rounded)
+    _related(measurement)
     rounding = _WRITTEN * torch.finfo(wanted).eps if rounded else 0.0
     rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
     notes = [*settings, *_notes(measurement, rows, weights, len(sequences), alpha)]
@@ -175,6 +178,13 @@ def _same_model(train: TorchKernel, inference: WatchedKernel) -> list[str]:
     same_architecture(ours, theirs)
     differing = other_settings(ours, theirs)
     return [f"the checkpoints' configurations differ: {differing}"] if differing else []
+
+
+def _related(measurement: PairMeasurement) -> None:
+    """Refuse weights of another training where an engine has packed them, so that only outputs can be compared."""
+    embedding = measurement.measured.get(Boundary(None, "embedding"))
+    if embedding is not None and float(np.median(embedding.local)) > UNRELATED:
+        raise NotComparableError(OTHER_EMBEDDINGS)
 
 
 def _known_tokens(train: TorchKernel, inference: WatchedKernel, sequences: Sequence[TokenSequence]) -> None:

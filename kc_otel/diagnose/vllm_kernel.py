@@ -36,6 +36,10 @@ _EAGER: Final[Mapping[str, Any]] = {
 }
 _HEAD: Final = Boundary(None, "head")
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
+_ELSEWHERE: Final = (
+    "the engine runs in another process, where its layers cannot be watched: "
+    "set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported, and give it one worker"
+)
 _OTHER: Final = 1
 """Token of a request that only makes a batch larger."""
 
@@ -55,20 +59,13 @@ class VllmKernel:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        try:
-            worker = engine.collective_rpc(_itself)[0]
-            self._runner = worker.model_runner
-            self.module: torch.nn.Module = self._runner.get_model()
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                "the engine runs in another process, where its layers cannot be watched: "
-                "set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported, and use one worker"
-            ) from error
         config = engine.llm_engine.vllm_config
-        if not config.model_config.enforce_eager:
-            raise ValueError("the engine compiles its layers, which cannot be watched then: give it enforce_eager=True")
-        if config.cache_config.enable_prefix_caching:
-            raise ValueError("the engine skips what it has seen: give it enable_prefix_caching=False")
+        _watchable(config.model_config.enforce_eager, config.cache_config.enable_prefix_caching)
+        workers = config.parallel_config.world_size
+        if workers > 1 or not hasattr(engine.llm_engine.engine_core, "engine_core"):
+            raise ValueError(f"{_ELSEWHERE} (it has {workers} workers)")
+        self._runner = engine.collective_rpc(_itself)[0].model_runner
+        self.module: torch.nn.Module = self._runner.get_model()
         self._most: Final = int(config.model_config.max_model_len)
         self._params: Final = engine.get_default_sampling_params()
 
@@ -81,13 +78,24 @@ class VllmKernel:
             options: Further arguments of `vllm.LLM`.
 
         Raises:
+            ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
             MissingExtraError: If vLLM is not installed.
         """
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # hooks cannot be sent to another process
+        wanted = {**_EAGER, **options}
+        _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
+        if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
+            raise ValueError(_ELSEWHERE)
         with extra("vllm", "an engine"):
             from vllm import LLM  # noqa: PLC0415 - only where vLLM runs
-
-        return cls(LLM(checkpoint, **{**_EAGER, **options}))
+        try:
+            engine = LLM(checkpoint, **wanted)
+        except (TypeError, ValueError, RuntimeError, OSError) as error:
+            raise ValueError(f"{checkpoint}: vLLM does not load it: {error}") from error
+        try:
+            return cls(engine)
+        except ValueError:
+            engine.llm_engine.engine_core.shutdown()
+            raise
 
     def close(self) -> None:
         """End the engine."""
@@ -294,6 +302,13 @@ class VllmKernel:
                                 visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
 
         return hook
+
+
+def _watchable(eager: bool, caching: bool) -> None:
+    if not eager:
+        raise ValueError("the engine compiles its layers, which cannot be watched then: give it enforce_eager=true")
+    if caching:
+        raise ValueError("the engine skips what it has seen before: give it enable_prefix_caching=false")
 
 
 def _itself(worker: Any) -> Any:

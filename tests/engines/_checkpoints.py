@@ -69,6 +69,19 @@ def in_three_bits(model: Path, into: Path) -> Path:
     return into
 
 
+def other_embeddings(model: Path, into: Path) -> Path:
+    """The checkpoint with the embeddings of another training; returns `into`."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, into)
+    tensors = load_file(model / "model.safetensors")
+    for name in [name for name in tensors if "embed_tokens" in name]:
+        tensors[name] = torch.randn(tensors[name].shape).to(tensors[name].dtype)
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    return into
+
+
 def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32, kept: Sequence[int] = ()) -> Path:
     """The checkpoint with the linear layers but the head as GPTQ's or AWQ's tools pack it; returns `into`.
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from examples.tiny_model import prompts
 from kc_otel import cli
-from tests.engines._checkpoints import in_int8, in_three_bits
+from tests.engines._checkpoints import in_int8, in_three_bits, other_embeddings
 from tests.engines._cpu import avx512_arithmetic, needs_avx512
 from tests.engines.planted_in_vllm import scales_turned
 
@@ -26,7 +26,7 @@ ENGINE = ["dtype=bfloat16", "max_model_len=256", "gpu_memory_utilization=0.3"]
 
 
 @pytest.fixture
-def locate(tiny_model, tmp_path, monkeypatch):
+def runs(tiny_model, tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     monkeypatch.chdir(tmp_path)
@@ -40,14 +40,28 @@ def locate(tiny_model, tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     cli._register("locate")
 
-    def run(checkpoint, *engine):
+    def run(checkpoint, *engine, code=(0, 1)):
         options = [word for each in (*ENGINE, *engine) for word in ("--engine", each)]
         words = ["--train", str(tiny_model), "--infer", f"vllm:{checkpoint}", "--sequences", "prompts.jsonl", "--json"]
         result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *words, *options])
-        assert result.exit_code in {0, 1}, result.output
-        return json.loads(result.stdout[result.stdout.index("{\n") :])
+        assert result.exit_code in code, result.output
+        return result
 
     return run
+
+
+@pytest.fixture
+def locate(runs):
+    def located(checkpoint, *engine):
+        said = runs(checkpoint, *engine).stdout
+        return json.loads(said[said.index("{\n") :])
+
+    return located
+
+
+@pytest.fixture
+def refused(runs):
+    return lambda checkpoint, *engine: " ".join(runs(checkpoint, *engine, code=(2,)).output.split())
 
 
 @avx512_arithmetic
@@ -95,7 +109,7 @@ def test_scales_in_the_wrong_order_are_named(locate, tiny_model, tmp_path):
     assert (boundary["layer"], boundary["operator"]) == (2, "o_proj")
 
 
-@pytest.mark.usefixtures("locate")
+@pytest.mark.usefixtures("runs")
 def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
     """The engine's capture and the trainer's, on the engine's tokens; prompts without completions are gone on with."""
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
@@ -117,3 +131,25 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
     said = run("locate", "contract.yaml", *sides).output
     assert "culprit: layer 0, qkv_proj" in said
     assert f"{len(bare)} sequences, {sum(len(row['token_ids']) + 16 for row in bare)} tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "engine", "said"),
+    [
+        ("model", "enforce_eager=false", "the engine compiles its layers, which cannot be watched then"),
+        ("model", "enable_prefix_caching=true", "the engine skips what it has seen before"),
+        (
+            "model",
+            "max_model_len=32",
+            "a sequence has 48 tokens and the engine takes 31 at most",
+        ),
+        ("nowhere", "seed=0", "nowhere: vLLM does not load it"),
+        ("other", "seed=0", "the checkpoints are others"),
+    ],
+)
+def test_what_cannot_be_watched_or_compared_is_refused(refused, tiny_model, tmp_path, checkpoint, engine, said):
+    """With what to give instead; weights of another training although the engine has packed them."""
+    if checkpoint == "other":
+        other_embeddings(tiny_model, tmp_path / "other")
+    folder = str(tiny_model) if checkpoint == "model" else checkpoint
+    assert said in refused(folder, engine)

@@ -75,7 +75,7 @@ def recorded(folder, prompts, into):
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_what_precision_keeps_passes_in_the_engine_and_nothing_kept_does_not(prompts, tmp_path, method):
-    """The packed checkpoint fails, in torch and in vLLM; with the layers that are named in 16 bits it passes in both."""
+    """The packed checkpoint fails, in torch and in vLLM; with the named layers in 16 bits it passes in both."""
     packed_in_four_bits(tmp_path / "checkpoint", tmp_path / "packed", method)
     said = run("precision", "contract.yaml", "checkpoint", "--sequences", "prompts.jsonl", "--tokens", str(TOKENS),
                "--quantized", "packed", "--runs", "12").output  # fmt: skip
