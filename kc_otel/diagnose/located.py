@@ -142,7 +142,7 @@ class Located:
 def between(error: Interval) -> str:
     """An error with its interval, where there are sequences enough for one.
 
-    >>> between(Interval(0.02, 0.01, 0.03, 0.95, 12)), between(Interval(0.02, -math.inf, math.inf, 0.95, 3))
+    >>> between(Interval(0.02, 0.01, 0.03, 12, "exact")), between(Interval(0.02, -math.inf, math.inf, 3, "exact"))
     ('0.02 [0.01, 0.03]', '0.02 (3 sequences are too few for an interval)')
     """
     if not (math.isfinite(error.lower) and math.isfinite(error.upper)):

@@ -58,10 +58,22 @@ def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> st
 
     >>> other_settings({"rope": {"theta": 1e4}, "dtype": "float32"}, {"rope": {"theta": 5e5}, "dtype": "bfloat16"})
     'rope.theta is 10000.0 in training and 500000.0 in inference'
+    >>> other_settings({}, {"quantization_config": {"bits": 8, "format": "int"}})
+    'only inference has quantization_config'
     """
-    ours, theirs = dict(_flat(train)), dict(_flat(inference))
+    said = [
+        f"only {side} has {name}"
+        for side, has, lacks in (("training", train, inference), ("inference", inference, train))
+        for name, value in has.items()
+        if isinstance(value, Mapping) and lacks.get(name) is None
+    ]
+    shared = [
+        {k: v for k, v in a.items() if not isinstance(v, Mapping) or b.get(k) is not None}
+        for a, b in ((train, inference), (inference, train))
+    ]
+    ours, theirs = (dict(_flat(each)) for each in shared)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    said = [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
+    said += [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
     more = [f"{len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
     return "; ".join([*said[:_MOST_SAID], *more])
 

@@ -34,6 +34,8 @@ _EAGER: Final[Mapping[str, Any]] = {
     "max_num_seqs": 16,
     "logprobs_mode": "processed_logprobs",
 }
+_QUIET: Final = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "ERROR"}
+"""What an engine says of itself is not the answer; a reader who wants it sets the level."""
 _HEAD: Final = Boundary(None, "head")
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
 _ELSEWHERE: Final = (
@@ -85,6 +87,8 @@ class VllmKernel:
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
             raise ValueError(_ELSEWHERE)
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         with extra("vllm", "an engine"):
             from vllm import LLM  # noqa: PLC0415 - only where vLLM runs
         try:

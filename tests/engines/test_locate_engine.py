@@ -53,8 +53,7 @@ def runs(tiny_model, tmp_path, monkeypatch):
 @pytest.fixture
 def locate(runs):
     def located(checkpoint, *engine):
-        said = runs(checkpoint, *engine).stdout
-        return json.loads(said[said.index("{\n") :])
+        return json.loads(runs(checkpoint, *engine).stdout)
 
     return located
 
