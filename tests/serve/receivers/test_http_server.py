@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from kc_otel.judge.otlp import ExportResult, Limits, RequestCounts, ThrottledError
+from kc_otel.judge.otlp.decode import from_json
+from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.http_server import http_app
 
@@ -55,6 +58,39 @@ def test_protobuf_reaches_the_sink(sink: Any, name: str, encoding: str) -> None:
     assert (response.status_code, response.headers["content-type"], response.content) == (200, PROTOBUF, b"")
     assert [taken for taken, _ in sink.requests] == [name]
     assert counts.snapshot() == {("http", "accepted"): 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_long_json_holds_nobody_up(sink: Any, encoding: str) -> None:
+    """It is read on a thread: others are answered meanwhile, and what arrives is what JSON said."""
+    points = [{"asInt": "1", "attributes": [{"key": "a", "value": {"stringValue": "b"}}]}] * 20_000
+    metrics = [{"name": "kc.tokens", "sum": {"dataPoints": points}}]
+    body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": metrics}]}]}).encode()
+
+    began = time.perf_counter()
+    from_json(body, METRICS, Limits(max_items=100_000))
+    decoding = time.perf_counter() - began
+
+    async def meanwhile() -> tuple[httpx.Response, float]:
+        transport = httpx.ASGITransport(http_app(sink, Limits(max_items=100_000)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://kc") as client:
+            headers = {"content-type": JSON, "content-encoding": encoding}
+            content = gzip.compress(body) if encoding else body
+            long = asyncio.create_task(client.post("/v1/metrics", content=content, headers=headers))
+            worst = 0.0
+            while not long.done():
+                asked = time.perf_counter()
+                await client.post("/v1/traces", content=b"", headers={"content-type": PROTOBUF})
+                await asyncio.sleep(0)  # nothing above has let anybody else run
+                worst = max(worst, time.perf_counter() - asked)
+            return await long, worst
+
+    answer, worst = asyncio.run(meanwhile())
+    assert (answer.status_code, answer.json()) == (200, {})
+    assert worst < decoding / 2
+    taken = [request for name, request in sink.requests if name == "metrics"]
+    assert sum(len(each.resource_metrics[0].scope_metrics[0].metrics[0].sum.data_points) for each in taken) == 20_000
 
 
 def test_json_reaches_the_sink(sink: Any) -> None:
