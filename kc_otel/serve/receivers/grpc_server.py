@@ -19,13 +19,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.decode import from_protobuf, quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS, Signal
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tls import Tls
+from kc_otel.serve.receivers.decoding import decoded
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.in_turns import in_turns
 from kc_otel.serve.receivers.reading import ReadingPlaces
@@ -170,10 +170,10 @@ def _handler(
             if body is grpc.aio.EOF:
                 raise BadRequestError("the call ended without a message")
 
-            def decode() -> Any:
+            async def decode() -> Any:
                 if senders.anybody:
-                    return quickly(sink, body, signal, limits)
-                return senders.admit(sender, from_protobuf(body, signal, limits))
+                    return await decoded(sink, body, signal, limits)
+                return senders.admit(sender, await decoded(None, body, signal, limits))
 
             answer, outcome = await in_turns(turns, context.peer(), len(body), decode, sink, signal, limits, "grpc")
         except ReceiveError as error:

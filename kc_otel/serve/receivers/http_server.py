@@ -18,7 +18,7 @@ from typing import Any, Final
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.decode import from_json, from_protobuf, quickly, to_json
+from kc_otel.judge.otlp.decode import from_json, to_json
 from kc_otel.judge.otlp.request_errors import (
     BadRequestError,
     ReceiveError,
@@ -32,6 +32,7 @@ from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.access_file import Caller
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.host_names import HostNames
+from kc_otel.serve.receivers.decoding import decoded
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.in_turns import in_turns
 from kc_otel.serve.receivers.reading import ReadingPlaces
@@ -225,12 +226,13 @@ class HttpReceiver:
         request = from_json(inflate(body, encoding, self._limits), signal, self._limits)
         return request.SerializeToString(), time.thread_time() - began
 
-    def _decoded(self, body: bytes, encoding: str, signal: Signal, media: str, sender: Caller) -> Any:
+    async def _decoded(self, body: bytes, encoding: str, signal: Signal, media: str, sender: Caller) -> Any:
         inflated = inflate(body, encoding, self._limits)
         if media == _PROTOBUF and self._senders.anybody:
-            return quickly(self._sink, inflated, signal, self._limits)
-        request = (from_protobuf if media == _PROTOBUF else from_json)(inflated, signal, self._limits)
-        return self._senders.admit(sender, request)
+            return await decoded(self._sink, inflated, signal, self._limits)
+        if media == _PROTOBUF:
+            return self._senders.admit(sender, await decoded(None, inflated, signal, self._limits))
+        return self._senders.admit(sender, from_json(inflated, signal, self._limits))
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         limit = self._limits.max_bytes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +39,7 @@ async def in_turns(
     turns: FairTurns,
     sender: Hashable,
     size: int,
-    decode: Callable[[], Any],
+    decode: Callable[[], Awaitable[Any]],
     sink: TelemetrySink,
     signal: Signal,
     limits: Limits,
@@ -65,7 +65,7 @@ async def in_turns(
     """
     async with turns.turn(sender, size):
         began = time.perf_counter()
-        request = decode()
+        request = await decode()
         long = _points_one_by_one(request, signal) > _POINTS
         decoded = time.perf_counter() - began
         results = [] if long else [await deliver(sink, signal, request, transport)]
@@ -84,7 +84,7 @@ async def _in_parts(
     turns: FairTurns,
     sender: Hashable,
     size: int,
-    decode: Callable[[], Any],
+    decode: Callable[[], Awaitable[Any]],
     sink: TelemetrySink,
     signal: Signal,
     limits: Limits,
@@ -92,7 +92,7 @@ async def _in_parts(
 ) -> AsyncIterator[ExportResult]:
     async with turns.turn(sender, size):
         began = time.perf_counter()
-        request = decode()
+        request = await decode()
         reader = sink if isinstance(sink, ColumnSink) and isinstance(request, ColumnMessage) else None
         parts = parts_of(request, signal)
         turns.cost(sender, size, time.perf_counter() - began)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.judge.otlp import ExportResult, Limits, RequestCounts, ThrottledError
-from kc_otel.judge.otlp.decode import from_json
+from kc_otel.judge.otlp import ExportResult, Limits, RequestCounts, ThrottledError, TooLargeError
+from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.http_server import http_app
@@ -58,6 +58,40 @@ def test_protobuf_reaches_the_sink(sink: Any, name: str, encoding: str) -> None:
     assert (response.status_code, response.headers["content-type"], response.content) == (200, PROTOBUF, b"")
     assert [taken for taken, _ in sink.requests] == [name]
     assert counts.snapshot() == {("http", "accepted"): 1}
+
+
+@pytest.mark.slow
+def test_a_bomb_of_small_messages_holds_nobody_up(sink: Any) -> None:
+    """Four million empty attributes are fifteen kilobytes of gzip, and seconds to count: others are answered."""
+    attributes = b"\x0a\x02\x0a\x00" * 3_900_000
+    body = _field(1, _field(1, attributes))
+    began = time.perf_counter()
+    with pytest.raises(TooLargeError):
+        from_protobuf(body, METRICS, Limits())
+    counting = time.perf_counter() - began
+
+    async def meanwhile() -> tuple[httpx.Response, float]:
+        transport = httpx.ASGITransport(http_app(sink))
+        async with httpx.AsyncClient(transport=transport, base_url="http://kc") as client:
+            headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
+            bomb = asyncio.create_task(client.post("/v1/metrics", content=gzip.compress(body), headers=headers))
+            worst = 0.0
+            while not bomb.done():
+                asked = time.perf_counter()
+                await asyncio.sleep(0.01)  # as health, which takes no turn
+                worst = max(worst, time.perf_counter() - asked)
+            return await bomb, worst
+
+    answer, worst = asyncio.run(meanwhile())
+    assert answer.status_code == 413
+    assert worst < counting / 3
+
+
+def _field(number: int, content: bytes) -> bytes:
+    length, left = b"", len(content)
+    while left > 127:
+        length, left = length + bytes([left & 127 | 128]), left >> 7
+    return bytes([number << 3 | 2]) + length + bytes([left]) + content
 
 
 @pytest.mark.slow
