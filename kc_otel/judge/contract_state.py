@@ -268,7 +268,7 @@ class ContractState:
         for number, (ring, window) in enumerate(zip(series.rings, self.windows, strict=True)):
             afresh = ring.add(time, now, increment)
             if series.row >= 0:
-                window.add(series.row, time, increment)
+                window.add(series.row, time, now, increment)
             if afresh:
                 if series.row >= 0:
                     window.read_anew(series.row)

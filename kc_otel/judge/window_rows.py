@@ -82,9 +82,12 @@ class WindowRows:
         self._follows[row] = False
         del self._rings[row]
 
-    def add(self, row: int, time: float, increment: Histogram) -> None:
-        """A series has counted this in its panes, at a Unix time in seconds."""
-        self._waiting.append((row, self._index(time), increment))
+    def add(self, row: int, time: float, now: float, increment: Histogram) -> None:
+        """A series has counted what is of a time, at another, Unix seconds; what was too old for panes is in none."""
+        pane = self._index(time)
+        if pane < self._index(now) - self._size:
+            return
+        self._waiting.append((row, pane, increment))
         if len(self._waiting) > _WAITING:
             self._add_waiting()
 

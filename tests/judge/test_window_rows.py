@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
@@ -48,6 +48,7 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(steps)
+@example([(200.0, [], True), (50.0, [(1, 132.0, histogram(5, [9, 3]))], True)])  # no evaluation for two panes
 def test_rows_are_the_panes_put_together(taken: Any) -> None:
     """Late and odd ones, panes that leave, pauses, clocks that go back and on, and ticks that are left out."""
     rings = [Ring(WIDTH, PANES) for _ in range(3)]
@@ -59,7 +60,7 @@ def test_rows_are_the_panes_put_together(taken: Any) -> None:
         for row, age, part in arrived:
             if rings[row].add(now - age, now, part):
                 windows.read_anew(row)
-            windows.add(row, now - age, part)
+            windows.add(row, now - age, now, part)
         if ticks:
             windows.move(now)
             compare(windows, rings, now)
