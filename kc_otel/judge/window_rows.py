@@ -111,7 +111,8 @@ class WindowRows:
         self._head, self._oldest = head, head - self._size + 1
         if before is None or head != before:
             if before is not None and head > before:
-                self._leave(range(before - self._size + 1, self._oldest))
+                # After a jump of the clock no row follows, and all there is of sums are two windows.
+                self._leave(range(max(before - self._size + 1, self._oldest - 2 * self._size), self._oldest))
             for ring in self._rings.values():
                 ring.forget(head)
             self._unread = True  # what did not fit may be gone

@@ -37,7 +37,7 @@ histograms = st.builds(
 explicit = st.builds(ExplicitHistogram.of_count, st.integers(1, 5))
 steps = st.lists(
     st.tuples(
-        st.sampled_from([0.0, 5.0, 30.0, 31.0, 90.0, 200.0, -10.0, -40.0]),
+        st.sampled_from([0.0, 5.0, 30.0, 31.0, 90.0, 200.0, 2000.0, -10.0, -40.0]),
         st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 160.0), histograms | explicit), max_size=4),
         st.booleans(),
     ),
