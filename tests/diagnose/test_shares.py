@@ -21,6 +21,7 @@ def test_shares_add_up_and_interaction_is_said():
     assert found.components[0].without == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sequences", "alpha", "least"), [(8, 0.01, 0.94), (16, 0.01, 0.955), (40, 0.1, 0.86)])
 def test_an_interval_holds_the_share_of_the_population(sequences, alpha, least):
     """Of heavy-tailed parts with few sequences too; never so wide that it says nothing."""

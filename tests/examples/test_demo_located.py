@@ -29,6 +29,7 @@ def test_the_command_that_the_demo_prints_names_its_int8_outlier(demo_weights, m
     assert found["shares"][0]["components"][0]["share"]["lower"] > 0.9
 
 
+@pytest.mark.slow
 def test_without_a_trained_model_it_says_what_to_run(tmp_path, monkeypatch):
     """Whoever copies the command from a page has not run the demo yet."""
     monkeypatch.setenv("DEMO_WEIGHTS", str(tmp_path / "none.pt"))

@@ -126,6 +126,7 @@ def test_headers_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: py
         run_aggregator(AggregatorConfig("http://judge:4318", tmp_path / "state"))
 
 
+@pytest.mark.slow
 def test_a_state_file_has_one_aggregator(tmp_path: Path) -> None:
     """The second is told so, and not what an evaluator would be told."""
     with closing(open_state(tmp_path / "state")), pytest.raises(AggregatorError, match="another aggregator is using"):

@@ -97,6 +97,7 @@ def test_what_is_small_stays_whole() -> None:
     assert sum(part.ByteSize() for part in parts) < 100 * 2**20
 
 
+@pytest.mark.slow
 def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
     """Eight thousand new streams in one message: who sends one point meanwhile is answered long before they are."""
     core, counts = make_core(), RequestCounts()
