@@ -9,6 +9,9 @@ import pytest
 AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text().split()
 """Whether vLLM can keep keys and values in fp8."""
 
+READ_BACK = "amx_tile" not in Path("/proc/cpuinfo").read_text().split()
+"""Whether what stands in vLLM's KV cache can be read back: AMX has a layout of its own."""
+
 needs_avx512 = pytest.mark.skipif(not AVX512, reason="vLLM keeps keys and values in fp8 only on a CPU with AVX-512")
 
 avx512_arithmetic = pytest.mark.skipif(
