@@ -31,11 +31,16 @@ __all__ = ["VllmKernel"]
 _EAGER: Final[Mapping[str, Any]] = {
     "enforce_eager": True,
     "enable_prefix_caching": False,
+    "async_scheduling": False,
     "max_num_seqs": 16,
     "logprobs_mode": "processed_logprobs",
 }
-_QUIET: Final = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""What an engine says of itself is not the answer; a reader who wants it sets the level."""
+_ENVIRONMENT: Final = {
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+"""What an engine says of itself is not the answer, and rows are known from the first version of its model runner."""
 _HEAD: Final = Boundary(None, "head")
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
 _ELSEWHERE: Final = (
@@ -67,6 +72,10 @@ class VllmKernel:
         if workers > 1 or not hasattr(engine.llm_engine.engine_core, "engine_core"):
             raise ValueError(f"{_ELSEWHERE} (it has {workers} workers)")
         self._runner = engine.collective_rpc(_itself)[0].model_runner
+        if not hasattr(self._runner, "query_start_loc"):
+            raise ValueError(
+                "the engine's model runner is one whose rows are not known: set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
         self.module: torch.nn.Module = self._runner.get_model()
         self._most: Final = int(config.model_config.max_model_len)
         self._params: Final = engine.get_default_sampling_params()
@@ -87,7 +96,7 @@ class VllmKernel:
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
             raise ValueError(_ELSEWHERE)
-        for name, value in _QUIET.items():
+        for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with extra("vllm", "an engine"):
             from vllm import LLM  # noqa: PLC0415 - only where vLLM runs
