@@ -23,7 +23,8 @@ def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, 
         request: Its place in the batch of the forward that runs.
         tokens: How many it has.
     """
-    from vllm.forward_context import get_forward_context  # noqa: PLC0415 - only where vLLM runs
+    with extra("vllm", "an engine"):
+        from vllm.forward_context import get_forward_context  # noqa: PLC0415 - only where vLLM runs
 
     cache = attention.kv_cache
     known = get_forward_context().attn_metadata
