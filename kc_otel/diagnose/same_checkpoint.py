@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from kc_otel.diagnose.boundaries import layer_of
 from kc_otel.diagnose.located import NotComparableError
 
-__all__ = ["other_settings", "same_architecture", "same_vocabulary"]
+__all__ = ["complete_layers", "other_settings", "same_architecture", "same_vocabulary"]
 
 _SHAPES: Final = (
     "num_hidden_layers",
@@ -76,6 +77,31 @@ def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> st
     said += [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
     more = [f"{len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
     return "; ".join([*said[:_MOST_SAID], *more])
+
+
+def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
+    """Refuse a checkpoint one of whose layers lacks what every other has, and has nothing of its own instead.
+
+    >>> complete_layers("folder", [f"layers.{i}.{name}.weight" for i in range(3) for name in ("q", "k")])
+
+    Args:
+        checkpoint: What it is called.
+        tensors: Names of its tensors.
+
+    Raises:
+        NotComparableError: If a tensor is missing: an engine would compute with whatever stands in memory.
+    """
+    layers: dict[int, set[str]] = {}
+    for name in tensors:
+        if (layer := layer_of(name)) is not None:
+            layers.setdefault(layer, set()).add(name.replace(f".{layer}.", ".*.", 1))
+    for layer, held in layers.items() if len(layers) > 2 else ():
+        others = [each for number, each in layers.items() if number != layer]
+        lacking = sorted(set.intersection(*others) - held)
+        if lacking and held <= set().union(*others):
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            missing = lacking[0].replace(".*.", f".{layer}.", 1)
+            raise NotComparableError(f"{checkpoint}: has no {missing}{more}, which all of its other layers have")
 
 
 def same_vocabulary(train: Mapping[str, int], inference: Mapping[str, int]) -> None:

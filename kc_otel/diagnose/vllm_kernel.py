@@ -7,10 +7,12 @@ says. Eager mode: a compiled graph has no modules.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
+from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.vllm_cache import read_back
@@ -47,6 +50,8 @@ _ELSEWHERE: Final = (
     "the engine runs in another process, where its layers cannot be watched: "
     "set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported, and give it one worker"
 )
+_LONGEST_HEADER: Final = 100_000_000
+"""Bytes; the format's own limit."""
 _OTHER: Final = 1
 """Token of a request that only makes a batch larger."""
 
@@ -89,6 +94,7 @@ class VllmKernel:
             options: Further arguments of `vllm.LLM`.
 
         Raises:
+            NotComparableError: If the checkpoint lacks tensors, which the engine would not mind.
             ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
             MissingExtraError: If vLLM is not installed.
         """
@@ -96,6 +102,7 @@ class VllmKernel:
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
             raise ValueError(_ELSEWHERE)
+        complete_layers(checkpoint, _tensors(Path(checkpoint)))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with extra("vllm", "an engine"):
@@ -322,6 +329,15 @@ def _watchable(eager: bool, caching: bool) -> None:
         raise ValueError("the engine compiles its layers, which cannot be watched then: give it enforce_eager=true")
     if caching:
         raise ValueError("the engine skips what it has seen before: give it enable_prefix_caching=false")
+
+
+def _tensors(folder: Path) -> Iterator[str]:
+    """Names of a checkpoint's tensors, as far as they are in files of safetensors: a header of JSON begins each."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length <= _LONGEST_HEADER:
+                yield from json.loads(file.read(length))
 
 
 def _itself(worker: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kc_otel.diagnose.boundaries import Boundary, boundaries_of
+from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.same_checkpoint import complete_layers
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,26 @@ def test_modules_of_one_kind_keep_their_paths():
     names = ["layers.0.mlp.experts.0.up_proj", "layers.0.mlp.experts.1.up_proj", "layers.0.adapter", "layers.0.dropout"]
     found = boundaries_of([(name, "dropout" not in name) for name in names])
     assert [each.operator for each in found.values()] == ["mlp.experts.0.up_proj", "mlp.experts.1.up_proj", "adapter"]
+
+
+NAMES = [f"model.layers.{layer}.{name}.weight" for layer in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        (NAMES[:4] + NAMES[5:], "has no model.layers.2.self_attn.o_proj.weight, which all of its other layers have"),
+        ([*NAMES, "model.layers.4.norm.weight"], ""),  # a layer of another kind
+        ([each for each in NAMES if "0.mlp" not in each] + ["model.layers.0.mlp.experts.1.down_proj.weight"], ""),
+        ([each.replace("weight", "qweight") if ".1." not in each else each for each in NAMES], ""),  # one in 16 bits
+        (NAMES[:3], ""),
+        (NAMES, ""),
+    ],
+)
+def test_a_layer_that_lacks_a_tensor_is_refused_and_one_of_another_kind_is_not(tensors, said):
+    """By names alone: an engine does not mind either."""
+    if not said:
+        complete_layers("folder", tensors)
+        return
+    with pytest.raises(NotComparableError, match=said):
+        complete_layers("folder", tensors)

@@ -82,6 +82,16 @@ def other_embeddings(model: Path, into: Path) -> Path:
     return into
 
 
+def without(model: Path, into: Path, tensor: str) -> Path:
+    """The checkpoint without a tensor, by the end of its name; returns `into`."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, into)
+    held = {name: each for name, each in load_file(model / "model.safetensors").items() if not name.endswith(tensor)}
+    save_file(held, into / "model.safetensors", metadata={"format": "pt"})
+    return into
+
+
 def packed_in_four_bits(model: Path, into: Path, method: str, *, group: int = 32, kept: Sequence[int] = ()) -> Path:
     """The checkpoint with the linear layers but the head as GPTQ's or AWQ's tools pack it; returns `into`.
 

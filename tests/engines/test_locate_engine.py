@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from examples.tiny_model import prompts
 from kc_otel import cli
-from tests.engines._checkpoints import in_int8, in_three_bits, other_embeddings
+from tests.engines._checkpoints import in_int8, in_three_bits, other_embeddings, without
 from tests.engines._cpu import READ_BACK, avx512_arithmetic, needs_avx512
 from tests.engines.planted_in_vllm import scales_turned
 
@@ -146,11 +146,14 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
         ),
         ("nowhere", "seed=0", "nowhere: vLLM does not load it"),
         ("other", "seed=0", "the checkpoints are others"),
+        ("lacks", "seed=0", "layers.2.self_attn.o_proj.weight, which all of its other layers have"),
     ],
 )
 def test_what_cannot_be_watched_or_compared_is_refused(refused, tiny_model, tmp_path, checkpoint, engine, said):
     """With what to give instead; weights of another training although the engine has packed them."""
     if checkpoint == "other":
         other_embeddings(tiny_model, tmp_path / "other")
+    if checkpoint == "lacks":  # vLLM would load it in silence
+        without(tiny_model, tmp_path / "lacks", "layers.2.self_attn.o_proj.weight")
     folder = str(tiny_model) if checkpoint == "model" else checkpoint
     assert said in refused(folder, engine)
