@@ -14,18 +14,12 @@ from typer.testing import CliRunner
 from kc_otel import cli
 from tests.engines._checkpoints import packed_in_four_bits
 from tests.engines._random_checkpoints import VOCABULARY, changed, checkpoint
-from tests.engines.test_precision_command import CONTRACT
+from tests.engines.test_precision_command import CONTRACT, _loud
 
 pytestmark = pytest.mark.slow
 
 ENGINE = {"dtype": "bfloat16", "max_model_len": 64, "gpu_memory_utilization": 0.2, "skip_tokenizer_init": True}
 TOKENS = 12
-
-
-def _loud(held):
-    """An input of one product so loud that four bits lose the others of its group."""
-    held["model.layers.1.mlp.down_proj.weight"][:, 5] = 300.0
-    held["model.layers.1.mlp.up_proj.weight"][5] = 0.0
 
 
 @pytest.fixture
