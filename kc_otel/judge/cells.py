@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.contract_state import LONG, PAIRS, SHORT, ContractState, Heard, Pair, Series, rings
+from kc_otel.judge.contract_state import LONG, PAIRS, SHORT, ContractState, Heard, Pair, Series
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.points import INVALID, series_name
@@ -195,14 +195,14 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
 
 def _oldest(state: ContractState, now: float) -> float:
     """Where the long window begins, Unix seconds."""
-    ring = state.template[LONG]
-    return (ring.index(now) - ring.size + 1) * ring.width
+    grid = state.grids[LONG]
+    return grid.window(now)[0] * grid.width
 
 
 def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
     """The series that bounds a clause's from the other side: an empty one before it came, None where there is none."""
     name = opposite_name(clause)
-    return None if name is None else state.pairs(name, slice).get(pair) or Series(rings(state.contract))
+    return None if name is None else state.pairs(name, slice).get(pair) or state.empty_series()
 
 
 class _Windows:

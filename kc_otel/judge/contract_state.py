@@ -16,19 +16,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
-from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.panes import Ring
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
+from kc_otel.judge.panes import PaneColumns, PaneGrid, Ring
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
+from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns
 
 __all__ = [
     "LONG",
@@ -40,7 +44,7 @@ __all__ = [
     "Pair",
     "Series",
     "SeriesKey",
-    "rings",
+    "grids",
 ]
 
 STREAMS_PER_SERIES: Final = 16
@@ -92,6 +96,11 @@ class Series:
     newest: float = 0.0
     row: int = -1
 
+    @property
+    def number(self) -> int:
+        """Its row in the panes."""
+        return self.rings[SHORT].row
+
     def accepts(self, histogram: Histogram) -> bool:
         """Whether its buckets are those of what is in the panes."""
         return all(ring.accepts(histogram) for ring in self.rings)
@@ -125,15 +134,19 @@ class Heard:
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 
-def rings(contract: Contract) -> tuple[Ring, Ring]:
-    """Empty rings for the short and the long window."""
+def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:
+    """The panes of the short and of the long window."""
     short = contract.observability.window
     long = max(contract.observability.long_window, short)
-    return Ring(short / _SHORT_PANES, _SHORT_PANES), Ring(long / _LONG_PANES, _LONG_PANES)
+    return PaneGrid(short / _SHORT_PANES, _SHORT_PANES), PaneGrid(long / _LONG_PANES, _LONG_PANES)
 
 
 class ContractState:
     """Everything remembered of one contract. Changed parts are noted for the store.
+
+    Args:
+        contract: The contract.
+        weighed: Whether what is counted is held against limits here.
 
     Attributes:
         contract: The contract.
@@ -144,17 +157,19 @@ class ContractState:
         events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
             `clock_went_back`.
         changed_streams: Streams that differ from what was saved.
-        changed_panes: (series, ring, pane) that differ from what was saved.
+        changed_panes: (series, ring, pane) of explicit bounds that differ from what was saved; of the others `panes`
+            knows.
         clock: Latest time seen, Unix seconds.
-        template: Empty rings, for arithmetic with panes.
+        grids: The panes of the short and of the long window.
+        panes: What exponential histograms of all series hold, by the numbers of series.
         windows: What each window holds of the series that clauses are about.
         version: Another number whenever there may be other cells than before.
-        arrived: What was counted since the last evaluation, by series.
+        arrived: What was counted in explicit bounds since the last evaluation, by series.
         evidence: What is held against the limits.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
     """
 
-    def __init__(self, contract: Contract) -> None:
+    def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
         self.streams: dict[bytes, PointStream] = {}
         self.series: dict[SeriesKey, Series] = {}
@@ -167,13 +182,16 @@ class ContractState:
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
-        self.template = rings(contract)
-        self.windows = tuple(WindowRows(ring) for ring in self.template)
+        self.grids = grids(contract)
+        self.panes = PaneColumns(self.grids, weighed=weighed)
+        self.windows = tuple(WindowRows(grid, self.panes, number) for number, grid in enumerate(self.grids))
         self.version = 0
         self._rows = 0
         self._free_rows: list[int] = []
+        self._keys: list[SeriesKey | None] = []
+        self._free_numbers: list[int] = []
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
-        self.evidence = FailEvidence(contract, self.template[SHORT].width)
+        self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
         self._judged = {metric_name(clause) for clause in contract.clauses}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
@@ -186,11 +204,11 @@ class ContractState:
         if now < self.clock - tolerance:
             self._turn_back(now)
         self.clock = max(self.clock, now)
-        ring = self.template[LONG]
+        grid = self.grids[LONG]
         return Horizon(
             future=_ns(now + tolerance),
             start=_ns(now - self._long),
-            oldest=_ns(ring.oldest(now) * ring.width),
+            oldest=_ns(grid.oldest(now) * grid.width),
             gap=_ns(self._window),
         )
 
@@ -198,7 +216,7 @@ class ContractState:
         """Whether the clock has gone back by more than `tolerance`, or into an earlier pane."""
         if now >= self.clock:
             return False
-        return now < self.clock - tolerance or any(ring.index(now) < ring.index(self.clock) for ring in self.template)
+        return now < self.clock - tolerance or any(grid.index(now) < grid.index(self.clock) for grid in self.grids)
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it."""
@@ -250,33 +268,66 @@ class ContractState:
             series = self._create(key, empty=True)
             self.unjudged.pop(key, None)
         self._put(key, series, increment, time, now)
-        if series.newest < now - self._long + self.template[LONG].width:
+        if series.newest < now - self._long + self.grids[LONG].width:
             self.version += 1
         series.newest = max(series.newest, time)
         if key.slice == OTHER:
             return judged
-        arrived = self.arrived.setdefault(key, [])
-        arrived.append(increment)
-        if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
-            self.arrived[key] = [union(arrived)]
         newest = self.newest.setdefault(key.metric, {})
         newest[key.pair] = max(newest.get(key.pair, 0.0), time)
         return judged
 
+    def count_all(
+        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
+    ) -> None:
+        """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
+        usual: list[int] = []
+        at: dict[tuple[str, Pair], float] = {}
+        for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
+            series = self.series.get(key)
+            if series is None or key.slice == OTHER or any(ring.has_explicit for ring in series.rings):
+                self.count(key, columns[number], time, when)
+                continue
+            where = (key.metric, key.pair)
+            if where not in at and not self._has_room(key, min(time, when), when):
+                self.count(key, columns[number], time, when)
+                continue
+            usual.append(number)
+            at[where] = max(at.get(where, 0.0), time)
+            if series.newest < when - self._long + self.grids[LONG].width:
+                self.version += 1
+            series.newest = max(series.newest, time)
+        for (metric, pair), time in at.items():
+            newest = self.newest.setdefault(metric, {})
+            newest[pair] = max(newest.get(pair, 0.0), time)
+        which = np.array(usual, np.int64)
+        rows = np.array([self.series[keys[number]].number for number in usual], np.int64)
+        some = columns if which.size == len(columns) else columns.taken(which)
+        if which.size:
+            self.panes.count_all(rows, np.array(times)[which], np.array(now)[which], some)
+
     def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
-        """Into the panes, and the rows of what windows hold."""
+        """Into the panes."""
         for number, (ring, window) in enumerate(zip(series.rings, self.windows, strict=True)):
-            afresh = ring.add(time, now, increment)
-            if series.row >= 0:
-                window.add(series.row, time, now, increment)
-            if afresh:
-                if series.row >= 0:
-                    window.read_anew(series.row)
+            if ring.make_way(increment):
                 self.events["layout_changed"] += 1
                 self.changed_panes.update(
-                    (key, number, index) for index in range(ring.oldest(now), ring.index(now) + 1)
+                    (key, number, index) for index in range(ring.grid.oldest(now), ring.grid.index(now) + 1)
                 )
-            self.changed_panes.add((key, number, ring.index(time)))
+                if series.row >= 0:
+                    window.read_anew(series.row)
+            if isinstance(increment, ExplicitHistogram):
+                ring.add(time, now, increment)
+                self.changed_panes.add((key, number, ring.grid.index(time)))
+                if series.row >= 0:
+                    window.read_anew(series.row)
+        if isinstance(increment, ExponentialHistogram):
+            self.panes.count(series.number, time, now, increment)
+        elif key.slice != OTHER:
+            arrived = self.arrived.setdefault(key, [])
+            arrived.append(increment)
+            if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
+                self.arrived[key] = [union(arrived)]
 
     def weigh(self, now: float) -> None:
         """Hold what was counted since the last evaluation against the limits.
@@ -284,13 +335,40 @@ class ContractState:
         What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
-        arrived = self.arrived.items()
-        self.evidence.take({key: parts if len(parts) == 1 else _merged(parts) for key, parts in arrived}, now)
+        explicit = {key: _merged(parts) for key, parts in self.arrived.items()}
+        rows, columns = self.panes.take_arrived()
+        self.evidence.take(explicit, now, [self._keys[row] for row in rows.tolist()], columns)
         self.arrived.clear()
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
         return self._by_slice.get((metric, slice), {})
+
+    def unsaved(self) -> Iterator[tuple[SeriesKey, int, int, Histogram | None]]:
+        """What differs from what was saved: series, ring, pane, and what it holds; None for nothing."""
+        self.panes.settle()
+        for key, ring, pane in self.changed_panes:
+            if (series := self.series.get(key)) is not None:
+                yield key, ring, pane, series.rings[ring].pane(pane)
+        for (ring, pane), changed in self.panes.changed.items():
+            rows = np.unique(np.concatenate(changed))
+            whole = self.panes.whole(ring, pane)
+            at = np.zeros(0, np.int64) if whole is None else np.flatnonzero(np.isin(whole.rows, rows))
+            if whole is not None:
+                for place, row in zip(at.tolist(), whole.rows[at].tolist(), strict=True):
+                    if (known := self._keys[row]) is not None:
+                        yield known, ring, pane, whole.columns[place]
+            for row in np.setdiff1d(rows, whole.rows if whole is not None else at).tolist():
+                known = self._keys[row]
+                if known is not None and not self.series[known].rings[ring].has_explicit:
+                    yield known, ring, pane, None
+
+    def saved(self) -> None:
+        """All of it is saved."""
+        self.changed_streams.clear()
+        self.changed_panes.clear()
+        self.panes.changed.clear()
+        self.evidence.changed.clear()
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
@@ -312,6 +390,8 @@ class ContractState:
         self._evicted_at = now
         self._full.clear()
         silent = now - self._long - self._window
+        for number, grid in enumerate(self.grids):  # windows that nobody reads do not follow what is older
+            self.panes.forget(number, grid.oldest(now) - grid.size)
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
             self.version += 1
@@ -321,8 +401,7 @@ class ContractState:
             self.changed_streams.add(name)
             self.events["streams_evicted"] += 1
         gone = [key for key, series in self.series.items() if series.newest < silent]
-        for key in gone:
-            self._drop(key)
+        self._drop(gone)
         alive = {key.metric for key in self.series} | self._judged
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
             del self.newest[metric]
@@ -375,6 +454,7 @@ class ContractState:
         self.events["clock_went_back"] += 1
         self.clock = now
         self._full.clear()
+        self.panes.turn_back(now)
         for key, series in self.series.items():
             for number, ring in enumerate(series.rings):
                 self.changed_panes.update((key, number, index) for index in ring.turn_back(now))
@@ -401,7 +481,12 @@ class ContractState:
         return True
 
     def _create(self, key: SeriesKey, *, empty: bool) -> Series:
-        series = self.series[key] = Series(rings(self.contract))
+        if not self._free_numbers:
+            self._free_numbers.append(len(self._keys))
+            self._keys.append(None)
+        number = self._free_numbers.pop()
+        self._keys[number] = key
+        series = self.series[key] = self.empty_series(number)
         if key.metric in self._judged and key.slice != OTHER:
             series.row = self._free_rows.pop() if self._free_rows else self._rows
             self._rows = max(self._rows, series.row + 1)
@@ -411,20 +496,31 @@ class ContractState:
         self.version += 1
         return series
 
-    def _drop(self, key: SeriesKey) -> None:
-        series = self.series.pop(key)
-        self.version += 1
-        if series.row >= 0:
-            self._free_rows.append(series.row)
-            for window in self.windows:
-                window.end(series.row)
-        self.arrived.pop(key, None)
-        self.evidence.forget(key)
-        pairs = self._by_slice[key.metric, key.slice]
-        del pairs[key.pair]
-        if not pairs:
-            del self._by_slice[key.metric, key.slice]
-        self.events["series_evicted"] += 1
+    def empty_series(self, number: int = -1) -> Series:
+        """One that holds nothing; by itself it has no number."""
+        return Series(
+            (Ring(self.grids[SHORT], self.panes, SHORT, number), Ring(self.grids[LONG], self.panes, LONG, number))
+        )
+
+    def _drop(self, gone: Sequence[SeriesKey]) -> None:
+        if gone:
+            self.panes.drop([self.series[key].number for key in gone])
+        for key in gone:
+            series = self.series.pop(key)
+            self.version += 1
+            self._keys[series.number] = None
+            self._free_numbers.append(series.number)
+            if series.row >= 0:
+                self._free_rows.append(series.row)
+                for window in self.windows:
+                    window.end(series.row)
+            self.arrived.pop(key, None)
+            self.evidence.forget(key)
+            pairs = self._by_slice[key.metric, key.slice]
+            del pairs[key.pair]
+            if not pairs:
+                del self._by_slice[key.metric, key.slice]
+            self.events["series_evicted"] += 1
 
 
 def _merged(parts: Iterable[Histogram]) -> list[Histogram]:

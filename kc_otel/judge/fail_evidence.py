@@ -33,7 +33,8 @@ from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.fractions import surely_above
-from kc_otel.stats.histogram_rows import HistogramRows, rows_of
+from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.histogram_rows import HistogramRows, rows_of_columns
 
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import SeriesKey
@@ -46,8 +47,6 @@ _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
 _GONE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
-_AT_ONCE: Final = 8
-"""Cells with one test from which on their gains are computed together."""
 _MEAN, _PANE = BETS.size, BETS.size + 1
 """Where a row has the logarithm of M, and the pane."""
 SHARE_DIGITS: Final = 6
@@ -235,6 +234,9 @@ class FailEvidence:
                 self._clauses.setdefault(opposite, []).append(clause.id + _OTHER_SIDE)
         self._by_id = {clause.id: clause for clause in contract.clauses}
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
+        self._different: list[MeanTest] = []
+        self._number_of: dict[MeanTest, int] = {}
+        self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
 
     @property
@@ -284,38 +286,100 @@ class FailEvidence:
         """Whether a cell's M reached the level, on either side, and nothing has cleared the cell since."""
         return any(held.failing for held in self.sides(cell))
 
-    def take(self, arrived: Mapping[SeriesKey, Sequence[Histogram]], now: float) -> None:
-        """Hold what arrived since the last time against the cells that it is about; at least one part of each series.
+    def take(
+        self,
+        arrived: Mapping[SeriesKey, Sequence[Histogram]],
+        now: float,
+        series: Sequence[SeriesKey | None] = (),
+        columns: HistogramColumns | None = None,
+    ) -> None:
+        """Hold what arrived since the last time against the cells that it is about.
 
         Args:
-            arrived: Observations by series; of each series any number of histograms.
+            arrived: Observations by series; of each series any number of histograms, at least one.
             now: Unix time in seconds.
+            series: More series, each of which is there once; None for one that is gone.
+            columns: Observations of each of these.
         """
-        found = [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
+        found: list[tuple[Cell, int | Sequence[Histogram]]] = [
+            (cell, part) for part, key in enumerate(series) if key is not None for cell in self._cells_of(key)
+        ]
+        found += [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
         if not found:
             return
-        held = [self._held(cell) for cell, _ in found]
+        cells = list(dict.fromkeys(cell for cell, _ in found))
+        held = [self._held(cell) for cell in cells]
         self.most = max(self.most, len(self.cells))
-        gains = _gains([one.test for one in held], [parts for _, parts in found])
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
         numbers = np.array([one.number for one in held])
+        gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()))
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         reached = before.log_evidence >= self.level
         after = before.clipped(self.level)
         rows[:, :_MEAN], rows[:, _MEAN], rows[:, _PANE] = after.log_sums, after.log_evidence, pane
         self._rows[numbers] = rows
-        for (cell, parts), one, alarmed in zip(found, held, reached.tolist(), strict=True):
-            if alarmed:
-                one.failing, one.peak, one.after = True, now, None
-                self.alarmed[cell] = one
-            elif one.peak > -math.inf:
-                one.failing = one.failing and one.log_evidence >= _GONE
-                within = now - one.peak < self._long
-                one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
-        self.changed.update(cell for cell, _ in found)
+        if self.alarmed:
+            self._follow_peaks(found, columns, now)
+        self.changed.update(cells)
         for row in np.flatnonzero(reached).tolist():
-            self._join_peaks(found[row][0])
+            one = held[row]
+            one.failing, one.peak, one.after = True, now, None
+            self.alarmed[cells[row]] = one
+        for row in np.flatnonzero(reached).tolist():
+            self._join_peaks(cells[row])
+
+    def _gains(
+        self,
+        cells: Sequence[Cell],
+        numbers: NDArray[np.int64],
+        found: Sequence[tuple[Cell, int | Sequence[Histogram]]],
+        columns: HistogramColumns,
+    ) -> Floats:
+        """What bets gain from what arrived [cells, bets].
+
+        Args:
+            cells: The cells.
+            numbers: Of their rows [cells].
+            found: Histograms by cell: a number of one of the columns, or some by themselves. The former come first,
+                and in the order of the cells.
+            columns: Those.
+        """
+        which = np.array([part for _, part in found if isinstance(part, int)], np.int64)
+        gains = np.zeros((numbers.size, BETS.size))
+        gains[: which.size] = math.nan
+        kinds = self._kinds[numbers]
+        for kind in np.unique(kinds[: which.size]).tolist():
+            places = np.flatnonzero(kinds[: which.size] == kind)
+            for rows in rows_of_columns(columns.taken(which[places]), np.arange(places.size)):
+                gains[places[rows.places]] = self._different[kind].gains_of_rows(rows)
+        for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
+            gains[place] = self._different[kinds[place]].gains(columns[int(which[place])].binned())
+        if which.size < len(found):
+            place_of = {cell: place for place, cell in enumerate(cells)}
+            for cell, parts in found[which.size :]:
+                place = place_of[cell]
+                assert not isinstance(parts, int)
+                gains[place] += sum(self._different[kinds[place]].gains(part.binned()) for part in parts)
+        return gains
+
+    def _follow_peaks(
+        self, found: Sequence[tuple[Cell, int | Sequence[Histogram]]], columns: HistogramColumns | None, now: float
+    ) -> None:
+        """Keep what was observed since a cell was at the level last, and end what nothing is held against any more."""
+        new: dict[Cell, list[Histogram]] = {}
+        for cell, parts in found:
+            if cell in self.alarmed:
+                more = new.setdefault(cell, [])
+                if not isinstance(parts, int):
+                    more += parts
+                elif columns is not None:
+                    more.append(columns[parts])
+        for cell, more in new.items():
+            one = self.cells[cell]
+            one.failing = one.failing and one.log_evidence >= _GONE
+            within = now - one.peak < self._long
+            one.after = _together([*([one.after] if one.after is not None else []), *more]) if within else None
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
@@ -389,34 +453,18 @@ class FailEvidence:
             held.number = len(self.cells)
             if held.number == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros((max(held.number, 64), self._rows.shape[1]))])
+                self._kinds = np.concatenate([self._kinds, np.zeros(max(held.number, 64), np.int64)])
                 for one in self.cells.values():
                     one.row = self._rows[one.number]
-        self._rows[held.number] = held.row
+        if held.test not in self._number_of:
+            self._number_of[held.test] = len(self._different)
+            self._different.append(held.test)
+        self._rows[held.number], self._kinds[held.number] = held.row, self._number_of[held.test]
         held.row, self.cells[cell] = self._rows[held.number], held
         self.version += 1
         if held.peak > -math.inf:
             self.alarmed[cell] = held
         return held
-
-
-def _gains(tests: Sequence[MeanTest], samples: Sequence[Sequence[Histogram]]) -> Floats:
-    """What each cell's bets gain from what arrived [cells, bets]."""
-    gains = np.full((len(tests), BETS.size), math.nan)
-    alike: dict[MeanTest, list[int]] = {}
-    for place, test in enumerate(tests):
-        alike.setdefault(test, []).append(place)
-    for test, places in alike.items():
-        if len(places) >= _AT_ONCE:
-            for rows in rows_of([_exponential(samples[place]) for place in places]):
-                gains[np.array(places)[rows.places]] = test.gains_of_rows(rows)
-    for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
-        gains[place] = sum(tests[place].gains(part.binned()) for part in samples[place])
-    return gains
-
-
-def _exponential(parts: Sequence[Histogram]) -> Sequence[ExponentialHistogram]:
-    """The only part of a sample, where that is exponential; none otherwise."""
-    return [part for part in parts if isinstance(part, ExponentialHistogram)] if len(parts) == 1 else ()
 
 
 def _together(parts: Iterable[Histogram]) -> Histogram | None:

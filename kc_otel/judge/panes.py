@@ -1,29 +1,43 @@
-"""Rolling windows: a ring of mergeable panes.
+"""Rolling windows: mergeable panes of all series of a contract, as columns.
 
 A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epoch; it holds the pane of `now` and the
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
-is kept for clocks that disagree. What a window holds is read as parts, for whoever merges those of many windows at
-once, or merged.
+is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
+
+What exponential histograms have counted is columns of all series together, a few for each pane: single ones wait until
+somebody asks. Explicit ones are few, and each series has its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from kc_otel.judge.histograms import Histogram, layout, union
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns, merged
 
-__all__ = ["Ring"]
+__all__ = ["PaneColumns", "PaneContent", "PaneGrid", "Ring", "WindowContent"]
 
-_PARTS = 8
-"""Increments that a pane collects before they are merged: merging many at once is cheaper than one by one."""
+Numbers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_WAITING: Final = 16_384
+"""Histograms that wait at most until they become columns."""
+_FRESH: Final = 256
+"""Columns that wait at most for who follows what is counted."""
+_PARTS: Final = 8
+"""Columns that a pane collects before they are merged."""
 
 
-@dataclass(slots=True)
-class Ring:
-    """Panes of one series for one window length.
+@dataclass(frozen=True, slots=True)
+class PaneGrid:
+    """Panes of one window length.
 
     Attributes:
         width: Seconds that a pane covers.
@@ -32,10 +46,6 @@ class Ring:
 
     width: float
     size: int
-    _panes: dict[int, list[Histogram]] = field(default_factory=dict)
-    _parts: tuple[int, tuple[Histogram, ...]] | None = None
-    _whole: tuple[tuple[Histogram, ...], Histogram | None] | None = None
-    _binned: Binned | None = None
 
     def index(self, time: float) -> int:
         """Number of the pane that covers this Unix time in seconds."""
@@ -45,59 +55,307 @@ class Ring:
         """Number of the oldest pane that is kept."""
         return self.index(now) - self.size
 
-    def add(self, time: float, now: float, increment: Histogram) -> bool:
-        """Count an increment at its time. Returns whether panes of another layout had to be thrown away for it."""
-        index = self.index(min(time, now))
-        if index < self.oldest(now):
-            return False
-        afresh = self._layout_differs(increment)
-        if afresh:
-            self._panes.clear()
-        parts = self._panes.setdefault(index, [])
+    def window(self, now: float) -> range:
+        """Numbers of the panes of the window that ends now."""
+        return range(self.oldest(now) + 1, self.index(now) + 1)
+
+
+class PaneContent(NamedTuple):
+    """What some rows hold in a pane.
+
+    Attributes:
+        pane: Its number.
+        rows: Numbers of the rows, ascending [n].
+        columns: A histogram of each [n].
+    """
+
+    pane: int
+    rows: Numbers
+    columns: HistogramColumns
+
+    def of(self, row: int) -> ExponentialHistogram | None:
+        """What one row holds."""
+        at = int(self.rows.searchsorted(row))
+        return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
+
+
+class WindowContent(NamedTuple):
+    """What a window held when it was asked for.
+
+    Attributes:
+        held: Of all rows.
+    """
+
+    held: Sequence[PaneContent]
+
+    def parts(self, row: int) -> list[Histogram]:
+        """What a row held."""
+        return [part for one in self.held if (part := one.of(row)) is not None]
+
+
+class PaneColumns:
+    """What exponential histograms of a contract's series have counted, by rows of series and by pane.
+
+    Args:
+        grids: The panes of each window.
+        weighed: Whether anybody will `take_arrived`.
+
+    Attributes:
+        version: Of each row, a number that is another one once it has changed.
+        changed: Rows that changed since they were saved, by grid and pane.
+    """
+
+    def __init__(self, grids: Sequence[PaneGrid], *, weighed: bool = True) -> None:
+        self._grids, self._weighed = grids, weighed
+        self._panes: list[dict[int, list[PaneContent]]] = [{} for _ in grids]
+        self._waiting: tuple[list[int], list[float], list[float], list[ExponentialHistogram]] = ([], [], [], [])
+        self._versions = 0
+        self.version = np.zeros(64, np.int64)
+        self._arrived: list[tuple[Numbers, HistogramColumns]] = []
+        self._fresh: list[list[PaneContent] | None] = [[] for _ in grids]
+        self.changed: dict[tuple[int, int], list[Numbers]] = {}
+
+    def count(self, row: int, time: float, now: float, histogram: ExponentialHistogram) -> None:
+        """Count a row's observations.
+
+        Args:
+            row: Number of the row.
+            time: Unix time in seconds of the pane in which they count.
+            now: When they arrived; panes that are too old then have nothing of them.
+            histogram: At least one observation.
+        """
+        rows, times, arrivals, parts = self._waiting
+        rows.append(row)
+        times.append(time)
+        arrivals.append(now)
+        parts.append(histogram)
+        if len(rows) >= _WAITING:
+            self.settle()
+
+    def count_all(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        """`count` of many rows [n]."""
+        self.settle()
+        self._count(rows, times, now, columns)
+
+    def settle(self) -> None:
+        """Make columns of what was counted one by one."""
+        if not self._waiting[0]:
+            return
+        (rows, times, now, parts), self._waiting = self._waiting, ([], [], [], [])
+        self._count(np.array(rows), np.array(times), np.array(now), HistogramColumns.of(parts))
+
+    def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[ExponentialHistogram]) -> None:
+        """Put back what a pane held of some rows, as it was saved; what is there already is added to it."""
+        held = PaneContent(pane, *merged(np.array(rows), HistogramColumns.of(parts)))
+        self._panes[grid].setdefault(pane, []).append(held)
+        self._touch(held.rows)
+        self._fresh[grid] = None
+
+    def take_arrived(self) -> tuple[Numbers, HistogramColumns]:
+        """What each row has counted since the last time: rows, and a histogram of each."""
+        self.settle()
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return np.zeros(0, np.int64), HistogramColumns.of(())
+        return merged(
+            np.concatenate([rows for rows, _ in arrived]), HistogramColumns.joined([one for _, one in arrived])
+        )
+
+    def take_fresh(self, grid: int) -> list[PaneContent] | None:
+        """What was counted since the last time; None where all has to be read anew."""
+        self.settle()
+        fresh, self._fresh[grid] = self._fresh[grid], []
+        return fresh
+
+    def held(self, grid: int, panes: Iterable[int]) -> Iterator[PaneContent]:
+        """What all rows hold in some panes, in parts."""
+        self.settle()
+        for pane in panes:
+            yield from self._panes[grid].get(pane, ())
+
+    def window(self, grid: int, now: float) -> WindowContent:
+        """What all rows hold in the window that ends now."""
+        return WindowContent([*self.held(grid, self._grids[grid].window(now))])
+
+    def numbers(self, grid: int) -> list[int]:
+        """Panes in which anything is held, ascending."""
+        self.settle()
+        return sorted(self._panes[grid])
+
+    def whole(self, grid: int, pane: int) -> PaneContent | None:
+        """What all rows hold in a pane, one histogram each; None for nothing."""
+        self.settle()
+        parts = self._panes[grid].get(pane)
+        if not parts:
+            return None
+        if len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            self._panes[grid][pane] = parts = [
+                PaneContent(pane, *merged(rows, HistogramColumns.joined([part.columns for part in parts])))
+            ]
+        return parts[0]
+
+    def turn_back(self, now: float) -> None:
+        """Move what lies ahead of a clock that went back to where it is now."""
+        self.settle()
+        for number, (grid, panes) in enumerate(zip(self._grids, self._panes, strict=True)):
+            head = grid.index(now)
+            for pane in [pane for pane in panes if pane > head]:
+                moved = panes.pop(pane)
+                panes.setdefault(head, []).extend(part._replace(pane=head) for part in moved)
+                for one in (pane, head):
+                    self.changed.setdefault((number, one), []).extend(part.rows for part in moved)
+            self._fresh[number] = None
+        self._versions += 1
+        self.version[:] = self._versions
+
+    def forget(self, grid: int, oldest: int) -> None:
+        """Forget a grid's panes that are older than this one."""
+        self.settle()
+        panes = self._panes[grid]
+        for pane in [pane for pane in panes if pane < oldest]:
+            del panes[pane]
+
+    def drop(self, gone: Iterable[int], grids: Iterable[int] | None = None) -> bool:
+        """Forget some rows, on all grids or some. Returns whether they held anything."""
+        self.settle()
+        rows, found = np.array(sorted(gone)), False
+        for number in range(len(self._grids)) if grids is None else grids:
+            for pane, parts in [*self._panes[number].items()]:
+                if any(np.isin(part.rows, rows).any() for part in parts):
+                    found = True
+                    left = [_without(part, rows) for part in parts]
+                    self._panes[number][pane] = [part for part in left if part.rows.size]
+                    self.changed.setdefault((number, pane), []).append(rows)
+                    self._fresh[number] = None
+        self._touch(rows)
+        return found
+
+    def _count(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        if not (np.diff(rows) >= 0).all():
+            order = np.argsort(rows, kind="stable")
+            rows, times, now, columns = rows[order], times[order], now[order], columns.taken(order)
+        self._touch(rows)
+        if self._weighed:
+            self._arrived.append((rows, columns))
+        for number, grid in enumerate(self._grids):
+            panes = np.floor(times / grid.width).astype(np.int64)
+            kept = panes >= np.floor(now / grid.width).astype(np.int64) - grid.size
+            for pane in np.unique(panes[kept]).tolist():
+                which = np.flatnonzero(kept & (panes == pane))
+                some = columns if which.size == rows.size else columns.taken(which)
+                self._add(number, pane, *merged(rows[which], some))
+
+    def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
+        self._touch(rows)
+        one = PaneContent(pane, rows, columns)
+        parts = self._panes[grid].setdefault(pane, [])
+        parts.append(one)
+        self.changed.setdefault((grid, pane), []).append(rows)
+        if (fresh := self._fresh[grid]) is not None:
+            fresh.append(one)
+            if len(fresh) > _FRESH:
+                self._fresh[grid] = None
+        if len(parts) > _PARTS:
+            self.whole(grid, pane)
+
+    def _touch(self, rows: Numbers) -> None:
+        most = int(rows.max(initial=0))
+        if most >= self.version.size:
+            self.version = np.concatenate([self.version, np.zeros(max(self.version.size, most), np.int64)])
+        self._versions += 1
+        self.version[rows] = self._versions
+
+
+def _without(part: PaneContent, rows: Numbers) -> PaneContent:
+    kept = np.flatnonzero(~np.isin(part.rows, rows))
+    return part if kept.size == part.rows.size else PaneContent(part.pane, part.rows[kept], part.columns.taken(kept))
+
+
+@dataclass(slots=True)
+class Ring:
+    """Panes of one series and one grid.
+
+    Attributes:
+        grid: The panes.
+        columns: What all series hold.
+        number: Of the grid.
+        row: Of the series.
+    """
+
+    grid: PaneGrid
+    columns: PaneColumns
+    number: int
+    row: int
+    _explicit: dict[int, list[ExplicitHistogram]] = field(default_factory=dict)
+    _parts: tuple[int, int, tuple[Histogram, ...]] | None = None
+    _whole: tuple[tuple[Histogram, ...], Histogram | None] | None = None
+    _binned: Binned | None = None
+
+    def add(self, time: float, now: float, increment: ExplicitHistogram) -> None:
+        """Count an increment of explicit bounds at its time."""
+        index = self.grid.index(time)
+        if index < self.grid.oldest(now):
+            return
+        parts = self._explicit.setdefault(index, [])
         parts.append(increment)
         if len(parts) >= _PARTS:
-            self._panes[index] = [union(parts)]
+            self._explicit[index] = [ExplicitHistogram.union(parts)]
         self._parts = None
-        return afresh
+
+    def make_way(self, increment: Histogram) -> bool:
+        """Throw away panes of another layout than an increment has. Returns whether there were any."""
+        if self.accepts(increment):
+            return False
+        self._explicit.clear()
+        self._parts = None
+        self.columns.drop([self.row], [self.number])
+        return True
 
     def accepts(self, increment: Histogram) -> bool:
         """Whether it can be counted without throwing away panes of another layout."""
-        return not self._layout_differs(increment)
+        if self._explicit:
+            return layout(next(iter(self._explicit.values()))[0]) == layout(increment)
+        return isinstance(increment, ExponentialHistogram) or not self._exponential()
 
     def turn_back(self, now: float) -> set[int]:
-        """Move what lies ahead of a clock that went back to where it is now. Returns the panes that changed."""
-        head = self.index(now)
-        ahead = [index for index in self._panes if index > head]
+        """Move what of explicit bounds lies ahead of a clock that went back to where it is now.
+
+        Returns:
+            The panes that changed.
+        """
+        head = self.grid.index(now)
+        ahead = [index for index in self._explicit if index > head]
         for index in ahead:
-            self._panes.setdefault(head, []).extend(self._panes.pop(index))
+            self._explicit.setdefault(head, []).extend(self._explicit.pop(index))
         self._parts = None
         return {*ahead, head} if ahead else set()
 
-    def held(self, panes: Iterable[int]) -> Iterator[tuple[int, Histogram]]:
-        """What some panes hold, each part with the number of its pane."""
-        for pane in panes:
-            for part in self._panes.get(pane, ()):
-                yield pane, part
+    @property
+    def numbers(self) -> list[int]:
+        """Panes in which anything is held, ascending."""
+        return sorted({*self._explicit, *(one.pane for one in self._exponential())})
 
     @property
-    def newest(self) -> int:
-        """Number of the newest pane that has anything; 0 for none."""
-        return max(self._panes, default=0)
+    def has_explicit(self) -> bool:
+        """Whether it holds histograms of explicit bounds."""
+        return bool(self._explicit)
 
-    def forget(self, head: int) -> None:
-        """Forget the panes that are older than those kept at the time of this one."""
-        for index in [index for index in self._panes if index < head - self.size]:
-            del self._panes[index]
+    def is_explicit(self, now: float) -> bool:
+        """Whether it holds histograms of explicit bounds that are not too old."""
+        for index in [index for index in self._explicit if index < self.grid.oldest(now)]:
+            del self._explicit[index]
+        return self.has_explicit
 
     def parts(self, now: float) -> tuple[Histogram, ...]:
         """Everything in the window that ends now, to be merged; the same object until there is more or less."""
-        head = self.index(now)
-        if self._parts is None or self._parts[0] != head:
-            self.forget(head)
-            first = head - self.size
-            held = [part for index in sorted(self._panes) if first < index <= head for part in self._panes[index]]
-            self._parts = (head, tuple(held))
-        return self._parts[1]
+        head = self.grid.index(now)
+        self.columns.settle()
+        version = int(self.columns.version[self.row]) if self.row < self.columns.version.size else 0
+        if self._parts is None or self._parts[:2] != (head, version):
+            self.is_explicit(now)
+            self._parts = (head, version, tuple(self._of(self.grid.window(now))))
+        return self._parts[2]
 
     def window(self, now: float) -> Histogram | None:
         """Everything in the window that ends now; None when nothing is."""
@@ -113,37 +371,33 @@ class Ring:
             self._binned = (whole or ExponentialHistogram.empty(0)).binned()
         return self._binned
 
-    def count(self, now: float) -> int:
-        """Observations in the window that ends now."""
-        whole = self.window(now)
-        return whole.count if whole is not None else 0
-
     def last(self, now: float, seconds: float) -> Histogram | None:
         """Everything in the panes that began within the last `seconds`, at most the window; None when nothing is."""
-        panes = min(max(math.ceil(seconds / self.width), 1), self.size)
-        head = self.index(now)
-        return self._union(head - panes + 1, head)
+        panes = min(max(math.ceil(seconds / self.grid.width), 1), self.grid.size)
+        head = self.grid.index(now)
+        return self._union(range(head - panes + 1, head + 1))
 
     def pane(self, index: int) -> Histogram | None:
         """Everything in one pane."""
-        parts = self._panes.get(index)
-        if not parts:
-            return None
-        if len(parts) > 1:
-            parts = self._panes[index] = [union(parts)]
-        return parts[0]
+        return self._union(range(index, index + 1))
 
-    def put(self, index: int, content: Histogram) -> None:
-        """Restore a pane; what is there already is added to it."""
-        if self._layout_differs(content):
-            return
-        self._panes.setdefault(index, []).append(content)
-        self._parts = None
+    def put(self, index: int, content: ExplicitHistogram) -> None:
+        """Put a pane back, as it was saved; what is there already is added to it."""
+        if self.accepts(content):
+            self._explicit.setdefault(index, []).append(content)
+            self._parts = None
 
-    def _layout_differs(self, histogram: Histogram) -> bool:
-        present = next(iter(self._panes.values()), None)
-        return present is not None and layout(present[0]) != layout(histogram)
+    def _exponential(self) -> list[PaneContent]:
+        everything = self.columns.held(self.number, self.columns.numbers(self.number))
+        return [one for one in everything if one.of(self.row) is not None]
 
-    def _union(self, first: int, last: int) -> Histogram | None:
-        parts = [part for index in sorted(self._panes) if first <= index <= last if (part := self.pane(index))]
+    def _of(self, panes: range) -> Iterator[Histogram]:
+        if self._explicit:
+            for pane in panes:
+                yield from self._explicit.get(pane, ())
+        else:
+            yield from WindowContent([*self.columns.held(self.number, panes)]).parts(self.row)
+
+    def _union(self, panes: range) -> Histogram | None:
+        parts = [*self._of(panes)]
         return union(parts) if parts else None

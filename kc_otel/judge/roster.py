@@ -20,7 +20,8 @@ from kc_otel.contract.clause import Clause
 from kc_otel.judge.cells import Current, Place, current, places
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import Histogram, union
+from kc_otel.judge.histograms import union
+from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
@@ -50,7 +51,8 @@ class ClauseColumns:
         bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells].
         notes: What a reader has to know of them.
         shares: What is held against them; nan where they are judged once.
-        held: Histograms in the deciding window of those that are INCONCLUSIVE.
+        rows: Their rows in the panes.
+        held: What each window held.
     """
 
     state: ContractState
@@ -65,14 +67,15 @@ class ClauseColumns:
     bounds: Floats
     notes: NDArray[np.object_]
     shares: Floats
-    held: dict[int, tuple[Histogram, ...]]
+    rows: Numbers
+    held: tuple[WindowContent, WindowContent]
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
         place, window = self.places[number], _WINDOWS[self.window[number]]
-        parts = self.held.get(number, ())
 
         def sample(_: Window) -> Binned:
+            parts = self.held[self.window[number]].parts(int(self.rows[number]))
             return (union(parts) if parts else ExponentialHistogram.empty(0)).binned()
 
         estimate, lower, upper, samples = self.bounds[:, number].tolist()
@@ -116,6 +119,7 @@ class Roster:
         state = self._state
         for window in state.windows:
             window.move(now)
+        held = (state.panes.window(SHORT, now), state.panes.window(LONG, now))
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
         for clause in state.contract.clauses:
@@ -132,7 +136,7 @@ class Roster:
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
             try:
-                numbers, columns, above = group.judge(now, level, self._alpha)
+                numbers, columns, above = group.judge(now, level, self._alpha, held)
             except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
                 errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
                 continue
@@ -179,11 +183,14 @@ class _Group:
         self._limits = np.array([one.limit for one in self._terms])
         self._none = np.array([one.allows_none for one in self._terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self._places])
+        self._held_rows = np.array([-1 if place.series is None else place.series.number for place in self._places])
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
         self._known = tuple(_Bounds(self.clause, state, number, self._rows) for number in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
 
-    def judge(self, now: float, level: float, alpha: float) -> tuple[Numbers, ClauseColumns, bool]:
+    def judge(
+        self, now: float, level: float, alpha: float, held: tuple[WindowContent, WindowContent]
+    ) -> tuple[Numbers, ClauseColumns, bool]:
         """Judge those that can be judged at once.
 
         Returns:
@@ -216,11 +223,8 @@ class _Group:
             bounds=values,
             notes=np.where(window == LONG, long.notes[which], short.notes[which]),
             shares=self._shares()[which],
-            held={
-                number: ring.rings[window[number]].parts(now)
-                for number in np.flatnonzero(~passes).tolist()
-                if (ring := self._places[which[number]].series) is not None
-            },
+            rows=self._held_rows[which],
+            held=held,
         )
         return self._numbers[which], columns, any((each > self._limits[which]).any() for each in estimates)
 

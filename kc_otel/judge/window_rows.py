@@ -10,27 +10,20 @@ not fit beside the others (explicit bounds, another scale, extremes that nobody 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.histograms import Histogram
-from kc_otel.stats import ExponentialHistogram
-from kc_otel.stats.histogram_rows import Bins, HistogramRows, SideCounts
-
-if TYPE_CHECKING:
-    from kc_otel.judge.panes import Ring
+from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, Ring
+from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.histogram_rows import Bins, HistogramRows
 
 __all__ = ["WindowRows"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
-Counted = tuple[int, int, Histogram]
-"""A row, the number of a pane, and what it has observed there."""
 
-_WAITING: Final = 16_384
-"""Increments that wait at most until they are added."""
 _WIDEST: Final = 640
 """Bins that rows may have together."""
 _SPARE: Final = 16
@@ -44,16 +37,18 @@ class WindowRows:
     """Rows of series, by their numbers, for windows of one length.
 
     Args:
-        ring: An empty ring: how long windows are.
+        grid: How long windows are.
+        panes: What all series hold.
+        number: Of the grid among those of the panes.
 
     Attributes:
         version: Of each row, a number that is another one once it has changed.
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._size, self._index = ring.size, ring.index
+    def __init__(self, grid: PaneGrid, panes: PaneColumns, number: int) -> None:
+        self._grid, self._size, self._panes, self._number = grid, grid.size, panes, number
         self._rings: dict[int, Ring] = {}
-        self._waiting: list[Counted] = []
+        self._row_of = np.full(64, -1)  # by the row in the panes
         self._kind: tuple[int, float] | None = None
         self._bins = Bins(0, 0, 0, 0)
         self._edges = np.zeros((2, 1))
@@ -64,32 +59,24 @@ class WindowRows:
         self.version = np.zeros(0, np.int64)
         self._follows = np.zeros(0, np.bool_)
         self._counts = np.zeros((0, 1))
-        self._by_pane = np.zeros((4, 2 * ring.size, 0))
+        self._by_pane = np.zeros((4, 2 * grid.size, 0))
         """Sum, minimum, maximum, and the largest observation that is known, by pane [4, panes, rows]."""
 
     def begin(self, row: int, ring: Ring, *, empty: bool) -> None:
         """A series has a row from now on; its panes are empty, or to be read."""
         if row >= len(self._follows):
             self._grow(max(2 * len(self._follows), row + 1, 16), self._bins)
-        self._rings[row] = ring
-        self._clear([row])
+        if (more := ring.row + 1 - self._row_of.size) > 0:
+            self._row_of = np.concatenate([self._row_of, np.full(max(self._row_of.size, more), -1)])
+        self._rings[row], self._row_of[ring.row] = ring, row
+        self._clear(np.array([row]))
         self._follows[row] = empty
         self._unread |= not empty
 
     def end(self, row: int) -> None:
         """The series of a row is gone."""
-        self._add_waiting()
         self._follows[row] = False
-        del self._rings[row]
-
-    def add(self, row: int, time: float, now: float, increment: Histogram) -> None:
-        """A series has counted what is of a time, at another, Unix seconds; what was too old for panes is in none."""
-        pane = self._index(time)
-        if pane < self._index(now) - self._size:
-            return
-        self._waiting.append((row, pane, increment))
-        if len(self._waiting) > _WAITING:
-            self._add_waiting()
+        self._row_of[self._rings.pop(row).row] = -1
 
     def read_anew(self, row: int | None = None) -> None:
         """Panes have changed otherwise, those of one series or of all."""
@@ -98,27 +85,30 @@ class WindowRows:
 
     def move(self, now: float) -> None:
         """Bring all rows to a time, Unix seconds."""
-        head, before = self._index(now), self._head
+        head, before = self._grid.index(now), self._head
         caught_up = before is not None and before < head and before < self._ahead
         if before is None or head < before or caught_up or head - before >= self._size:
             if before is not None and head < before:  # what is ahead now comes in again
                 self._ahead = max(self._ahead, before)
             self.read_anew()
-        if any(pane > head for _, pane, _ in self._waiting):
-            self._ahead = max(pane for _, pane, _ in self._waiting)
+        fresh = self._panes.take_fresh(self._number)
+        if fresh is None:
             self.read_anew()
-        self._add_waiting()
+        elif (newest := max((one.pane for one in fresh), default=0)) > head:
+            self._ahead = newest
+            self.read_anew()
+        else:
+            self._add(fresh)
         self._head, self._oldest = head, head - self._size + 1
         if before is None or head != before:
             if before is not None and head > before:
                 # After a jump of the clock no row follows, and all there is of sums are two windows.
                 self._leave(range(max(before - self._size + 1, self._oldest - 2 * self._size), self._oldest))
-            for ring in self._rings.values():
-                ring.forget(head)
+            self._panes.forget(self._number, self._oldest - 1)
             self._unread = True  # what did not fit may be gone
         if self._unread:
             self._unread = False
-            self._read(range(self._oldest, head + 1))
+            self._read(range(self._oldest, head + 1), now)
 
     def following(self, rows: Numbers) -> NDArray[np.bool_]:
         """Whether each of some rows says what its window holds."""
@@ -146,83 +136,86 @@ class WindowRows:
             observed.max(axis=0) == most,
         )
 
-    def _add_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def _add(self, fresh: list[PaneContent]) -> None:
         first, end = self._oldest, self._oldest + 2 * self._size
-        if self._head is None or any(pane >= end for _, pane, _ in waiting):
+        if self._head is None or any(one.pane >= end for one in fresh):
             self.read_anew()
         else:
-            self._count([one for one in waiting if one[1] >= first and self._follows[one[0]]], 1.0)
+            self._count((one for one in fresh if one.pane >= first), 1.0)
 
     def _leave(self, panes: range) -> None:
         """Panes leave the window."""
-        self._count(self._held(np.flatnonzero(self._follows).tolist(), panes), -1.0)
+        self._count(self._panes.held(self._number, panes), -1.0)
         self._by_pane[:, [pane % (2 * self._size) for pane in panes]] = _NOTHING
 
-    def _read(self, panes: range) -> None:
+    def _read(self, panes: range, now: float) -> None:
         """Put together what does not follow its panes, if it fits beside the others."""
-        rows = [row for row in self._rings if not self._follows[row]]
-        if not rows:
+        unread = [row for row, ring in self._rings.items() if not (self._follows[row] or ring.is_explicit(now))]
+        if not unread:
             return
+        rows = np.array(unread)
         self._clear(rows)
+        follows = self._follows
+        self._follows = np.zeros_like(follows)
         self._follows[rows] = True
-        self._ahead = max([self._ahead, *(self._rings[row].newest for row in rows)])
-        self._count(self._held(rows, panes), 1.0)
+        self._ahead = max([self._ahead, *self._panes.numbers(self._number)[-1:]])
+        self._count(self._panes.held(self._number, panes), 1.0)
+        self._follows |= follows
 
-    def _held(self, rows: Iterable[int], panes: range) -> Iterable[Counted]:
-        for row in rows:
-            if (ring := self._rings.get(row)) is not None:
-                for pane, part in ring.held(panes):
-                    yield row, pane, part
-
-    def _clear(self, rows: list[int]) -> None:
+    def _clear(self, rows: Numbers) -> None:
         self._counts[rows] = 0.0
         self._by_pane[:, :, rows] = _NOTHING
         self._changed(rows)
 
-    def _count(self, counted: Iterable[Counted], sign: float) -> None:
-        """Add what was observed to rows, or take it away; rows of what does not fit do not follow any more."""
-        fitting: list[tuple[int, int]] = []
-        parts: list[ExponentialHistogram] = []
-        for row, pane, part in counted:
-            if self._fits(part):
-                fitting.append((row, pane))
-                parts.append(part)
-            else:
-                self._follows[row] = False
-        if not parts:
+    def _count(self, held: Iterable[PaneContent], sign: float) -> None:
+        """Add what was observed to rows that follow, or take it away; those of what does not fit do so no more."""
+        some = [self._following(one) for one in held]
+        some = [one for one in some if one.rows.size]
+        if not some:
             return
-        rows, panes = np.array(fitting).T
-        up, down = SideCounts.of([part.positive for part in parts]), SideCounts.of([part.negative for part in parts])
-        bins = self._bins.with_room_for(down, up, _SPARE)
+        rows, parts = np.concatenate([one.rows for one in some]), HistogramColumns.joined([one.columns for one in some])
+        panes = np.repeat([one.pane for one in some], [one.rows.size for one in some])
+        if self._kind is None:
+            self._kind = (int(parts.scale[0]), float(parts.zero_threshold[0]))
+        fits = (parts.scale == self._kind[0]) & (parts.zero_threshold == self._kind[1])
+        fits &= parts.minimum <= parts.maximum
+        if not fits.all():
+            self._follows[rows[~fits]] = False
+            which = np.flatnonzero(fits)
+            rows, panes, parts = rows[which], panes[which], parts.taken(which)
+            if not which.size:
+                return
+        bins = self._bins.with_room_for(parts.negative.span, parts.positive.span, _SPARE)
         if bins != self._bins:
-            if bins.size > _WIDEST or not np.isfinite(bins.edges(*(self._kind or (0, 0.0)))).all():
+            if bins.size > _WIDEST or not np.isfinite(bins.edges(*self._kind)).all():
                 self._follows[rows] = False
                 return
             self._grow(len(self._follows), bins)
         flat, begins = self._counts.reshape(-1), rows * bins.size
-        np.add.at(flat, begins[up.part] + bins.of_positive(up.bucket), sign * up.counts)
-        np.add.at(flat, begins[down.part] + bins.of_negative(down.bucket), sign * down.counts)
-        np.add.at(flat, begins + bins.zero, sign * np.array([part.zero_count for part in parts], np.float64))
+        for side, of in ((parts.positive, bins.of_positive), (parts.negative, bins.of_negative)):
+            np.add.at(flat, np.repeat(begins, side.size) + of(side.numbers()), sign * side.counts)
+        np.add.at(flat, begins + bins.zero, sign * parts.zero_count)
         if sign > 0.0:
             at = (panes % (2 * self._size), rows)
-            most = np.array([part.maximum for part in parts])
-            known = np.where(np.array([part.maximum_observed for part in parts]), most, -np.inf)
-            np.add.at(self._by_pane[0], at, np.array([part.sum for part in parts]))
-            np.minimum.at(self._by_pane[1], at, np.array([part.minimum for part in parts]))
-            np.maximum.at(self._by_pane[2], at, most)
-            np.maximum.at(self._by_pane[3], at, known)
+            np.add.at(self._by_pane[0], at, parts.sum)
+            np.minimum.at(self._by_pane[1], at, parts.minimum)
+            np.maximum.at(self._by_pane[2], at, parts.maximum)
+            np.maximum.at(self._by_pane[3], at, np.where(parts.observed, parts.maximum, -np.inf))
             self._follows[rows[self._counts[rows].sum(axis=1) >= _MOST]] = False
         self._changed(rows)
 
-    def _fits(self, part: Histogram) -> TypeGuard[ExponentialHistogram]:
-        if not isinstance(part, ExponentialHistogram):
-            return False
-        if self._kind is None:
-            self._kind = (part.scale, part.zero_threshold)
-        return (part.scale, part.zero_threshold) == self._kind and part.minimum <= part.maximum
+    def _following(self, one: PaneContent) -> PaneContent:
+        """The same of rows that follow, by their numbers here."""
+        known = one.rows < self._row_of.size
+        rows = np.where(known, self._row_of[np.minimum(one.rows, self._row_of.size - 1)], -1)
+        follows = np.zeros_like(known)
+        follows[rows >= 0] = self._follows[rows[rows >= 0]]
+        if follows.all():
+            return one._replace(rows=rows)
+        which = np.flatnonzero(follows)
+        return PaneContent(one.pane, rows[which], one.columns.taken(which))
 
-    def _changed(self, rows: Numbers | list[int]) -> None:
+    def _changed(self, rows: Numbers) -> None:
         self._versions += 1
         self.version[rows] = self._versions
 

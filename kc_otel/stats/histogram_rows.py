@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.histogram import Buckets, ExponentialHistogram, edges_of
+from kc_otel.stats.histogram import ExponentialHistogram, edges_of
+from kc_otel.stats.histogram_columns import MOST, HistogramColumns
 
-__all__ = ["Bins", "HistogramRows", "SideCounts", "rows_of"]
+__all__ = ["Bins", "HistogramRows", "rows_of", "rows_of_columns"]
 
 Floats = NDArray[np.float64]
 
@@ -26,8 +27,6 @@ _ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
 _WIDEST: Final = 2048
 """Bins that rows may have together."""
-_MOST: Final = 2**53
-"""Observations up to which a double counts them exactly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,58 +106,74 @@ def rows_of(samples: Sequence[Sequence[ExponentialHistogram]]) -> Iterator[Histo
     Args:
         samples: Of each, the histograms that it is the union of.
     """
-    groups: dict[tuple[int, float, bool], list[int]] = {}
-    for number, parts in enumerate(samples):
-        if parts and (kind := _kind(parts)) is not None:
-            groups.setdefault(kind, []).append(number)
-    for kind, places in groups.items():
-        for begin in range(0, len(places), _ROWS):
-            some = places[begin : begin + _ROWS]
-            rows = _rows(some, [samples[place] for place in some], *kind)
+    row = np.repeat(np.arange(len(samples)), [len(parts) for parts in samples])
+    yield from rows_of_columns(HistogramColumns.of([part for parts in samples for part in parts]), row)
+
+
+def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterator[HistogramRows]:
+    """Samples that fit beside each other, a few hundred at a time.
+
+    Args:
+        columns: Histograms [n].
+        row: Number of the sample that each is part of [n], ascending.
+    """
+    if not row.size:
+        return
+    begins = np.flatnonzero(np.diff(row, prepend=-1))
+    sizes = np.diff(begins, append=row.size)
+    known = columns.minimum <= columns.maximum
+    kinds = np.array([columns.scale, columns.zero_threshold, known])
+    fits = (np.maximum.reduceat(kinds, begins, axis=1) == np.minimum.reduceat(kinds, begins, axis=1)).all(axis=0)
+    neither = np.isnan(columns.minimum) & np.isnan(columns.maximum)
+    fits &= np.logical_and.reduceat((columns.count > 0) & (known | neither), begins)
+    fits &= np.add.reduceat(columns.count.astype(np.float64), begins) < MOST
+    left, kind = np.flatnonzero(fits), kinds[:, begins]
+    while left.size:
+        scale, threshold, is_known = kind[:, left[0]].tolist()
+        alike = (kind[:, left] == kind[:, left[:1]]).all(axis=0)
+        group, left = left[alike], left[~alike]
+        for begin in range(0, group.size, _ROWS):
+            some = group[begin : begin + _ROWS]
+            of = np.repeat(np.arange(some.size), sizes[some])
+            which = begins[some][of] + np.arange(of.size) - (np.cumsum(sizes[some]) - sizes[some])[of]
+            parts = columns if which.size == len(columns) else columns.taken(which)
+            rows = _rows(row[begins[some]], parts, of, int(scale), threshold, known=bool(is_known))
             if rows is not None:
                 yield rows
 
 
-def _kind(parts: Sequence[ExponentialHistogram]) -> tuple[int, float, bool] | None:
-    """Scale and zero threshold that all parts have, and whether they know their extremes; None where they differ."""
-    kind, count = (parts[0].scale, parts[0].zero_threshold, parts[0].minimum <= parts[0].maximum), 0
-    for part in parts:
-        if (part.scale, part.zero_threshold, part.minimum <= part.maximum) != kind or not part.count:
-            return None
-        if not (kind[2] or (math.isnan(part.minimum) and math.isnan(part.maximum))):
-            return None
-        count += part.count
-    return kind if count < _MOST else None
-
-
 def _rows(
-    places: list[int], samples: list[Sequence[ExponentialHistogram]], scale: int, threshold: float, known: bool
+    places: NDArray[np.int64],
+    parts: HistogramColumns,
+    row: NDArray[np.int64],
+    scale: int,
+    threshold: float,
+    *,
+    known: bool,
 ) -> HistogramRows | None:
-    parts = [part for sample in samples for part in sample]
-    sizes = np.array([len(sample) for sample in samples])
-    row, begins = np.repeat(np.arange(sizes.size), sizes), np.cumsum(sizes) - sizes
-    up, down = SideCounts.of([part.positive for part in parts]), SideCounts.of([part.negative for part in parts])
-    bins = Bins(down.first, down.end, up.first, up.end)
+    bins = Bins(*parts.negative.span, *parts.positive.span)
     if bins.size > _WIDEST:
         return None
-    zeros = np.array([part.zero_count for part in parts], np.float64)
-    flat: Floats = np.bincount(row * bins.size + bins.zero, zeros, len(places) * bins.size).astype(np.float64)
-    for side, at in ((up, bins.of_positive(up.bucket)), (down, bins.of_negative(down.bucket))):
-        flat += np.bincount(row[side.part] * bins.size + at, side.counts, flat.size)
-    count = flat.reshape(len(places), bins.size)
+    begins = np.flatnonzero(np.diff(row, prepend=-1))
+    size = places.size * bins.size
+    flat: Floats = np.bincount(row * bins.size + bins.zero, parts.zero_count, size).astype(np.float64)
+    for side, of in ((parts.positive, bins.of_positive), (parts.negative, bins.of_negative)):
+        if side.counts.size:
+            flat += np.bincount(np.repeat(row * bins.size, side.size) + of(side.numbers()), side.counts, size)
+    count = flat.reshape(places.size, bins.size)
     shared, total = bins.edges(scale, threshold), count.sum(axis=1)
     if not np.isfinite(shared).all() or not total.all():
         return None
-    most = np.array([part.maximum for part in parts])
-    minimum = np.minimum.reduceat(np.array([part.minimum for part in parts]), begins)
-    maximum = np.maximum.reduceat(most, begins)
-    observed = np.array([part.maximum_observed for part in parts]) & (most == maximum[row])
-    if not known:  # what is merged begins and ends where its outermost buckets do
-        minimum = np.where(sizes > 1, shared[0][(count > 0).argmax(axis=1)], -math.inf)
-        maximum, observed = np.full(sizes.size, math.inf), np.zeros_like(observed)
-    sums = np.add.reduceat(np.array([part.sum for part in parts]), begins)
-    observed = np.logical_or.reduceat(observed, begins)
-    return HistogramRows.of(np.array(places), shared, count, total, sums, minimum, maximum, observed)
+    minimum, maximum = np.minimum.reduceat(parts.minimum, begins), np.maximum.reduceat(parts.maximum, begins)
+    if known:
+        observed = np.logical_or.reduceat(parts.observed & (parts.maximum == maximum[row]), begins)
+    else:  # what is merged begins and ends where its outermost buckets do
+        alone = np.diff(begins, append=row.size) == 1
+        minimum = np.where(alone, -math.inf, shared[0][(count > 0).argmax(axis=1)])
+        maximum, observed = np.full(places.size, math.inf), np.zeros(places.size, np.bool_)
+    return HistogramRows.of(
+        places, shared, count, total, np.add.reduceat(parts.sum, begins), minimum, maximum, observed
+    )
 
 
 class Bins(NamedTuple):
@@ -186,17 +201,16 @@ class Bins(NamedTuple):
         """How many bins there are."""
         return self.zero + 1 + self.up_end - self.up_first
 
-    def with_room_for(self, down: SideCounts, up: SideCounts, spare: int) -> Bins:
-        """Bins that have these buckets, too, and some more than that where they have to be other ones."""
+    def with_room_for(self, down: tuple[int, int], up: tuple[int, int], spare: int) -> Bins:
+        """Bins that have these ranges of buckets, too, and some more than that where they have to be other ones."""
         sides = []
-        for first, end, side in ((self.down_first, self.down_end, down), (self.up_first, self.up_end, up)):
-            if side.first == side.end or (first <= side.first and side.end <= end):
+        for first, end, (begin, stop) in ((self.down_first, self.down_end, down), (self.up_first, self.up_end, up)):
+            if begin == stop or (first <= begin and stop <= end):
                 sides += [first, end]
             elif first == end:
-                sides += [side.first - spare, side.end + spare]
+                sides += [begin - spare, stop + spare]
             else:
-                low = first if first <= side.first else side.first - spare
-                sides += [low, end if side.end <= end else side.end + spare]
+                sides += [first if first <= begin else begin - spare, end if stop <= end else stop + spare]
         return Bins(*sides)
 
     def of_positive(self, bucket: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -212,37 +226,6 @@ class Bins(NamedTuple):
         above = np.maximum(edges_of(self.up_first, self.up_end, scale), threshold)
         below = -np.maximum(edges_of(self.down_first, self.down_end, scale), threshold)[::-1]
         return np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
-
-
-class SideCounts(NamedTuple):
-    """The buckets of one sign of many histograms, one after the other [n].
-
-    Attributes:
-        first: The lowest bucket of any.
-        end: The bucket after the highest of any.
-        part: Number of the histogram.
-        bucket: Number of the bucket.
-        counts: Observations in it, as doubles.
-    """
-
-    first: int
-    end: int
-    part: NDArray[np.int64]
-    bucket: NDArray[np.int64]
-    counts: Floats
-
-    @classmethod
-    def of(cls, sides: list[Buckets]) -> SideCounts:
-        """These buckets."""
-        sizes = np.array([side.counts.size for side in sides])
-        offsets = np.array([side.offset for side in sides])
-        used = sizes > 0
-        if not used.any():
-            return cls(0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-        counts = np.concatenate([side.counts for side in sides])
-        bucket = np.repeat(offsets - (np.cumsum(sizes) - sizes), sizes) + np.arange(counts.size)
-        first, end = int(offsets[used].min()), int((offsets + sizes)[used].max())
-        return cls(first, end, np.repeat(np.arange(sizes.size), sizes), bucket, counts.astype(np.float64))
 
 
 def _drawn_in(

@@ -118,7 +118,7 @@ def remembered(evaluator: Evaluator) -> Any:
             writers = [(one.start, one.time, said(one.histogram), said(one.doubted)) for one in stream.writers]
             found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
         for key, series in state.series.items():
-            panes = [(index, said(ring.pane(index))) for ring in series.rings for index in sorted(ring._panes)]
+            panes = [(index, said(ring.pane(index))) for ring in series.rings for index in ring.numbers]
             found[name, key] = (series.newest, panes)
         found[name] = ({k: (h.last, h.gaps) for k, h in state.heard.items()}, state.newest)
     return found

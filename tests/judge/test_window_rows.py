@@ -10,7 +10,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.panes import Ring
+from kc_otel.judge.panes import PaneColumns, PaneGrid, Ring
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
@@ -51,16 +51,22 @@ steps = st.lists(
 @example([(200.0, [], True), (50.0, [(1, 132.0, histogram(5, [9, 3]))], True)])  # no evaluation for two panes
 def test_rows_are_the_panes_put_together(taken: Any) -> None:
     """Late and odd ones, panes that leave, pauses, clocks that go back and on, and ticks that are left out."""
-    rings = [Ring(WIDTH, PANES) for _ in range(3)]
-    windows, now = WindowRows(Ring(WIDTH, PANES)), START
+    grid = PaneGrid(WIDTH, PANES)
+    panes = PaneColumns([grid])
+    rings = [Ring(grid, panes, 0, row) for row in range(3)]
+    windows, now = WindowRows(grid, panes, 0), START
     for row, ring in enumerate(rings):
         windows.begin(row, ring, empty=True)
     for pause, arrived, ticks in taken:
         now += pause
         for row, age, part in arrived:
-            if rings[row].add(now - age, now, part):
+            if rings[row].make_way(part):
                 windows.read_anew(row)
-            windows.add(row, now - age, now, part)
+            if isinstance(part, ExplicitHistogram):
+                rings[row].add(now - age, now, part)
+                windows.read_anew(row)
+            else:
+                panes.count(row, now - age, now, part)
         if ticks:
             windows.move(now)
             compare(windows, rings, now)

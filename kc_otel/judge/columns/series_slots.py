@@ -13,15 +13,11 @@ import numpy as np
 
 from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_ends
 from kc_otel.judge.contract_state import ContractState, SeriesKey
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 __all__ = ["SeriesSlots"]
 
 _SLOTS: Final = 4096
-_SAID: Final = (
-    *("series", "scale", "count", "sum", "carry", "zero_count", "positive_base", "negative_base", "min", "max"),
-    *("zero_threshold", "observed", "newest", "now"),
-)
 
 
 class SeriesSlots:
@@ -79,25 +75,28 @@ class SeriesSlots:
         used, self.used = self.used, 0
         if not used:
             return
-        said = [self.slots[name][:used].tolist() for name in _SAID]
-        sides = self.buckets[:used].reshape(2 * used, SPAN)
-        ends = used_ends(sides, np.arange(2 * used), np.zeros(2 * used, np.int64), np.full(2 * used, SPAN)).tolist()
-        self.of[self.slots["series"][:used]] = NONE
-        for at, of in enumerate(zip(*said, strict=True)):
-            series, scale, count, sum, carry, zeros, up, down, low, high, threshold, observed, newest, now = of
-            (first, end), (first_below, end_below) = ends[2 * at : 2 * at + 2]
-            above, below = sides[2 * at, first:end].copy(), sides[2 * at + 1, first_below:end_below].copy()
-            contract, key = self._keys[series]
-            counted = ExponentialHistogram(
-                scale=scale,
-                count=count,
-                sum=sum + carry,
-                zero_count=zeros,
-                positive=Buckets(up + first if end else 0, above),
-                negative=Buckets(down + first_below if end_below else 0, below),
-                minimum=low,
-                maximum=high,
-                zero_threshold=threshold,
-                maximum_observed=bool(observed),
+        slots = self.slots[:used]
+        self.of[slots["series"]] = NONE
+        contracts = np.array([self._keys[series][0] for series in slots["series"].tolist()])
+        for number in np.unique(contracts).tolist():
+            which = np.flatnonzero(contracts == number)
+            of = slots[which]
+            sides = []
+            for side, base in ((0, "positive_base"), (1, "negative_base")):
+                counts = self.buckets[:used].reshape(2 * used, SPAN)
+                rows = 2 * which + side
+                ends = used_ends(counts, rows, np.zeros_like(which), np.full_like(which, SPAN))
+                sides.append(SideColumns.cut(counts[rows], of[base], ends[:, 0], ends[:, 1]))
+            columns = HistogramColumns(
+                of["scale"].copy(),
+                of["zero_threshold"].copy(),
+                of["count"].copy(),
+                of["zero_count"].copy(),
+                of["sum"] + of["carry"],
+                of["min"].copy(),
+                of["max"].copy(),
+                of["observed"] != 0,
+                *sides,
             )
-            self._states[contract].count(key, counted, newest, now)
+            keys = [self._keys[series][1] for series in of["series"].tolist()]
+            self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())

@@ -59,8 +59,8 @@ class StreamColumns:
         self._contract = {name: number for number, name in enumerate(states)}
         self._limits = np.zeros(len(states), LIMITS)
         for number, state in enumerate(self._states):
-            self._limits[number]["short"] = state.template[SHORT].width
-            self._limits[number]["long"] = state.template[LONG].width
+            self._limits[number]["short"] = state.grids[SHORT].width
+            self._limits[number]["long"] = state.grids[LONG].width
         self._slots = SeriesSlots(self._states)
         self._message = self._generation = self.taken = 0
         self.forget()

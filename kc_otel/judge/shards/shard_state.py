@@ -7,6 +7,7 @@ series may have senders on several shards, and what is held against a limit is h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
+from kc_otel.stats.histogram_columns import HistogramColumns
 
 __all__ = ["ShardState", "forget_untold", "untold_batch"]
 
@@ -50,7 +52,7 @@ class ShardState(ContractState):
     """
 
     def __init__(self, contract: Contract) -> None:
-        super().__init__(contract)
+        super().__init__(contract, weighed=False)
         self.slots: dict[tuple[SeriesKey, int, int, tuple[float, ...] | None], _Slot] = {}
         self.told_heard: dict[Pair, float] = {}
         self.told_events: dict[str, int] = {}
@@ -59,11 +61,18 @@ class ShardState(ContractState):
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
         at = min(time, now)
-        short, long = self.template[SHORT].index(at), self.template[LONG].index(at)
+        short, long = self.grids[SHORT].index(at), self.grids[LONG].index(at)
         self.slots.setdefault((key, short, long, layout(increment)), _Slot()).add(increment, at, now)
         judged = super().count(key, increment, time, now)
         self.arrived.clear()  # held against the limits by the judge alone
         return judged
+
+    def count_all(
+        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
+    ) -> None:
+        """`count` of many."""
+        for key, counted, time, when in zip(keys, columns.objects(), times, now, strict=True):
+            self.count(key, counted, time, when)
 
     def heard_since(self) -> dict[Pair, list[float]]:
         """When each kernel pair reported since the judge was told: at least the newest times, oldest first."""

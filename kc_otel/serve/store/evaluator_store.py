@@ -16,6 +16,7 @@ from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
+from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.state_file import StateError
@@ -28,6 +29,7 @@ from kc_otel.serve.store.stream_codec import (
     encode_stream,
 )
 from kc_otel.serve.store.unit_of_work import UnitOfWork
+from kc_otel.stats import ExponentialHistogram
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
@@ -113,9 +115,7 @@ class EvaluatorStore:
 
     def _committed(self, evaluator: Evaluator) -> None:
         for state in evaluator.states.values():
-            state.changed_streams.clear()
-            state.changed_panes.clear()
-            state.evidence.changed.clear()
+            state.saved()
 
     def _rolled_back(self) -> None:
         """The next save writes the same again, together with what changes until then."""
@@ -151,25 +151,18 @@ class EvaluatorStore:
         )
 
     def _save_panes(self, name: str, state: ContractState) -> None:
-        rows, gone = [], []
-        for key, ring, pane in state.changed_panes:
-            series = state.series.get(key)
-            if series is None:
-                continue
-            content = series.rings[ring].pane(pane)
+        rows, gone, changed = [], [], set()
+        for key, ring, pane, content in state.unsaved():
+            changed.add(key)
             if content is None:
                 gone.append((self._id(name, key), ring, pane))
             else:
-                rows.append((self._id(name, key), ring, pane, series.rings[ring].width, encode_histogram(content)))
+                rows.append((self._id(name, key), ring, pane, state.grids[ring].width, encode_histogram(content)))
         self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", gone)
         self._connection.executemany(
             "UPDATE evaluator_series SET newest = ? WHERE id = ?",
-            [
-                (state.series[key].newest, self._id(name, key))
-                for key in {key for key, _, _ in state.changed_panes}
-                if key in state.series
-            ],
+            [(state.series[key].newest, self._id(name, key)) for key in changed],
         )
 
     def _forget_panes(self, name: str, state: ContractState) -> None:
@@ -178,8 +171,7 @@ class EvaluatorStore:
             self._connection.execute("DELETE FROM evaluator_panes WHERE series = ?", (id,))
             self._connection.execute("DELETE FROM evaluator_series WHERE id = ?", (id,))
         for number in (SHORT, LONG):
-            ring = state.template[number]
-            oldest = ring.oldest(state.clock)
+            oldest = state.grids[number].oldest(state.clock)
             if self._heads.get((name, number)) != oldest:  # once per pane, not once per save
                 self._heads[name, number] = oldest
                 self._connection.execute(
@@ -248,18 +240,29 @@ class EvaluatorStore:
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ?", orphans)
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
         rows = self._connection.execute("SELECT series, ring, pane, width, data FROM evaluator_panes").fetchall()
+        held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
         for id, number, pane, width, data in rows:
             if id in found:
                 name, key = found[id]
-                ring = evaluator.states[name].series[key].rings[number]
+                state = evaluator.states[name]
+                grid = state.grids[number]
                 # A window whose length was changed has panes of another width: each goes where its middle lies.
-                index = pane if width == ring.width else ring.index((pane + 0.5) * width)
-                ring.put(index, decode_histogram(data))
-                if width != ring.width:
-                    evaluator.states[name].changed_panes.add((key, number, index))
+                index = pane if width == grid.width else grid.index((pane + 0.5) * width)
+                of_series, content = state.series[key], decode_histogram(data)
+                if isinstance(content, ExplicitHistogram):
+                    of_series.rings[number].put(index, content)
+                elif of_series.rings[number].accepts(content):
+                    of, parts = held.setdefault((name, number, index), ([], []))
+                    of.append(of_series.number)
+                    parts.append(content)
+                if width != grid.width:
+                    state.changed_panes.add((key, number, index))
                     self._connection.execute(
                         "DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", (id, number, pane)
                     )
+
+        for (name, number, index), (of, parts) in held.items():
+            evaluator.states[name].panes.put(number, index, of, parts)
 
     def _restore_evidence(self, evaluator: Evaluator) -> None:
         """Where a limit is another one now, what was held against the old one is nothing, and is deleted."""

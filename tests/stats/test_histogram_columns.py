@@ -1,0 +1,69 @@
+"""Histograms in columns say what they say by themselves, also when they are merged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns, merged
+
+sides = st.builds(
+    lambda offset, counts: Buckets(offset, np.array(counts, np.int64)).trimmed(),
+    st.integers(-3000, 3000),
+    st.lists(st.sampled_from([0, 1, 2, 300, 70_000, 2**40]), max_size=5),
+)
+
+
+def histogram(scale: int, zeros: int, up: Buckets, down: Buckets, extremes: Any) -> ExponentialHistogram:
+    count = zeros + 1 + int(up.counts.sum() + down.counts.sum())
+    low, high, observed = extremes
+    return ExponentialHistogram(scale, count, 0.5 * count, zeros + 1, up, down, low, high, 2.0**-20, observed)
+
+
+histograms = st.builds(
+    histogram,
+    st.sampled_from([4, 4, 4, 3]),
+    st.integers(0, 9),
+    sides,
+    sides,
+    st.sampled_from([(-1.0, 2.0, True), (-1.0, 2.0, False), (-3.0, 1.0, True), (math.nan, math.nan, True)]),
+)
+
+
+def said(one: ExponentialHistogram) -> Any:
+    buckets = [(side.trimmed().offset, side.trimmed().counts.tolist()) for side in (one.positive, one.negative)]
+    numbers = (one.scale, one.count, one.zero_count, one.zero_threshold, one.maximum_observed)
+    return numbers, buckets, repr((one.minimum, one.maximum)), pytest.approx(one.sum)
+
+
+@given(st.lists(histograms, max_size=8))
+def test_columns_hold_what_they_are_made_of(parts: list[ExponentialHistogram]) -> None:
+    """Each by itself, some of them, and those of two columns after each other."""
+    columns = HistogramColumns.of(parts)
+    assert [said(one) for one in columns.objects()] == [said(one) for one in parts]
+    back = np.arange(len(parts))[::-1]
+    twice = HistogramColumns.joined([columns, columns.taken(back)])
+    assert [said(one) for one in twice.objects()] == [said(one) for one in [*parts, *parts[::-1]]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), histograms), max_size=10))
+def test_merged_columns_are_unions(given: list[tuple[int, ExponentialHistogram]]) -> None:
+    """Of one scale or several, of known and of unknown extremes, and so far apart that buckets have to be coarser."""
+    rows, columns = merged(
+        np.array([row for row, _ in given], np.int64), HistogramColumns.of([one for _, one in given])
+    )
+    assert rows.tolist() == sorted({row for row, _ in given})
+    for row, one in zip(rows.tolist(), columns.objects(), strict=True):
+        assert said(one) == said(ExponentialHistogram.union([part for of, part in given if of == row]))
+
+
+def test_counts_take_as_few_bytes_as_they_need() -> None:
+    """One byte for each bucket of small counts, eight for counts that need them."""
+    widths = [SideColumns.of([Buckets(0, np.array([most]))]).counts.itemsize for most in (255, 256, 70_000, 2**40)]
+    assert widths == [1, 2, 4, 8]
