@@ -99,6 +99,17 @@ def test_a_clock_that_goes_back_loses_nothing() -> None:
     assert not ring.columns.changed
 
 
+def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
+    """The same of buckets that each series keeps by itself."""
+    panes = Panes()
+    for age, count in ((0, 3), (95, 4), (130, 5)):
+        panes.add(NOW + age, NOW + age, ExplicitHistogram.of_count(count))
+    head = panes.grid.index(NOW + 5)
+    assert panes.ring.turn_back(NOW + 5) == {head, head + 3, head + 4}
+    assert [panes.count(NOW + age) for age in (5, 299, 300)] == [12, 12, 0]
+    assert panes.ring.turn_back(NOW + 5) == set()
+
+
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
