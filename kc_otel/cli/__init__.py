@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -97,5 +98,7 @@ def _register(wanted: str | None = None) -> None:
 
 def main() -> None:
     """Run the command that the arguments name."""
+    # Matrices of some hundred rows: threads of OpenBLAS for each core would wait for each other more than they compute.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _register(sys.argv[1] if len(sys.argv) > 1 else None)
     app()

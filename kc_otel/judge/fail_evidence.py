@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["SHARE_DIGITS", "FailEvidence", "HeldEvidence", "MeanTest", "mean_test", "other_side"]
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
@@ -198,6 +199,27 @@ class HeldEvidence:
         return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrivals:
+    """The cells that some series are about.
+
+    Attributes:
+        series: The series; None for one that is gone.
+        version: Of the cells that there were.
+        cells: The cells, by series.
+        held: What is held against each.
+        numbers: Of their rows [cells].
+        parts: Number of the series that each is about [cells].
+    """
+
+    series: Sequence[SeriesKey | None]
+    version: int
+    cells: list[Cell]
+    held: list[HeldEvidence]
+    numbers: Numbers
+    parts: Numbers
+
+
 class FailEvidence:
     """What is held against the cells of one contract.
 
@@ -238,6 +260,7 @@ class FailEvidence:
         self._number_of: dict[MeanTest, int] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
+        self._known = _Arrivals((), -1, [], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property
     def level(self) -> float:
@@ -268,7 +291,7 @@ class FailEvidence:
         most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
 
-    def shares(self, numbers: NDArray[np.int64]) -> Floats:
+    def shares(self, numbers: Numbers) -> Floats:
         """`share` of cells, not rounded, by the numbers of their rows [cells]; -1 before the first observation."""
         if self.level <= 0.0 or not len(self._rows):
             return np.zeros(numbers.size)
@@ -301,18 +324,18 @@ class FailEvidence:
             series: More series, each of which is there once; None for one that is gone.
             columns: Observations of each of these.
         """
-        found: list[tuple[Cell, int | Sequence[Histogram]]] = [
-            (cell, part) for part, key in enumerate(series) if key is not None for cell in self._cells_of(key)
-        ]
-        found += [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
-        if not found:
+        found = self._arrivals(series)
+        cells, held, numbers = found.cells, found.held, found.numbers
+        more = [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
+        if more:
+            cells = list(dict.fromkeys([*cells, *(cell for cell, _ in more)]))
+            held = [self._held(cell) for cell in cells]
+            numbers = np.array([one.number for one in held])
+        if not cells:
             return
-        cells = list(dict.fromkeys(cell for cell, _ in found))
-        held = [self._held(cell) for cell in cells]
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
-        numbers = np.array([one.number for one in held])
-        gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()))
+        gains = self._gains(cells, numbers, found.parts, columns or HistogramColumns.of(()), more)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         reached = before.log_evidence >= self.level
@@ -320,7 +343,7 @@ class FailEvidence:
         rows[:, :_MEAN], rows[:, _MEAN], rows[:, _PANE] = after.log_sums, after.log_evidence, pane
         self._rows[numbers] = rows
         if self.alarmed:
-            self._follow_peaks(found, columns, now)
+            self._follow_peaks(zip(found.cells, found.parts.tolist(), strict=True), columns, more, now)
         self.changed.update(cells)
         for row in np.flatnonzero(reached).tolist():
             one = held[row]
@@ -329,23 +352,35 @@ class FailEvidence:
         for row in np.flatnonzero(reached).tolist():
             self._join_peaks(cells[row])
 
+    def _arrivals(self, series: Sequence[SeriesKey | None]) -> _Arrivals:
+        """The cells that some series are about: the same as the last time, mostly."""
+        known = self._known
+        if known.version != self.version or known.series != series:
+            found = [(cell, part) for part, key in enumerate(series) if key is not None for cell in self._cells_of(key)]
+            cells = [cell for cell, _ in found]
+            held = [self._held(cell) for cell in cells]
+            numbers = np.array([one.number for one in held], np.int64)
+            parts = np.array([part for _, part in found], np.int64)
+            known = self._known = _Arrivals(series, self.version, cells, held, numbers, parts)
+        return known
+
     def _gains(
         self,
         cells: Sequence[Cell],
-        numbers: NDArray[np.int64],
-        found: Sequence[tuple[Cell, int | Sequence[Histogram]]],
+        numbers: Numbers,
+        which: Numbers,
         columns: HistogramColumns,
+        more: Sequence[tuple[Cell, Sequence[Histogram]]],
     ) -> Floats:
         """What bets gain from what arrived [cells, bets].
 
         Args:
             cells: The cells.
             numbers: Of their rows [cells].
-            found: Histograms by cell: a number of one of the columns, or some by themselves. The former come first,
-                and in the order of the cells.
+            which: Of the first cells, the numbers of their histograms among the columns.
             columns: Those.
+            more: Histograms by themselves, by cell.
         """
-        which = np.array([part for _, part in found if isinstance(part, int)], np.int64)
         gains = np.zeros((numbers.size, BETS.size))
         gains[: which.size] = math.nan
         kinds = self._kinds[numbers]
@@ -355,31 +390,33 @@ class FailEvidence:
                 gains[places[rows.places]] = self._different[kind].gains_of_rows(rows)
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
             gains[place] = self._different[kinds[place]].gains(columns[int(which[place])].binned())
-        if which.size < len(found):
+        if more:
             place_of = {cell: place for place, cell in enumerate(cells)}
-            for cell, parts in found[which.size :]:
+            for cell, parts in more:
                 place = place_of[cell]
-                assert not isinstance(parts, int)
                 gains[place] += sum(self._different[kinds[place]].gains(part.binned()) for part in parts)
         return gains
 
     def _follow_peaks(
-        self, found: Sequence[tuple[Cell, int | Sequence[Histogram]]], columns: HistogramColumns | None, now: float
+        self,
+        found: Iterable[tuple[Cell, int]],
+        columns: HistogramColumns | None,
+        more: Sequence[tuple[Cell, Sequence[Histogram]]],
+        now: float,
     ) -> None:
         """Keep what was observed since a cell was at the level last, and end what nothing is held against any more."""
         new: dict[Cell, list[Histogram]] = {}
-        for cell, parts in found:
+        for cell, part in found:
+            if cell in self.alarmed and columns is not None:
+                new.setdefault(cell, []).append(columns[part])
+        for cell, parts in more:
             if cell in self.alarmed:
-                more = new.setdefault(cell, [])
-                if not isinstance(parts, int):
-                    more += parts
-                elif columns is not None:
-                    more.append(columns[parts])
-        for cell, more in new.items():
+                new.setdefault(cell, []).extend(parts)
+        for cell, parts in new.items():
             one = self.cells[cell]
             one.failing = one.failing and one.log_evidence >= _GONE
             within = now - one.peak < self._long
-            one.after = _together([*([one.after] if one.after is not None else []), *more]) if within else None
+            one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""

@@ -114,7 +114,8 @@ class EDetector:
     @property
     def log_evidence(self) -> Floats:
         """Logarithm of the average of M over the bets [cells]; 0 before the first observation."""
-        return np.asarray(np.logaddexp.reduce(self.log_sums, axis=-1) - math.log(BETS.size))
+        most = self.log_sums.max(axis=-1)
+        return np.asarray(most + np.log(np.exp(self.log_sums - most[..., None]).sum(axis=-1)) - math.log(BETS.size))
 
 
 def alarm_level(panes: float, cells: int) -> float:

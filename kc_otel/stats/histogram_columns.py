@@ -88,9 +88,30 @@ class SideColumns:
             self.offset[which], self.size[which], self.counts[_ranges(self.begins[which], self.size[which])]
         )
 
-    def owners(self) -> Numbers:
-        """Number of the histogram that each bucket is of [sum of size]."""
-        return np.repeat(np.arange(self.size.size), self.size)
+    def added_up(self, owner: Numbers, size: int) -> SideColumns:
+        """What the histograms of each owner have together.
+
+        Args:
+            owner: Of each histogram [n].
+            size: How many owners there are; together with all of `span` they fit into memory.
+        """
+        first, end = self.span
+        width = max(end - first, 1)
+        total = np.zeros(size * width, np.int64)
+        place = owner * width - first + self.offset - self.begins
+        ends = self.begins + self.size
+        here = 0
+        while here < owner.size:
+            till = max(int(ends.searchsorted(self.begins[here] + _BLOCK)), here + 1)
+            begin, stop = int(self.begins[here]), int(ends[till - 1])
+            at = np.repeat(place[here:till], self.size[here:till]) + np.arange(begin, stop)
+            np.add.at(total, at, self.counts[begin:stop].astype(np.int64))
+            here = till
+        counts = total.reshape(size, width)
+        used = counts > 0
+        begins = used.argmax(axis=1)
+        after = width - used[:, ::-1].argmax(axis=1)
+        return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
     def numbers(self) -> Numbers:
         """Number of each bucket [sum of size]."""
@@ -200,75 +221,88 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     """
     if (np.diff(rows) > 0).all():
         return rows, columns
-    order = np.argsort(rows, kind="stable")
-    rows, columns = rows[order], columns.taken(order)
-    begins = np.flatnonzero(np.diff(rows, prepend=-1))
-    sizes = np.diff(begins, append=rows.size)
-    if begins.size == rows.size:
-        return rows, columns
-    plain = np.logical_and.reduceat(columns.minimum <= columns.maximum, begins)  # false where one is not known
-    plain &= np.add.reduceat(columns.count.astype(np.float64), begins) < MOST
+    found, owner = np.unique(rows, return_inverse=True)
+    sizes = np.bincount(owner)
+    if found.size == rows.size:
+        return found, columns.taken(np.argsort(owner))
+    plain = sizes > 1
+    plain[owner[~(columns.minimum <= columns.maximum)]] = False  # those that are not known
+    plain &= np.bincount(owner, columns.count) < MOST
     for kind in (columns.scale, columns.zero_threshold):
-        plain &= np.maximum.reduceat(kind, begins) == np.minimum.reduceat(kind, begins)
-    alone = np.flatnonzero(sizes == 1)
-    numbers, found = [alone], [columns.taken(begins[alone])]
-    together = np.flatnonzero(plain & (sizes > 1))
-    for begin in range(0, together.size, _ROWS):
-        for some, united in _united(columns, begins, sizes, together[begin : begin + _ROWS]):
-            numbers.append(some)
-            found.append(united)
-    odd = np.setdiff1d(np.arange(begins.size), np.concatenate(numbers))
+        plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
+    alone, together = np.flatnonzero((sizes == 1)[owner]), np.flatnonzero(plain[owner])
+    numbers, parts = [owner[alone]], [columns.taken(alone)]
+    for some, united in _united(columns if together.size == rows.size else columns.taken(together), owner[together]):
+        numbers.append(some)
+        parts.append(united)
+    odd = np.setdiff1d(np.arange(found.size), np.concatenate(numbers))
     if odd.size:
-        parts = [columns.taken(np.arange(begins[row], begins[row] + sizes[row])).objects() for row in odd.tolist()]
+        unions = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
         numbers.append(odd)
-        found.append(HistogramColumns.of([ExponentialHistogram.union(part) for part in parts]))
-    back = np.argsort(np.concatenate(numbers))
-    return rows[begins], HistogramColumns.joined(found).taken(back)
+        parts.append(HistogramColumns.of([ExponentialHistogram.union([*union]) for union in unions]))
+    return found, HistogramColumns.joined(parts).taken(np.argsort(np.concatenate(numbers)))
 
 
-def _united(
-    columns: HistogramColumns, begins: Numbers, sizes: Numbers, rows: Numbers
-) -> Iterator[tuple[Numbers, HistogramColumns]]:
-    """Unions of rows of one kind each, whose extremes are known; nothing of a row that is too wide by itself."""
-    which = _ranges(begins[rows], sizes[rows])
-    parts, owner = columns.taken(which), np.repeat(np.arange(rows.size), sizes[rows])
-    sides = []
-    for side in (parts.positive, parts.negative):
-        first, end = side.span
-        if end - first > MAX_BUCKETS:
-            middle = rows.size // 2
-            for half in (rows[:middle], rows[middle:]) if middle else ():
-                yield from _united(columns, begins, sizes, half)
-            return
-        width = max(end - first, 1)
-        at = np.repeat(owner * width - first, side.size) + side.numbers()
-        counts = np.bincount(at, side.counts, rows.size * width).astype(np.int64).reshape(rows.size, width)
-        used = counts > 0
-        begin = used.argmax(axis=1)
-        last = width - used[:, ::-1].argmax(axis=1)
-        sides.append(SideColumns.cut(counts, np.full(rows.size, first), begin, np.where(used.any(axis=1), last, begin)))
-    start = np.cumsum(sizes[rows]) - sizes[rows]
-    maximum = np.maximum.reduceat(parts.maximum, start)
+def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers, HistogramColumns]]:
+    """Unions by owner, of one kind each, whose extremes are known; nothing of one that is too wide by itself.
+
+    Args:
+        columns: The histograms [n].
+        owner: Of each [n].
+
+    Yields:
+        Owners [k], and a union of each [k].
+    """
+    if not owner.size:
+        return
+    numbers, row = np.unique(owner, return_inverse=True)
+    widest = max(end - first for first, end in (columns.positive.span, columns.negative.span))
+    if widest > MAX_BUCKETS or numbers.size * widest > _CELLS:
+        middle = numbers.size // 2
+        for half in (row < middle, row >= middle) if middle else ():
+            yield from _united(columns.taken(np.flatnonzero(half)), owner[half])
+        return
+    maximum = _reduced(np.maximum, columns.maximum, row, numbers.size)
+    reached = np.bincount(row, columns.observed & (columns.maximum == maximum[row]), numbers.size)
+    first = np.zeros(numbers.size, np.int64)
+    first[row] = np.arange(row.size)
     yield (
-        rows,
+        numbers,
         HistogramColumns(
-            parts.scale[start],
-            parts.zero_threshold[start],
-            np.add.reduceat(parts.count, start),
-            np.add.reduceat(parts.zero_count, start),
-            np.add.reduceat(parts.sum, start),
-            np.minimum.reduceat(parts.minimum, start),
+            columns.scale[first],
+            columns.zero_threshold[first],
+            _added(columns.count, row, numbers.size),
+            _added(columns.zero_count, row, numbers.size),
+            np.asarray(np.bincount(row, columns.sum, numbers.size), np.float64),
+            _reduced(np.minimum, columns.minimum, row, numbers.size),
             maximum,
-            np.logical_or.reduceat(parts.observed & (parts.maximum == maximum[owner]), start),
-            *sides,
+            reached > 0.0,
+            *(side.added_up(row, numbers.size) for side in (columns.positive, columns.negative)),
         ),
     )
 
 
+def _added(counts: Numbers, owner: Numbers, size: int) -> Numbers:
+    """What counts add up to, of each owner."""
+    total = np.zeros(size, np.int64)
+    np.add.at(total, owner, counts)
+    return total
+
+
+def _reduced(by: np.ufunc, values: NDArray[Any], owner: Numbers, size: int) -> NDArray[Any]:
+    """The largest or the smallest of each owner's values."""
+    found = np.empty(size, values.dtype)
+    found[owner] = values
+    by.at(found, owner, values)
+    return found
+
+
 MOST: Final = 2**53
 """Observations up to which a double counts them exactly."""
-_ROWS: Final = 512
-"""Rows at a time: their matrices stay in a core's cache."""
+_CELLS: Final = 2**21
+"""Buckets that are added up at once, of all rows together: 16 MB."""
+_BLOCK: Final = 2**18
+"""Buckets whose places are listed at a time."""
 _PLAIN: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 

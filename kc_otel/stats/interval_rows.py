@@ -224,32 +224,23 @@ def _binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: flo
     with extra("stats", "an exact interval"):
         from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - as above
 
-    def holds(tail: Callable[..., Floats], small: float) -> tuple[Callable[[Floats], NDArray[np.bool_]], float]:
-        if tail is betaincc:
-            return (lambda k: np.asarray(betaincc(k + 1.0, n - k, rank) > small)), float(ndtri(small))
-        return (lambda k: np.asarray(betainc(k + 1.0, n - k, rank) <= small)), -float(ndtri(small))
-
-    deviation = np.sqrt(n * rank * (1.0 - rank))
+    def holds(tail: Callable[..., Floats], small: float, k: Floats, n: Floats) -> NDArray[np.bool_]:
+        beyond = np.asarray(tail(k + 1.0, n - k, rank))
+        return beyond > small if tail is betaincc else beyond <= small
 
     def first(tail: Callable[..., Floats], small: float) -> Floats:
-        """Smallest k in [0, n] for which a monotone condition, true at n, holds: around where a normal law has it."""
-        condition, z = holds(tail, small)
-        guess = n * rank + z * deviation + (1.0 - 2.0 * rank) * (z * z - 1.0) / 6.0
-        low, high = np.clip(np.floor(guess) - 1.0, 0.0, n), np.clip(np.floor(guess) + 1.0, 0.0, n)
-        for power in range(64):
-            wrong = (low > 0.0) & condition(np.maximum(low - 1.0, 0.0))
-            if not wrong.any():
-                break
-            low = np.where(wrong, np.maximum(low - 2.0**power, 0.0), low)
-        for power in range(64):
-            wrong = (high < n) & ~condition(np.minimum(high, n - 1.0))
-            if not wrong.any():
-                break
-            low, high = np.where(wrong, high + 1.0, low), np.where(wrong, np.minimum(high + 2.0**power, n), high)
-        while (open_ := low < high).any():
-            middle = np.floor((low + high) / 2.0)
-            true = (middle >= n) | condition(np.minimum(middle, n - 1.0))
-            low, high = np.where(open_ & ~true, middle + 1.0, low), np.where(open_ & true, middle, high)
+        """Smallest k in [0, n] for which `holds`, as it does for n and all that are larger: around a normal law's."""
+        z = float(ndtri(small)) if tail is betaincc else -float(ndtri(small))
+        guess = n * rank + z * np.sqrt(n * rank * (1.0 - rank)) + (1.0 - 2.0 * rank) * (z * z - 1.0) / 6.0
+        low, high = np.full(n.size, -1.0), n.copy()  # the largest that is known not to hold, the smallest that does
+        probe, step = np.clip(np.ceil(guess), 0.0, n - 1.0), 1.0
+        while (open_ := np.flatnonzero(high - low > 1.0)).size:
+            at = probe[open_]
+            true = holds(tail, small, at, n[open_])
+            low[open_], high[open_] = np.where(true, low[open_], at), np.where(true, at, high[open_])
+            probe[open_] = np.where(true, at - step, at + step)
+            within = (low < probe) & (probe < high)
+            probe, step = np.where(within, probe, np.floor((low + high) / 2.0)), 2.0 * step
         return high
 
     return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0

@@ -66,11 +66,12 @@ def span_of(n: int) -> tuple[int, int]:
 
 def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The bets of many samples [J], and the logarithms of their weights in each [R, J], -inf where there is none."""
-    first, last = min([begin for begin, _ in spans]), max([end for _, end in spans])
-    weights = np.full((len(spans), last - first + 1), -math.inf)
-    for row, (begin, end) in enumerate(spans):
-        weights[row, begin - first : end - first + 1] = _geometric(begin, end)[1]
-    return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights
+    kinds = {span: kind for kind, span in enumerate(dict.fromkeys(spans))}
+    first, last = min(begin for begin, _ in kinds), max(end for _, end in kinds)
+    weights = np.full((len(kinds), last - first + 1), -math.inf)
+    for (begin, end), kind in kinds.items():
+        weights[kind, begin - first : end - first + 1] = _geometric(begin, end)[1]
+    return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights[[kinds[span] for span in spans]]
 
 
 def bets_ever(_n: int = 0) -> Bets:

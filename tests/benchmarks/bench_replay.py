@@ -7,6 +7,11 @@ recorder that reports every 10 s. Times are CPU time of this process, reading an
 
 from __future__ import annotations
 
+import os
+
+# NumPy reads this when it is loaded, and `kc-otel` says it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import argparse
 import tempfile
 import time

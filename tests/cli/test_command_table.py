@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -44,3 +46,19 @@ def test_a_word_that_is_no_command_leaves_them_all_to_choose_from():
     done = subprocess.run([sys.executable, "-m", "kc_otel", "statsu"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "status" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted where Linux lists them")
+@pytest.mark.parametrize("said", ["", "2"] if (os.cpu_count() or 1) > 1 else [""])
+def test_a_command_multiplies_on_its_own_thread(said):
+    """NumPy's library begins threads for every core when it is loaded; whoever says how many is heard."""
+    code = (
+        "import os, sys, kc_otel.cli; assert 'numpy' not in sys.modules\n"
+        "try: kc_otel.cli.main()\nexcept SystemExit: pass\n"
+        "import numpy; a = numpy.ones((300, 300)); a @ a; print(len(os.listdir('/proc/self/task')))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    environment |= {"OPENBLAS_NUM_THREADS": said} if said else {}
+    command = [sys.executable, "-c", code, "check", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == (said or "1")
