@@ -335,10 +335,16 @@ class ContractState:
         What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
-        explicit = {key: _merged(parts) for key, parts in self.arrived.items()}
-        rows, columns = self.panes.take_arrived()
-        self.evidence.take(explicit, now, [self._keys[row] for row in rows.tolist()], columns)
+        before, since = {}, {}
+        for key, parts in self.arrived.items():
+            series = self.series.get(key)
+            replaced = series is not None and not series.rings[LONG].has_explicit
+            (before if replaced else since)[key] = _merged(parts)
         self.arrived.clear()
+        if before:  # their series have had other buckets since
+            self.evidence.take(before, now)
+        rows, columns = self.panes.take_arrived()
+        self.evidence.take(since, now, [self._keys[row] for row in rows.tolist()], columns)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""

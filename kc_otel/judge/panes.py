@@ -224,8 +224,11 @@ class PaneColumns:
             for pane, parts in [*self._panes[number].items()]:
                 if any(np.isin(part.rows, rows).any() for part in parts):
                     found = True
-                    left = [_without(part, rows) for part in parts]
-                    self._panes[number][pane] = [part for part in left if part.rows.size]
+                    left = [part for part in (_without(part, rows) for part in parts) if part.rows.size]
+                    if left:
+                        self._panes[number][pane] = left
+                    else:
+                        del self._panes[number][pane]
                     self.changed.setdefault((number, pane), []).append(rows)
                     self._fresh[number] = None
         self._touch(rows)

@@ -149,3 +149,16 @@ def test_an_interval_above_the_limit_is_no_fail_before_the_evidence_is(watched: 
     assert 0.0 < found.evidence < 1.0
     assert (found.status, found.window, found.samples) == (Status.INCONCLUSIVE, "short", 100)
     assert found.reason.endswith(f": {100 * found.evidence:.0f} % of what an alarm takes")
+
+
+def test_what_came_in_other_buckets_before_the_new_ones_is_older(contract: Any, sender: Any, now: float) -> None:
+    """After an alarm a series changes its buckets between two evaluations: what counts since is in the new ones."""
+    watched = Watched(contract(), sender, now)
+    old, evaluator = sender(cumulative=False, edges=(LIMIT / 4, 0.1)), watched.evaluator
+    evaluator.ingest_metrics(old.request(now + 30.0, np.full(3000, 0.05)), now + 30.0)
+    evaluator.evaluate(now + 30.0)
+    evaluator.ingest_metrics(old.request(now + 60.0, np.full(900, LIMIT / 8)), now + 60.0)
+    watched.now = now + 400.0
+    verdict = watched.pane(np.full(7, LIMIT / 8))
+    (held,) = evaluator.states["policy"].evidence.cells.values()
+    assert (held.after.count, verdict.samples, verdict.status) == (7, 7, Status.INCONCLUSIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import sqlite3
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
 
 pytest.importorskip("numba")
@@ -124,6 +127,20 @@ def remembered(evaluator: Evaluator) -> Any:
     return found
 
 
+def kept(evaluator: Evaluator) -> Any:
+    """What of it lasts: the windows, and what is held."""
+    found: dict[Any, Any] = {}
+    for name, state in evaluator.states.items():
+        for key, series in state.series.items():
+            grids = [(ring, ring.grid.oldest(state.clock)) for ring in series.rings]
+            found[name, key] = [
+                (one, said(ring.pane(one))) for ring, oldest in grids for one in ring.numbers if one >= oldest
+            ]
+        for cell, held in state.evidence.cells.items():
+            found[cell] = (rounded(held.log_evidence), held.failing, held.peak, said(held.after))
+    return found
+
+
 def judged(evaluator: Evaluator, now: float) -> list[Any]:
     return [
         (
@@ -149,7 +166,7 @@ STEP = st.tuples(
     ),
     st.sampled_from([*[10.0] * 12, 0.0, 1.0, 5.0, 35.0, 200.0, 400.0, 5000.0, -20.0, -100.0]),
     st.sampled_from([*[None] * 20, *BYTES]),
-    st.booleans(),
+    st.sampled_from(["", "judge", "save"]),
 )
 
 
@@ -179,8 +196,10 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
     )
     fast, slow = Evaluator([contract]), Evaluator([contract])
     fast.use_columns()
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    store = EvaluatorStore(connection)
     everyone, before, now = senders(), {}, NOW
-    for parts, shift, harm, evaluate in steps:
+    for parts, shift, harm, then in steps:
         now += shift
         requests = []
         for number, size, mutation in parts:
@@ -195,8 +214,14 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
         body = merge(*requests).SerializeToString()
         body = BYTES[harm](body) if harm else body
         assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-        if evaluate:
+        if then:
             assert judged(fast, now) == judged(slow, now)
+        if then == "save":
+            with unit_of_work(connection) as unit:
+                store.save(fast, unit)
+            again = Evaluator([contract])
+            EvaluatorStore(connection).restore(again)
+            assert kept(again) == kept(slow)
     fast._columns.settle()
     return fast, slow, fast._columns.taken
 

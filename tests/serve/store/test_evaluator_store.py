@@ -341,3 +341,21 @@ def test_a_clock_that_went_back_while_nobody_ran_is_noticed(
         written(store, evaluator, connection)
     panes = connection.execute("SELECT max(pane * width) FROM evaluator_panes").fetchone()[0]
     assert panes <= at
+
+
+def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """A pane that was emptied for a series of other buckets, of which nothing moves with the clock."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    source, other = sender(), sender(instance="1", cumulative=False, edges=(0.01, 0.1))
+    evaluator.ingest_metrics(source.request(now, [0.2] * 20), now)
+    written(store, evaluator, connection)
+    for at, count in ((now + 400.0, 30), (now - 100.0, 31)):
+        evaluator.ingest_metrics(other.request(at, [0.2] * count), at)
+        verdicts = verdicts_of(evaluator, at)
+        written(store, evaluator, connection)
+    again = Evaluator([contract()])
+    EvaluatorStore(connection).restore(again)
+    assert same(verdicts_of(again, now - 100.0), verdicts)
+    assert verdicts[0].samples == 61
