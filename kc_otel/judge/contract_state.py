@@ -335,7 +335,8 @@ class ContractState:
         What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
-        before, since = {}, {}
+        before: dict[SeriesKey, list[Histogram]] = {}
+        since: dict[SeriesKey, list[Histogram]] = {}
         for key, parts in self.arrived.items():
             series = self.series.get(key)
             replaced = series is not None and not series.rings[LONG].has_explicit

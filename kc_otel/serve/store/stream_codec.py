@@ -31,6 +31,7 @@ _STREAM: Final = struct.Struct("<dqBH")
 _TEST: Final = struct.Struct("<5d")
 _HELD: Final = struct.Struct("<dqB?I")
 _LAST: Final = struct.Struct("<qqI")
+_DOUBTED: Final = struct.Struct("<BI")
 _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"1": np.dtype("<u1"),
     b"2": np.dtype("<u2"),
@@ -84,6 +85,10 @@ def encode_stream(stream: PointStream) -> bytes:
     for last in stream.writers:
         content = encode_histogram(last.histogram)
         parts += [_LAST.pack(last.start, last.time, len(content)), content]
+    for number, last in enumerate(stream.writers):
+        if last.doubted is not None:
+            content = encode_histogram(last.doubted)
+            parts += [_DOUBTED.pack(number, len(content)), content]
     return b"".join(parts)
 
 
@@ -101,7 +106,11 @@ def decode_stream(data: bytes) -> PointStream:
             start, time, size = _LAST.unpack_from(data, at)
             at += _LAST.size + size
             stream.writers.append(LatestValue(start, time, decode_histogram(data[at - size : at])))
-    except (struct.error, ValueError) as error:
+        while at < len(data):
+            number, size = _DOUBTED.unpack_from(data, at)
+            at += _DOUBTED.size + size
+            stream.writers[number].doubted = decode_histogram(data[at - size : at])
+    except (struct.error, ValueError, IndexError) as error:
         raise CodecError(f"not a stream: {error}") from None
     return stream
 

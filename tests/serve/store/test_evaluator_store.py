@@ -244,8 +244,10 @@ def test_histograms_survive_encoding(
         assert getattr(back, side).offset == getattr(value, side).offset
         assert getattr(back, side).counts.tolist() == getattr(value, side).counts.tolist()
     explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), total, -1.0, 9.0, observed)
-    stream = PointStream(12.5, [LatestValue(3, 4, value), LatestValue(5, 6, explicit)], [7, 8], 9)
+    stream = PointStream(12.5, [LatestValue(3, 4, value), LatestValue(5, 6, explicit, value)], [7, 8], 9)
     again = decode_stream(encode_stream(stream))
+    doubted = [last.doubted and last.doubted.count for last in again.writers]
+    assert doubted == [None, value.count]
     assert (again.heard, again.times, again.forgotten) == (12.5, [7, 8], 9)
     assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]
 
