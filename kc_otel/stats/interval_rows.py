@@ -174,19 +174,24 @@ def mean_intervals(
     room = count * (upper - lower)
     reach = np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room
 
-    def side(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
+    bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
+
+    def scores(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
         raised = np.clip((mean * n - at_least)[:, None] - reach, 0.0, room)
         raised = count * (raised / np.where(room > 0.0, room, 1.0))
-        bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
 
         def won(edges: Floats) -> Floats:
             return np.asarray(np.log(1.0 + bets * place(np.clip(edges, floor, ceiling))[:, None]))
 
         grown = rows.added_up(won, count - raised) + rows.added_up(won, raised, upper=True)
-        return _lower_bounds(bets, grown + log_weights + math.log(alpha), n)
+        return grown + log_weights + math.log(alpha)
 
-    below = floor + width * side(least, lambda x: (x - floor) / width, alpha_lower)
-    above = ceiling - width * side(most, lambda x: (ceiling - x) / width, alpha_upper)
+    sides = (
+        scores(least, lambda x: (x - floor) / width, alpha_lower),
+        scores(most, lambda x: (ceiling - x) / width, alpha_upper),
+    )
+    shares = _lower_bounds(bets, np.concatenate(sides), np.tile(n, 2))
+    below, above = floor + width * shares[: n.size], ceiling - width * shares[n.size :]
     below = np.maximum(floor, np.minimum(least, below))
     above = np.minimum(ceiling, np.maximum(most, above))
     note = note_of(low, high, floor, ceiling, cut=cut)
