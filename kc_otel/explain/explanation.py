@@ -18,7 +18,7 @@ from kc_otel.explain.chain import SliceGuarantee, guarantee
 from kc_otel.explain.clause_facts import ASSUMPTIONS, Assumption
 from kc_otel.explain.purpose import outcome_attributes
 from kc_otel.explain.relations import Relation, relations
-from kc_otel.judge.fail_evidence import mean_test
+from kc_otel.judge.mean_test import mean_test
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass
 
 __all__ = ["SCHEMA", "Explanation", "as_json", "explain"]

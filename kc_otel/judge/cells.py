@@ -19,13 +19,14 @@ from typing import Final, NamedTuple
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.contract_state import LONG, PAIRS, SHORT, ContractState, Heard, Pair, Series
+from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
+from kc_otel.judge.contract_state import PAIRS, ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.points import INVALID, series_name
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 
 __all__ = ["Current", "Place", "current", "evidence", "evidence_of", "places"]

@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -26,119 +25,28 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
-from kc_otel.judge.panes import PaneColumns, PaneGrid, Ring
+from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
+from kc_otel.judge.ring import Ring
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = [
-    "LONG",
-    "PAIRS",
-    "SHORT",
-    "STREAMS_PER_SERIES",
-    "ContractState",
-    "Heard",
-    "Pair",
-    "Series",
-    "SeriesKey",
-    "grids",
-]
+__all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState"]
 
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
 PAIRS: Final = 64
 """Kernel pairs of a metric that are judged at a time."""
-SHORT: Final = 0
-LONG: Final = 1
-_SHORT_PANES: Final = 10
-_LONG_PANES: Final = 12
 _REMEMBERED: Final = 8
 """Kernel pairs per metric that are remembered after their series are gone: the latest ones."""
-_GAPS: Final = 8
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
 _PARTS: Final = 8
 """Increments of a series that wait for the next evaluation before they are merged."""
-
-Pair = tuple[str, str]
-"""Short fingerprints of the training and the inference kernel."""
-
-
-class SeriesKey(NamedTuple):
-    """A series within a contract. For `kc.input.invalid` the slice is the reason and the pair is empty.
-
-    For what is observed of operators, `metric` names the operator too: see `points.series_name`.
-    """
-
-    metric: str
-    slice: str
-    kernel_train: str
-    kernel_inference: str
-
-    @property
-    def pair(self) -> Pair:
-        """The kernel pair."""
-        return self.kernel_train, self.kernel_inference
-
-
-@dataclass(slots=True)
-class Series:
-    """The panes of a series, and the Unix time in seconds of its newest observation.
-
-    Attributes:
-        row: Its number in the rows of what windows hold; -1 where no clause is about it.
-    """
-
-    rings: tuple[Ring, Ring]
-    newest: float = 0.0
-    row: int = -1
-
-    @property
-    def number(self) -> int:
-        """Its row in the panes."""
-        return self.rings[SHORT].row
-
-    def accepts(self, histogram: Histogram) -> bool:
-        """Whether its buckets are those of what is in the panes."""
-        return all(ring.accepts(histogram) for ring in self.rings)
-
-
-@dataclass(slots=True)
-class Heard:
-    """When a kernel pair was last heard of, and how often it usually is.
-
-    Attributes:
-        last: Unix time in seconds.
-        gaps: Seconds between its latest reports, at most _GAPS of them.
-    """
-
-    last: float
-    gaps: list[float] = field(default_factory=list)
-
-    def hear(self, now: float) -> None:
-        """Count a report."""
-        if now > self.last:
-            self.gaps = [*self.gaps[1 - _GAPS :], now - self.last]
-            self.last = now
-
-    def patience(self, heartbeat: float) -> float:
-        """Seconds of silence that mean something: the heartbeat, from when the next report was due.
-
-        A sender that reports once per minute is not silent between two reports. The second largest of the latest gaps
-        tells when the next is due; the largest may have been an outage.
-        """
-        gaps = sorted(self.gaps)
-        return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
-
-
-def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:
-    """The panes of the short and of the long window."""
-    short = contract.observability.window
-    long = max(contract.observability.long_window, short)
-    return PaneGrid(short / _SHORT_PANES, _SHORT_PANES), PaneGrid(long / _LONG_PANES, _LONG_PANES)
 
 
 class ContractState:
@@ -392,7 +300,7 @@ class ContractState:
             Whether there were any.
         """
         self.clock = max(self.clock, now)
-        if 0 <= now - self._evicted_at < self._window / _SHORT_PANES:
+        if 0 <= now - self._evicted_at < self.grids[SHORT].width:
             return False
         self._evicted_at = now
         self._full.clear()

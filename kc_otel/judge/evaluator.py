@@ -13,9 +13,10 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
-from kc_otel.judge.contract_state import PAIRS, ContractState, Pair, Series, SeriesKey
+from kc_otel.judge.contract_state import PAIRS, ContractState
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
@@ -23,9 +24,10 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.roster import Roster, Verdicts
+from kc_otel.judge.series import Pair, Series, SeriesKey
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.judge.verdicts import Memo, decide
 
 __all__ = ["Faults", "decide_apart"]
 

@@ -17,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
+from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, current, places
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.histograms import union
 from kc_otel.judge.panes import WindowContent
+from kc_otel.judge.series import LONG, SHORT
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
+from kc_otel.judge.verdicts import verdict_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 __all__ = ["ClauseColumns", "Roster", "Verdicts"]

@@ -12,130 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import Final, cast
 
-from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES, Unit
-from kc_otel.contract.units import format_duration
-from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.statistics import clause_interval, intervals_of_rows, samples_needed
+from kc_otel.judge.cell_evidence import Evidence, JudgedWindow, Terms, Window
+from kc_otel.judge.statistics import clause_interval, intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict_reasons import reason_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
 from kc_otel.stats.histogram_rows import rows_of
 
-__all__ = ["Alarm", "Evidence", "JudgedWindow", "Memo", "Terms", "Window", "decide", "verdict_of"]
+__all__ = ["Memo", "decide", "verdict_of"]
 
-Window = Literal["short", "long"]
-
-_DISTANCES: Final = frozenset(
-    key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
-) - {"weights_lag", "updates_rounded_away"}
-"""Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
-_PROJECTION: Final = 4
-"""Times as many observations for which an interval is computed to see how it narrows."""
 _AT_ONCE: Final = 8
 """Cells of a clause from which on their intervals are computed together."""
 _REMEMBERED: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """What is held against a cell's limit, as its observations are followed.
-
-    Attributes:
-        share: In 0..1, of what an alarm takes; nan where nothing can be held.
-        failing: Whether it was 1, and nothing has cleared the cell since.
-        since: What a window holds of the time after it was 1 last; None where a window cannot reach back to that.
-    """
-
-    share: float
-    failing: bool
-    since: Callable[[Window], Binned] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known of a cell.
-
-    Attributes:
-        cell: The cell.
-        clause: Its clause.
-        sample: The observations in a window; asked for only where they are needed.
-        absence: Why there is nothing to judge, as a sentence; empty when there is something.
-        alarm: What is held against the limit; None where samples are judged once.
-        observed: Whether any observation is remembered, of the windows or from before them.
-        anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
-        parts: The histograms that a window's sample is merged of, the same object until they change; None where it is
-            made of something else.
-    """
-
-    cell: Cell
-    clause: Clause
-    sample: Callable[[Window], Binned]
-    absence: str = ""
-    alarm: Alarm | None = None
-    observed: bool = True
-    anytime: bool = False
-    parts: Callable[[Window], tuple[Histogram, ...]] | None = None
-
-    @property
-    def detected(self) -> bool:
-        """Whether a FAIL rests on what is held against the limit."""
-        return self.alarm is not None and not math.isnan(self.alarm.share)
-
-    @property
-    def failing(self) -> bool:
-        """Whether what is held against the limit was enough for an alarm, and nothing has cleared the cell since."""
-        return self.detected and self.alarm is not None and self.alarm.failing
-
-
-class Terms(NamedTuple):
-    """What a clause says on a slice.
-
-    Attributes:
-        limit: In the unit of its metric.
-        needed: Observations without which it cannot pass.
-        allows_none: Whether one observation breaks the promise, and while none does it holds: no sample bounds a share
-            by 0.
-        fails_at_once: Whether too few observations to pass may be enough to fail: what was observed above a maximum is
-            a fact, while a few below it say nothing of the next.
-        what: What an observation is, in the plural.
-        about: What a verdict speaks of.
-    """
-
-    limit: float
-    needed: int
-    allows_none: bool
-    fails_at_once: bool
-    what: str
-    about: About
-
-    @classmethod
-    def of(cls, contract: Contract, clause: Clause, slice: str) -> Terms:
-        """The terms of a clause on a slice."""
-        none, quantity = clause.allows_none(slice), clause.quantity
-        return cls(
-            limit=clause.limit_for(slice),
-            needed=samples_needed(clause, contract.observability),
-            allows_none=none,
-            fails_at_once=none or clause.parsed_statistic.kind == "max",
-            what="sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples",
-            about=clause.about,
-        )
-
-
-class JudgedWindow(NamedTuple):
-    """A cell on one window."""
-
-    evidence: Evidence
-    window: Window
-    terms: Terms
-    level: float
-    interval: Interval
-    status: Status
 
 
 def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
@@ -312,7 +205,7 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
         samples=interval.samples,
         window=case.window,
         method=interval.method,
-        reason=_reason(contract, case, alpha),
+        reason=reason_of(contract, case, alpha),
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=case.terms.about,
@@ -350,130 +243,9 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     )
 
 
-def _reason(contract: Contract, case: JudgedWindow, alpha: float) -> str:
-    interval, limit = case.interval, case.terms.limit
-    seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
-    span = format_duration(seconds)
-    note = f" ({interval.note})" if interval.note else ""
-    what = case.terms.what
-    if case.terms.allows_none and interval.samples and not interval.note:
-        return _counted(contract, case, span)
-    if case.status is Status.FAIL and case.evidence.detected:
-        return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
-    if case.status is Status.FAIL:
-        once = "" if case.evidence.alarm is None or case.terms.fails_at_once else ", in this evaluation alone"
-        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
-        return said + once
-    if case.status is Status.PASS:
-        return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
-    return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
-
-
-def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
-    """What a cell lacks that is neither within its limit nor beyond it."""
-    interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
-    if interval.lower > limit:
-        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
-    elif interval.upper <= limit:
-        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
-    elif math.isfinite(interval.upper):
-        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
-    else:
-        said = f"no upper bound below limit {limit:.4g}"
-    count = (
-        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
-    )
-    if interval.lower > limit and case.evidence.alarm is not None and case.evidence.detected:
-        return f"{said} with {count} in {span}: {100.0 * case.evidence.alarm.share:.0f} % of what an alarm takes"
-    return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
-
-
-def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
-    """Why a cell fails whose observations are followed, and how often chance would say so."""
-    interval, limit = case.interval, case.terms.limit
-    alarm = case.evidence.alarm
-    assert alarm is not None
-    if interval.lower > limit:
-        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
-    elif interval.estimate > limit:
-        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
-    elif interval.samples:
-        said = f"a part of what came is above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
-    else:
-        said = f"limit {limit:.4g} was exceeded"
-    apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
-    return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
-
-
-def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
-    """How many broke a promise that none does, and the most that they can be where none was seen.
-
-    With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
-    on what: 1{x = 0} / (1 - p) multiplied up is a martingale, so that P(none seen and prod (1 - p) <= alpha) <= alpha.
-    """
-    interval, clause = case.interval, case.evidence.clause
-    quantity, statistic = clause.quantity, clause.parsed_statistic
-    what = f"{quantity.per}s" if quantity is not None else "observations"
-    distance = statistic.kind == "mean" or (statistic.argument == 0.0 and clause.metric in _DISTANCES)
-    do = "differ" if distance else f"are above {statistic.argument:g}"
-    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
-    if case.status is Status.FAIL:
-        return f"{said}, and none may"
-    most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
-    more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
-    return f"{said}; {most}{more}"
-
-
-def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
-    """What would decide the cell, in words."""
-    few = case.terms.needed - case.interval.samples
-    at_least = f"{few:,} more needed" if few > 0 else ""
-    if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
-        return at_least
-    more = _samples_to_decide(contract, case, alpha)
-    if more is None:
-        return at_least or case.interval.note or "too close to the limit to say how many more are needed"
-    return at_least if more <= few else f"about {_round(more):,} more needed"
-
-
-def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
-    """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
-
-    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
-    the same observations would give.
-    """
-    now, n = case.interval, case.interval.samples
-    many = case.evidence.sample(case.window).times(_PROJECTION)
-    then = clause_interval(
-        case.evidence.clause,
-        contract.assumptions,
-        many,
-        alpha_lower=case.level,
-        alpha_upper=alpha,
-        anytime=case.evidence.anytime,
-    )
-    above = now.estimate > case.terms.limit
-    gap = abs(now.estimate - case.terms.limit)
-    half = now.estimate - now.lower if above else now.upper - now.estimate
-    later = then.estimate - then.lower if above else then.upper - then.estimate
-    if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
-        return None
-    b = max((half - later * math.sqrt(_PROJECTION)) / (1.0 - 1.0 / math.sqrt(_PROJECTION)), 0.0)
-    a = max(half - b, 0.0)
-    # gap = a / x + b / x^2 for x = sqrt(n'/n)
-    x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
-    more = n * (x * x - 1.0)
-    return more if 0 < more < 1e12 else None
-
-
 def _same(one: object, other: object) -> bool:
     """Whether two samples are the same object, or put together of the same objects."""
     if one is other or not (isinstance(one, Binned) and isinstance(other, Binned)):
         return one is other
     together = one.opposite is not None and one.opposite is other.opposite
     return together and one.count is other.count and one.lower is other.lower
-
-
-def _round(number: float) -> int:
-    unit = int(10 ** max(math.floor(math.log10(max(number, 1.0))) - 1, 0))
-    return math.ceil(number / unit) * unit

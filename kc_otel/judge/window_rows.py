@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, Ring
+from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid
+from kc_otel.judge.ring import Ring
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import Bins, HistogramRows
 

@@ -11,8 +11,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.judge.contract_state import STREAMS_PER_SERIES, Heard
+from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
 from tests.tools.verdicts import verdicts_of
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.contract_state import SeriesKey
-from kc_otel.judge.fail_evidence import FailEvidence, MeanTest, mean_test
+from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.mean_test import MeanTest, mean_test
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from tests.judge.conftest import NOW, make_contract

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.panes import PaneColumns, PaneGrid, Ring
+from kc_otel.judge.panes import PaneColumns, PaneGrid
+from kc_otel.judge.ring import Ring
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 WIDTH, SIZE = 30.0, 10

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_ends
-from kc_otel.judge.contract_state import ContractState, SeriesKey
+from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.series import SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 __all__ = ["SeriesSlots"]

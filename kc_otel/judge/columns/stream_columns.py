@@ -28,12 +28,13 @@ from kc_otel.judge.columns.fold import LIMITS, POWERS, fold
 from kc_otel.judge.columns.message_layouts import MessageLayouts
 from kc_otel.judge.columns.series_slots import SeriesSlots
 from kc_otel.judge.columns.stream_rows import StreamRows
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, INVALID, Point, walk
+from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 
 __all__ = ["StreamColumns", "prepare"]
 

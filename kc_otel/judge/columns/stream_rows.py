@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 
 from kc_otel.judge.columns.fold import ROW, SIDE, used_ends
-from kc_otel.judge.contract_state import ContractState, SeriesKey
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import magnitude
 from kc_otel.judge.point_streams import LatestValue
 from kc_otel.judge.points import Point
+from kc_otel.judge.series import SeriesKey
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 __all__ = ["StreamRows"]

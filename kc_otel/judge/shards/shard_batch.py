@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kc_otel.judge.contract_state import ContractState, Heard, Pair, SeriesKey
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.series import Heard, Pair, SeriesKey
 
 __all__ = ["Counted", "ShardBatch", "merge"]
 

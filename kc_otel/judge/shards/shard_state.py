@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, Pair, SeriesKey
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
 from kc_otel.stats.histogram_columns import HistogramColumns
 

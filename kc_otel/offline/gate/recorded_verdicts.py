@@ -13,8 +13,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import Origin
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.cell_evidence import Evidence, Window
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.judge.verdicts import Evidence, Window, decide
+from kc_otel.judge.verdicts import decide
 from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings import Recording

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.contract_state import SeriesKey
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.decode import quickly
 from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
 from kc_otel.judge.shards.shard_state import ShardState, forget_untold, untold_batch
 from kc_otel.serve.config import Sync

@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import Final
 
 from kc_otel.contract.slices import ALL, OTHER
-from kc_otel.judge.contract_state import LONG, SHORT, ContractState, Heard, SeriesKey
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID
+from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.stream_codec import (

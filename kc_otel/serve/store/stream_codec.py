@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.fail_evidence import HeldEvidence, MeanTest
+from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 

@@ -1,0 +1,114 @@
+"""What a clause says, as a limit on the mean of something that is never negative: what bets can be made against.
+
+A mean counts from the smallest value that its quantity can take, a fraction or quantile is the share of what lies above
+its threshold, and a limit from below on what has a largest value counts from there. What can be turned into nothing of
+the kind is a mean without a smallest value, a maximum, a share of none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions
+from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.slices import ALL
+from kc_otel.judge.statistics import factors, mean_range
+from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.stats import Binned
+from kc_otel.stats.e_detector import BETS
+from kc_otel.stats.fractions import surely_above
+from kc_otel.stats.histogram_rows import HistogramRows
+
+__all__ = ["MeanTest", "mean_test"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """That the mean of something that is never negative is at most `limit`, in terms of a recorded quantity x.
+
+    Attributes:
+        limit: m; positive and finite.
+        above: For a share: x counts as 1 above this, else as 0. None for a mean.
+        low: For a mean: x counts from here.
+        cap: For a mean: x counts up to here.
+        top: For a mean that is limited from below: x counts from here down. None for the others.
+    """
+
+    limit: float
+    above: float | None = None
+    low: float = 0.0
+    cap: float = math.inf
+    top: float | None = None
+
+    def in_limits(self, sample: Binned) -> tuple[Floats, Floats]:
+        """The least that observations can count for, in units of the limit, and how many there are of each [k], [k]."""
+        if self.above is not None:
+            surely = surely_above(sample, self.above)
+            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - surely, surely], dtype=np.float64)
+        if self.top is not None:
+            values = self.top - np.minimum(sample.upper, self.top)
+        else:
+            values = np.clip(sample.lower, self.low, self.cap) - self.low
+        return values / self.limit, sample.count.astype(np.float64)
+
+    def gains(self, sample: Binned) -> Floats:
+        """What each bet gains from observations [bets]."""
+        values, counts = self.in_limits(sample)
+        return np.asarray(counts @ _gain(values))
+
+    def gains_of_rows(self, rows: HistogramRows) -> Floats:
+        """What each bet gains from each of many samples [R, bets]."""
+        if self.above is not None:
+            surely = rows.surely_above(self.above)
+            return np.array([rows.total - surely, surely]).T @ _gain(np.array([0.0, 1.0 / self.limit]))
+        if (top := self.top) is not None:
+            return rows.added_up(lambda x: _gain((top - np.minimum(x, top)) / self.limit), rows.count, upper=True)
+        return rows.added_up(lambda x: _gain((np.clip(x, self.low, self.cap) - self.low) / self.limit), rows.count)
+
+
+def _gain(values: Floats) -> Floats:
+    """What each bet gains from each value, in limits [values, bets]."""
+    return np.log1p(BETS * (values[:, None] - 1.0))
+
+
+def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
+    """What a clause on a slice says, as a limit on a mean of what is never negative; None where it cannot be said so.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    limit, statistic = clause.limit_for(slice), clause.parsed_statistic
+    match statistic.kind:
+        case "max":
+            return None
+        case "quantile":
+            return MeanTest(1.0 - statistic.argument, above=limit or ZERO_THRESHOLD)
+        case "fraction":
+            # What recorders count as 0 is not above it, as for the interval.
+            return _share(limit, statistic.argument or ZERO_THRESHOLD)
+    scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    if clause.opposite is not None:  # each of the two quantities has a mean of at least -limit
+        scale = -scale
+    at = (limit - offset) / scale
+    low, high, cap = mean_range(clause)
+    if clause.quantity is not None and clause.quantity.two_valued:
+        return _share((at - low) / (high - low), (low + high) / 2.0)
+    if scale < 0.0:
+        top = min(high, clause.cap or math.inf)
+        return _mean(top - at, MeanTest(math.nan, top=top)) if math.isfinite(top) else None
+    return _mean(at - low, MeanTest(math.nan, low=low, cap=min(high, cap))) if math.isfinite(low) else None
+
+
+def _share(limit: float, above: float) -> MeanTest | None:
+    return MeanTest(limit, above=above) if 0.0 < limit < 1.0 else None
+
+
+def _mean(limit: float, test: MeanTest) -> MeanTest | None:
+    return MeanTest(limit, low=test.low, cap=test.cap, top=test.top) if 0.0 < limit < math.inf else None

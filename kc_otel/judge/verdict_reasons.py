@@ -1,0 +1,144 @@
+"""Why a cell has its verdict, in words; of a cell that is not decided, how many observations it lacks."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.cell_evidence import JudgedWindow
+from kc_otel.judge.statistics import clause_interval
+from kc_otel.judge.verdict import Status
+
+__all__ = ["reason_of"]
+
+_DISTANCES: Final = frozenset(
+    key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
+) - {"weights_lag", "updates_rounded_away"}
+"""Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
+_PROJECTION: Final = 4
+"""Times as many observations for which an interval is computed to see how it narrows."""
+
+
+def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """Why a cell has its verdict, in a sentence with its numbers, and what it lacks where it has none."""
+    interval, limit = case.interval, case.terms.limit
+    seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
+    span = format_duration(seconds)
+    note = f" ({interval.note})" if interval.note else ""
+    what = case.terms.what
+    if case.terms.allows_none and interval.samples and not interval.note:
+        return _counted(contract, case, span)
+    if case.status is Status.FAIL and case.evidence.detected:
+        return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
+    if case.status is Status.FAIL:
+        once = "" if case.evidence.alarm is None or case.terms.fails_at_once else ", in this evaluation alone"
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+        return said + once
+    if case.status is Status.PASS:
+        return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+    return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
+
+
+def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
+    """What a cell lacks that is neither within its limit nor beyond it."""
+    interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
+    elif interval.upper <= limit:
+        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
+    elif math.isfinite(interval.upper):
+        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
+    else:
+        said = f"no upper bound below limit {limit:.4g}"
+    count = (
+        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
+    )
+    if interval.lower > limit and case.evidence.alarm is not None and case.evidence.detected:
+        return f"{said} with {count} in {span}: {100.0 * case.evidence.alarm.share:.0f} % of what an alarm takes"
+    return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
+
+
+def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
+    """Why a cell fails whose observations are followed, and how often chance would say so."""
+    interval, limit = case.interval, case.terms.limit
+    alarm = case.evidence.alarm
+    assert alarm is not None
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
+    elif interval.estimate > limit:
+        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
+    elif interval.samples:
+        said = f"a part of what came is above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
+    else:
+        said = f"limit {limit:.4g} was exceeded"
+    apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
+    return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
+
+
+def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
+    """How many broke a promise that none does, and the most that they can be where none was seen.
+
+    With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
+    on what: 1{x = 0} / (1 - p) multiplied up is a martingale, so that P(none seen and prod (1 - p) <= alpha) <= alpha.
+    """
+    interval, clause = case.interval, case.evidence.clause
+    quantity, statistic = clause.quantity, clause.parsed_statistic
+    what = f"{quantity.per}s" if quantity is not None else "observations"
+    distance = statistic.kind == "mean" or (statistic.argument == 0.0 and clause.metric in _DISTANCES)
+    do = "differ" if distance else f"are above {statistic.argument:g}"
+    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
+    if case.status is Status.FAIL:
+        return f"{said}, and none may"
+    most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
+    more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
+    return f"{said}; {most}{more}"
+
+
+def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """What would decide the cell, in words."""
+    few = case.terms.needed - case.interval.samples
+    at_least = f"{few:,} more needed" if few > 0 else ""
+    if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
+        return at_least
+    more = _samples_to_decide(contract, case, alpha)
+    if more is None:
+        return at_least or case.interval.note or "too close to the limit to say how many more are needed"
+    return at_least if more <= few else f"about {_round(more):,} more needed"
+
+
+def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
+    """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
+
+    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
+    the same observations would give.
+    """
+    now, n = case.interval, case.interval.samples
+    many = case.evidence.sample(case.window).times(_PROJECTION)
+    then = clause_interval(
+        case.evidence.clause,
+        contract.assumptions,
+        many,
+        alpha_lower=case.level,
+        alpha_upper=alpha,
+        anytime=case.evidence.anytime,
+    )
+    above = now.estimate > case.terms.limit
+    gap = abs(now.estimate - case.terms.limit)
+    half = now.estimate - now.lower if above else now.upper - now.estimate
+    later = then.estimate - then.lower if above else then.upper - then.estimate
+    if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
+        return None
+    b = max((half - later * math.sqrt(_PROJECTION)) / (1.0 - 1.0 / math.sqrt(_PROJECTION)), 0.0)
+    a = max(half - b, 0.0)
+    # gap = a / x + b / x^2 for x = sqrt(n'/n)
+    x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
+    more = n * (x * x - 1.0)
+    return more if 0 < more < 1e12 else None
+
+
+def _round(number: float) -> int:
+    unit = int(10 ** max(math.floor(math.log10(max(number, 1.0))) - 1, 0))
+    return math.ceil(number / unit) * unit
