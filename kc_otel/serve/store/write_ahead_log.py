@@ -5,8 +5,9 @@ whatever reads the Collector's files reads these. A message ends with a mark tha
 checksum: what a crash tore is found and cut off. Positions are bytes since the log began; a segment's name is the
 position of its first byte. What is kept is applied in the order of the log, whoever waits for it or no longer does.
 
-Requests that arrive while the disk is busy are written together and synced once (group commit), so that the cost of a
-sync, and of a thread that is woken, is shared by as many as there are. `Sync` says when that is:
+Requests that arrive while the disk is busy, or one right after the other, are written together and synced once (group
+commit), so that the cost of a sync, and of a thread that is woken, is shared by as many as there are. `Sync` says when
+that is:
 
 | policy | acknowledged is lost | costs |
 | --- | --- | --- |
@@ -44,6 +45,10 @@ _WAITING_BYTES: Final = MOST_BYTES + 1024
 """Bytes that may wait for the disk before more is refused; one message as long as it may be has room."""
 _GROUP: Final = 256
 """Most messages that are written at once; fewer than what one call of writev takes."""
+_STILL: Final = 6
+"""Turns of the event loop without another message, after which those that are there are written."""
+_LONGEST: Final = 0.002
+"""Seconds after which it is in any case."""
 _AT_A_TIME: Final = 3
 """Messages that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
 _SECONDS: Final = 0.002
@@ -95,7 +100,7 @@ class WriteAheadLog:
         self._trouble = ""
         self._arrived: deque[_Waiting] = deque()
         self._arrived_bytes = 0
-        self._writing = False
+        self._busy = False  # with a group that is gathered or written
         self._kept: deque[tuple[_Waiting, int]] = deque()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -147,10 +152,10 @@ class WriteAheadLog:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         waiting = _Waiting(sealed_frame(message, at, what), apply, done)
-        if not (self._arrived or self._writing):
-            loop.call_soon(self._hand_over)  # with whatever else arrives at this moment
         self._arrived.append(waiting)
         self._arrived_bytes += len(waiting.frame)
+        if not self._busy:
+            self._next_group(loop)
         return await done
 
     def records(self, since: int) -> Iterator[LogRecord]:
@@ -186,10 +191,25 @@ class WriteAheadLog:
         self._worker.close(timeout)
         self._shut()
 
+    def _next_group(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Gather what is written next, if anything has arrived."""
+        self._busy = bool(self._arrived)
+        if self._busy:
+            self._gather(loop, 0, 0, time.monotonic() + _LONGEST)
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, known: int, still: int, until: float) -> None:
+        """Wait while more arrives: a few turns of the event loop, which pass at once where nothing else happens."""
+        arrived = len(self._arrived)
+        still = still + 1 if arrived == known else 0
+        if still >= _STILL or arrived >= _GROUP or time.monotonic() >= until:
+            self._hand_over()
+        else:
+            loop.call_soon(self._gather, loop, arrived, still, until)
+
     def _hand_over(self) -> None:
         """Let the thread write what has arrived, as one group."""
         group = [self._arrived.popleft() for _ in range(min(len(self._arrived), _GROUP))]
-        self._writing = bool(group)
+        self._busy = bool(group)
         if group:
             size = sum(len(each.frame) for each in group)
             self._arrived_bytes -= size
@@ -219,7 +239,7 @@ class WriteAheadLog:
         group[0].done.get_loop().call_soon_threadsafe(self._take_over, group, ends)
 
     def _take_over(self, group: Sequence[_Waiting], ends: Sequence[int]) -> None:
-        self._hand_over()
+        self._next_group(group[0].done.get_loop())
         idle = not self._kept
         self._kept.extend(zip(group, ends, strict=True))
         if idle:
@@ -276,7 +296,7 @@ class WriteAheadLog:
         group[0].done.get_loop().call_soon_threadsafe(self._refused, group, why)
 
     def _refused(self, group: Sequence[_Waiting], why: LogError) -> None:
-        self._hand_over()
+        self._next_group(group[0].done.get_loop())
         _refuse(group, why)
 
     def _dropped(self, reason: str, why: object, _count: int) -> None:

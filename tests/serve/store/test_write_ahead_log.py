@@ -226,6 +226,46 @@ def test_a_long_queue_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest
     assert max(len(list(run)) for what, run in groupby(order, lambda one: one == "port") if not what) <= 3
 
 
+def test_what_arrives_one_after_the_other_is_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten senders over gRPC, which reads a message in some turns of the event loop, cost one sync and not ten."""
+    groups: list[int] = []
+    write = write_ahead_log._write_all
+    monkeypatch.setattr(write_ahead_log, "_LONGEST", 60.0)  # however slow this machine is
+    monkeypatch.setattr(
+        write_ahead_log, "_write_all", lambda file, frames: (groups.append(len(frames)), write(file, frames))
+    )
+
+    async def scenario() -> None:
+        log, waiting = WriteAheadLog(tmp_path), []
+        for number in range(10):
+            waiting.append(asyncio.ensure_future(keep(log, number, 1.0)))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        await keep(log, 10, 1.0)
+        log.close()
+
+    asyncio.run(scenario())
+    assert groups == [10, 1]
+
+
+def test_what_comes_without_end_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is written in the end, though there is another message in each turn of the event loop."""
+    monkeypatch.setattr(write_ahead_log, "_GROUP", 10**9)
+
+    async def scenario() -> None:
+        log = WriteAheadLog(tmp_path)
+        first, others = asyncio.ensure_future(keep(log, 0, 1.0)), []
+        async with asyncio.timeout(10):
+            while not first.done():
+                others.append(asyncio.ensure_future(keep(log, len(others) + 1, 1.0)))
+                await asyncio.sleep(0)
+        await asyncio.gather(*others)
+        log.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_nobody_thought_of_is_said_to_the_senders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong while a message is written, its sender hears of it, and the log goes on."""
 
