@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState"]
+__all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState", "UnsavedPane"]
 
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
@@ -47,6 +47,22 @@ _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
 _PARTS: Final = 8
 """Increments of a series that wait for the next evaluation before they are merged."""
+
+
+class UnsavedPane(NamedTuple):
+    """What some series hold in a pane, and the store does not know.
+
+    Attributes:
+        ring: SHORT or LONG.
+        pane: Its number.
+        keys: The series.
+        held: A histogram of each; none at all where they hold nothing any more.
+    """
+
+    ring: int
+    pane: int
+    keys: Sequence[SeriesKey]
+    held: HistogramColumns | Sequence[Histogram]
 
 
 class ContractState:
@@ -259,24 +275,24 @@ class ContractState:
         """Series of a metric on a slice, by kernel pair."""
         return self._by_slice.get((metric, slice), {})
 
-    def unsaved(self) -> Iterator[tuple[SeriesKey, int, int, Histogram | None]]:
-        """What differs from what was saved: series, ring, pane, and what it holds; None for nothing."""
+    def unsaved(self) -> Iterator[UnsavedPane]:
+        """What differs from what was saved, by pane."""
         self.panes.settle()
         for key, ring, pane in self.changed_panes:
             if (series := self.series.get(key)) is not None:
-                yield key, ring, pane, series.rings[ring].pane(pane)
+                content = series.rings[ring].pane(pane)
+                yield UnsavedPane(ring, pane, [key], [] if content is None else [content])
         for (ring, pane), changed in self.panes.changed.items():
             rows = np.unique(np.concatenate(changed))
             whole = self.panes.whole(ring, pane)
             at = np.zeros(0, np.int64) if whole is None else np.flatnonzero(np.isin(whole.rows, rows))
             if whole is not None:
-                for place, row in zip(at.tolist(), whole.rows[at].tolist(), strict=True):
-                    if (known := self._keys[row]) is not None:
-                        yield known, ring, pane, whole.columns[place]
-            for row in np.setdiff1d(rows, whole.rows if whole is not None else at).tolist():
-                known = self._keys[row]
-                if known is not None and not self.series[known].rings[ring].has_explicit:
-                    yield known, ring, pane, None
+                at = at[[self._keys[row] is not None for row in whole.rows[at].tolist()]]
+                keys = [key for row in whole.rows[at].tolist() if (key := self._keys[row]) is not None]
+                yield UnsavedPane(ring, pane, keys, whole.columns.taken(at))
+            gone = [self._keys[row] for row in np.setdiff1d(rows, whole.rows if whole is not None else at).tolist()]
+            empty = [key for key in gone if key is not None and not self.series[key].rings[ring].has_explicit]
+            yield UnsavedPane(ring, pane, empty, [])
 
     def saved(self) -> None:
         """All of it is saved."""

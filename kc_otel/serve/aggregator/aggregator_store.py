@@ -11,8 +11,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from kc_otel.serve.aggregator.host_streams import HostStreams, Merged, Total
+from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram
 from kc_otel.serve.store.state_file import DamagedStateError, reading_state
-from kc_otel.serve.store.stream_codec import decode_histogram, decode_stream, encode_histogram, encode_stream
+from kc_otel.serve.store.stream_codec import decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from kc_otel.stats import ExponentialHistogram
 

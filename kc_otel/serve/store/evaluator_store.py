@@ -20,17 +20,12 @@ from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
+from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.stream_codec import (
-    decode_evidence,
-    decode_histogram,
-    decode_stream,
-    encode_evidence,
-    encode_histogram,
-    encode_stream,
-)
+from kc_otel.serve.store.stream_codec import decode_evidence, decode_stream, encode_evidence, encode_streams
 from kc_otel.serve.store.unit_of_work import UnitOfWork
 from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
@@ -142,9 +137,11 @@ class EvaluatorStore:
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         changed = state.changed_streams
+        kept = [key for key in changed if key in state.streams]
+        encoded = encode_streams([state.streams[key] for key in kept])
         self._connection.executemany(
             "INSERT OR REPLACE INTO evaluator_streams VALUES (?, ?, ?)",
-            [(name, key, encode_stream(state.streams[key])) for key in changed if key in state.streams],
+            [(name, key, data) for key, data in zip(kept, encoded, strict=True)],
         )
         self._connection.executemany(
             "DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?",
@@ -152,13 +149,18 @@ class EvaluatorStore:
         )
 
     def _save_panes(self, name: str, state: ContractState) -> None:
-        rows, gone, changed = [], [], set()
-        for key, ring, pane, content in state.unsaved():
-            changed.add(key)
-            if content is None:
-                gone.append((self._id(name, key), ring, pane))
-            else:
-                rows.append((self._id(name, key), ring, pane, state.grids[ring].width, encode_histogram(content)))
+        rows: list[tuple[int, int, int, float, bytes]] = []
+        gone: list[tuple[int, int, int]] = []
+        changed: set[SeriesKey] = set()
+        for ring, pane, keys, held in state.unsaved():
+            changed.update(keys)
+            ids = [self._id(name, key) for key in keys]
+            if not len(held):
+                gone += [(id, ring, pane) for id in ids]
+                continue
+            encoded = encode_histograms(held) if isinstance(held, HistogramColumns) else map(encode_histogram, held)
+            width = state.grids[ring].width
+            rows += [(id, ring, pane, width, data) for id, data in zip(ids, encoded, strict=True)]
         self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", gone)
         self._connection.executemany(

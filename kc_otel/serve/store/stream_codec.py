@@ -1,95 +1,55 @@
-"""Histograms, streams and evidence as bytes, for the store: little-endian, counts in integers that just hold them."""
+"""Streams and evidence as bytes, for the store; histograms in them as `histogram_codec` has them."""
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.judge.fail_evidence import HeldEvidence
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
+from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = [
-    "CodecError",
-    "decode_evidence",
-    "decode_histogram",
-    "decode_stream",
-    "encode_evidence",
-    "encode_histogram",
-    "encode_stream",
-]
+__all__ = ["decode_evidence", "decode_stream", "encode_evidence", "encode_stream", "encode_streams"]
 
-_EXPONENTIAL: Final = struct.Struct("<BbB4dq q")
-_EXPLICIT: Final = struct.Struct("<BB3dI")
-_RUN: Final = struct.Struct("<cqI")
 _STREAM: Final = struct.Struct("<dqBH")
 _TEST: Final = struct.Struct("<5d")
 _HELD: Final = struct.Struct("<dqB?I")
 _LAST: Final = struct.Struct("<qqI")
 _DOUBTED: Final = struct.Struct("<BI")
-_WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
-    b"1": np.dtype("<u1"),
-    b"2": np.dtype("<u2"),
-    b"4": np.dtype("<u4"),
-    b"8": np.dtype("<i8"),
-}
-
-
-class CodecError(ValueError):
-    """Bytes that no encoder here has written."""
-
-
-def encode_histogram(histogram: Histogram) -> bytes:
-    """A histogram as bytes."""
-    if isinstance(histogram, ExplicitHistogram):
-        head = _EXPLICIT.pack(
-            1, histogram.maximum_observed, histogram.sum, histogram.minimum, histogram.maximum, len(histogram.edges)
-        )
-        return head + np.array(histogram.edges, dtype="<f8").tobytes() + _encode_run(0, histogram.counts)
-    head = _EXPONENTIAL.pack(
-        0,
-        histogram.scale,
-        histogram.maximum_observed,
-        histogram.sum,
-        histogram.minimum,
-        histogram.maximum,
-        histogram.zero_threshold,
-        histogram.count,
-        histogram.zero_count,
-    )
-    sides = (_encode_run(side.offset, side.counts) for side in (histogram.positive, histogram.negative))
-    return head + b"".join(sides)
-
-
-def decode_histogram(data: bytes) -> Histogram:
-    """A histogram from its bytes.
-
-    Raises:
-        CodecError: If they are not those of a histogram.
-    """
-    try:
-        return _explicit(data) if data[0] else _exponential(data)
-    except (struct.error, IndexError, KeyError, ValueError) as error:
-        raise CodecError(f"not a histogram: {error}") from None
 
 
 def encode_stream(stream: PointStream) -> bytes:
     """A stream as bytes."""
+    return _stream(stream, [encode_histogram(last.histogram) for last in stream.writers])
+
+
+def encode_streams(streams: Sequence[PointStream]) -> list[bytes]:
+    """Many streams as bytes, those of `encode_stream`."""
+    latest = [last.histogram for stream in streams for last in stream.writers]
+    many = iter(
+        encode_histograms(HistogramColumns.of([one for one in latest if isinstance(one, ExponentialHistogram)]))
+    )
+    contents = iter([next(many) if isinstance(one, ExponentialHistogram) else encode_histogram(one) for one in latest])
+    return [_stream(stream, [next(contents) for _ in stream.writers]) for stream in streams]
+
+
+def _stream(stream: PointStream, contents: Sequence[bytes]) -> bytes:
+    """A stream whose writers' latest values are bytes already."""
     parts = [_STREAM.pack(stream.heard, stream.forgotten, len(stream.writers), len(stream.times))]
     parts.append(np.array(stream.times, dtype="<i8").tobytes())
-    for last in stream.writers:
-        content = encode_histogram(last.histogram)
+    for last, content in zip(stream.writers, contents, strict=True):
         parts += [_LAST.pack(last.start, last.time, len(content)), content]
     for number, last in enumerate(stream.writers):
         if last.doubted is not None:
-            content = encode_histogram(last.doubted)
-            parts += [_DOUBTED.pack(number, len(content)), content]
+            doubted = encode_histogram(last.doubted)
+            parts += [_DOUBTED.pack(number, len(doubted)), doubted]
     return b"".join(parts)
 
 
@@ -149,42 +109,3 @@ def decode_evidence(data: bytes) -> HeldEvidence:
     said = (None if math.isnan(value) else value for value in (above, top))
     above, top = said
     return HeldEvidence(MeanTest(limit, above, low, cap, top), sums, pane, failing, peak, after)
-
-
-def _exponential(data: bytes) -> ExponentialHistogram:
-    _, scale, observed, total, minimum, maximum, threshold, count, zero = _EXPONENTIAL.unpack_from(data)
-    positive, at = _decode_run(data, _EXPONENTIAL.size)
-    negative, _ = _decode_run(data, at)
-    return ExponentialHistogram(
-        scale=scale,
-        count=count,
-        sum=total,
-        zero_count=zero,
-        positive=positive,
-        negative=negative,
-        minimum=minimum,
-        maximum=maximum,
-        zero_threshold=threshold,
-        maximum_observed=bool(observed),
-    )
-
-
-def _explicit(data: bytes) -> ExplicitHistogram:
-    _, observed, total, minimum, maximum, size = _EXPLICIT.unpack_from(data)
-    edges = tuple(np.frombuffer(data, "<f8", size, _EXPLICIT.size).tolist())
-    run, _ = _decode_run(data, _EXPLICIT.size + 8 * size)
-    return ExplicitHistogram(edges, run.counts, total, minimum, maximum, bool(observed))
-
-
-def _encode_run(offset: int, counts: NDArray[np.int64]) -> bytes:
-    largest = int(counts.max()) if counts.size else 0
-    width = b"1" if largest < 2**8 else b"2" if largest < 2**16 else b"4" if largest < 2**32 else b"8"
-    return _RUN.pack(width, offset, counts.size) + counts.astype(_WIDTHS[width]).tobytes()
-
-
-def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
-    width, offset, size = _RUN.unpack_from(data, at)
-    dtype = _WIDTHS[width]
-    start = at + _RUN.size
-    counts = np.frombuffer(data, dtype, size, start).astype(np.int64)
-    return Buckets(offset, counts), start + size * dtype.itemsize

@@ -15,16 +15,12 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.stream_codec import (
-    CodecError,
-    decode_histogram,
-    decode_stream,
-    encode_histogram,
-    encode_stream,
-)
+from kc_otel.serve.store.stream_codec import decode_stream, encode_stream, encode_streams
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.verdicts import verdicts_of
 
@@ -221,7 +217,8 @@ def test_the_store_never_commits(contract: Any, sender: Any, now: float, connect
     assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
 
 
-counts = st.lists(st.integers(0, 2**53), max_size=5).map(lambda values: np.array(values, dtype=np.int64))
+widths = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda most: st.integers(most - 1, most))
+counts = st.lists(widths | st.integers(0, 2**53), max_size=5).map(lambda values: np.array(values, dtype=np.int64))
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -250,6 +247,30 @@ def test_histograms_survive_encoding(
     assert doubted == [None, value.count]
     assert (again.heard, again.times, again.forgotten) == (12.5, [7, 8], 9)
     assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]
+
+
+buckets = st.builds(Buckets, st.integers(-1000, 1000), counts)
+histograms = st.builds(
+    ExponentialHistogram, st.integers(-10, 20), st.integers(0, 2**53), finite, st.integers(0, 2**53), buckets, buckets,
+    finite, finite, finite, st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(histograms, max_size=5))
+def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHistogram]) -> None:
+    """Columns give the same bytes, whatever widths their buckets need and whichever have none."""
+    columns = HistogramColumns.of(values)
+    assert encode_histograms(columns) == [encode_histogram(one) for one in columns.objects()]
+    explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), 5.0, -1.0, 9.0)
+    writers = [LatestValue(number, 4, one) for number, one in enumerate(values)]
+    kinds = [LatestValue(1, 2, explicit), *writers[:2]], writers[2:], []
+    streams = [PointStream(1.5, each, [number], 9) for number, each in enumerate(kinds)]
+    assert [decode_stream(one).times for one in encode_streams(streams)] == [[0], [1], [2]]
+    for one, stream in zip(encode_streams(streams), streams, strict=True):
+        assert encode_stream(decode_stream(one)) == one
+        latest = [encode_histogram(last.histogram) for last in decode_stream(one).writers]
+        assert [decode_histogram(each).sum for each in latest] == [last.histogram.sum for last in stream.writers]
 
 
 @settings(max_examples=200, deadline=None)
