@@ -217,7 +217,11 @@ def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
         f"{moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
     )
     over = sum(VERDICTS[p[6]][0] == "FAIL" for p in points)
-    said += f" {over:,} of {len(points):,} evaluations are FAIL." if over else " No evaluation is FAIL."
+    said += (
+        f" {over:,} of the {len(points):,} evaluations that are drawn are FAIL."
+        if over
+        else " None that is drawn is FAIL."
+    )
     if others:
         said += f" {others} other kernel {'version' if others == 1 else 'versions'} on the same slice."
     return said

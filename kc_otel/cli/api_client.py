@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, Any
 
@@ -57,7 +56,7 @@ def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **argumen
         except ValueError:
             detail = response.text
         print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
-        raise typer.Exit(os.EX_USAGE if response.status_code == httpx.codes.NOT_FOUND else 2)
+        raise typer.Exit(2)
     return response.json()
 
 

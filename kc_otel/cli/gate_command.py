@@ -157,6 +157,8 @@ def verify(
     if record.suffix == ".jsonl":
         _verify_chain(record, head)
         return
+    if head is not None:
+        refuse(f"--head: {record} is no chain, which has a last link; name the chain (.jsonl), or leave --head out")
     from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file  # noqa: PLC0415
 

@@ -45,13 +45,17 @@ def pairs(option: str, texts: Iterable[str], form: str = "NAME=VALUE") -> dict[s
     """The values of an option that is written as NAME=VALUE; empty texts are left out.
 
     Raises:
-        ValueError: If a text has another form.
+        ValueError: If a text has another form, or a name comes twice.
     """
-    found = {}
+    found: dict[str, str] = {}
     for text in filter(str.strip, texts):
         name, sign, value = text.partition("=")
         if not (name.strip() and sign and value.strip()):
             raise ValueError(f"{option}: {text!r} is not {form}")
+        if name.strip() in found:
+            raise ValueError(
+                f"{option}: {name.strip()} is given twice, as {found[name.strip()]} and as {value.strip()}"
+            )
         found[name.strip()] = value.strip()
     return found
 

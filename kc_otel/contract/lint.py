@@ -146,7 +146,7 @@ def _clauses(contract: Contract) -> Iterator[LintFinding]:
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
             limits = (clause.limit, *sorted(clause.slices.items()))
-            promise = (clause.metric_text, clause.parsed_statistic, limits)
+            promise = (clause.metric_text, clause.parsed_statistic, limits, clause.cap, clause.unit)
             if promise in promises and promises[promise] != clause.id:
                 yield LintFinding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
             promises.setdefault(promise, clause.id)

@@ -80,7 +80,8 @@ class EscalationStep(Strict):
     after: Duration = Field(default=0.0, alias="for")
     """How long the verdict must last before the step fires."""
     clear_for: Duration = 0.0
-    """How long it must be gone before the step resolves."""
+    """How long it must be gone before the step resolves: of `fail` how long there is PASS. INCONCLUSIVE and NO_DATA do
+    not count, for they do not say that it is over."""
     repeat: Duration = REPEAT
     """How long a firing webhook goes unanswered before it is sent again; `0s` for once only. A person's acknowledgement
     ends the repeats."""

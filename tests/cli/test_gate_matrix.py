@@ -97,3 +97,10 @@ def test_what_cannot_be_used_is_said(run, arguments, said):
     """With exit code 2, and no traceback."""
     code, shown = run(*arguments)
     assert (code, said in shown.replace("\n", " ")) == (2, True), shown
+
+
+def test_a_pair_that_is_given_twice_is_refused(run):
+    """One of the two recordings would be judged and the other forgotten, whichever of them FAILs."""
+    code, said = run("bf16/fp8=far.npz", "bf16/fp8=same.npz")
+    assert code == 2
+    assert "bf16/fp8 is given twice" in said

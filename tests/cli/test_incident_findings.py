@@ -140,7 +140,7 @@ def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, 
     other = tmp_path / "contract.yaml"
     other.write_text(CONTRACT.replace("name: planted", "name: other"))
     assert "is of contract planted, and this is other" in locate("--incident", core.incidents()[0].id).stderr
-    assert "nothing of other is broken" in locate("--incident", "worst").stderr
+    assert "no contract 'other'; there are planted" in locate("--incident", "worst").stderr
     assert core.incidents()[0].diagnoses == ()
 
 

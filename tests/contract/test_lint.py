@@ -407,3 +407,9 @@ def test_a_limit_that_is_not_finite_is_refused(contract):
     assert [found.message for found in lint(Contract.model_validate(sound))] == [
         "inf is not a limit; write a finite number"
     ]
+
+
+def test_a_cap_is_another_promise(written, said):
+    """What lies above the cap counts in one of the two clauses only: neither may be deleted for the other."""
+    plain, capped = "{id: token-tv, metric: js, limit: 0.04}", "{id: b, metric: js, limit: 0.04, cap: 0.05}"
+    assert not any("promises exactly" in one for one in said(written(f"numerical: [{plain}, {capped}]")))

@@ -70,3 +70,20 @@ def test_prompts_are_shown_to_other_machines_with_tokens_only(monkeypatch):
     for config in (open_to_all, replace(open_to_all, tls_client_authority=Path("ca.pem"))):
         with pytest.raises(ServiceError, match=r"--worst shows what people asked.*--access FILE"):
             server.run([], config)
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        ({"http_port": 4317}, "--grpc-port and --http-port are both 4317"),
+        ({"http_port": 5000, "api_port": 5000}, "--http-port and --api-port are both 5000"),
+        ({"grpc_port": 99_999}, "--grpc-port 99999 is no port"),
+        ({"grpc_port": -5}, "--grpc-port -5 is no port"),
+    ],
+)
+def test_ports_that_cannot_be_listened_on_are_refused_at_the_start(monkeypatch, ports, said):
+    """The second of two equal ones would never answer, and gRPC takes 99999 for another; any number may be 0."""
+    monkeypatch.setattr(server, "_serve", None)
+    with pytest.raises(ServiceError, match=said):
+        server.run([], replace(ServeConfig(), **ports))
+    server._ports(replace(ServeConfig(), grpc_port=0, http_port=0, api_port=0))

@@ -13,6 +13,7 @@ from kc_otel.judge.plain_json import to_json, to_plain
 from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, decide
 from kc_otel.offline.gate.evidence import make_evidence
 from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.served_names import served
 from kc_otel.serve.api.views import Resumed, ResumeRequest
 from kc_otel.serve.core import Core
 
@@ -71,9 +72,7 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         since: Annotated[float, Query(description="Unix time at which the version entered the stage.")] = 0.0,
     ) -> Response:
         """Whether a kernel version may leave its stage, what is missing, and the evidence."""
-        found = core.contracts.get(contract)
-        if found is None:
-            raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+        found = served(core, contract)
         now = time.time()
         holds = [
             one.reason

@@ -14,6 +14,7 @@ from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.people_input import answered
 from kc_otel.serve.api.people_views import DiagnosisRequest
+from kc_otel.serve.api.served_names import ContractName, served_or_all
 from kc_otel.serve.api.views import IncidentList, IncidentView
 from kc_otel.serve.core import Core
 
@@ -28,12 +29,13 @@ def incident_routes(core: Core) -> APIRouter:
 
     @router.get("")
     async def incidents(
-        contract: Annotated[str | None, Query(description="Only this contract.")] = None,
+        contract: ContractName = None,
         since: Annotated[float, Query(description="Only those that lasted at or after this Unix time.")] = 0.0,
         state: Annotated[IncidentState | None, Query(description="Only those in this state.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="The most of those that are over.")] = 100,
     ) -> IncidentList:
         """Incidents, the most urgent first; of each the worst cells that are broken still, of all once none is."""
+        served_or_all(core, contract)
         found = [*core.incidents(contract), *core.past_incidents(contract, since, limit)]
         return IncidentList(
             at=core.evaluated_at, incidents=incident_views(core, [one for one in found if state in {None, one.state}])

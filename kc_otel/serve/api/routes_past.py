@@ -18,6 +18,7 @@ from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.distribution import distribution_of
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.routes_shards import shard_views
+from kc_otel.serve.api.served_names import served
 from kc_otel.serve.api.views import (
     DistributionView,
     HealthView,
@@ -125,9 +126,7 @@ def distribution_view(
 
 def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
     """The clause; an answer with status 404 that names what there is when contract, slice or clause is unknown."""
-    found = core.contracts.get(contract)
-    if found is None:
-        raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+    found = served(core, contract)
     if slice not in {ALL, *found.slices}:
         raise HTTPException(404, f"contract {contract} has no slice {slice!r}; there are {_names(found)}")
     for one in found.clauses:

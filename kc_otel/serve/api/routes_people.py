@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.people import Silence
@@ -27,6 +26,7 @@ from kc_otel.serve.api.people_views import (
     SilenceRequest,
     UnpinRequest,
 )
+from kc_otel.serve.api.served_names import ContractName, served_or_all
 from kc_otel.serve.core import Core
 
 __all__ = ["people_routes"]
@@ -37,8 +37,9 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
-    async def alerts(contract: Annotated[str | None, Query(description="Only this contract.")] = None) -> AlertList:
+    async def alerts(contract: ContractName = None) -> AlertList:
         """Steps of the escalation policies that wait or fire, who acknowledged them, and what silences them."""
+        served_or_all(core, contract)
         now = time.time()
         found = [
             _alert(core, alert, times, now)

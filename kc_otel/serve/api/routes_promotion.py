@@ -24,6 +24,7 @@ from kc_otel.serve.api.promotion_views import (
     PromotionView,
     StepView,
 )
+from kc_otel.serve.api.served_names import ContractName, served, served_or_all
 from kc_otel.serve.core import Core
 
 __all__ = ["promotion_routes"]
@@ -41,9 +42,10 @@ def promotion_routes(core: Core) -> APIRouter:
 def _add_states(router: APIRouter, core: Core) -> None:
     @router.get("")
     async def promotions(
-        contract: Annotated[str | None, Query(description="Only this contract.")] = None,
+        contract: ContractName = None,
     ) -> PromotionList:
         """Every kernel version that is on its way, was rolled back, or was replaced."""
+        served_or_all(core, contract)
         return PromotionList(promotions=[_view(core, one) for one in core.promotions.all(contract)])
 
     @router.get("/{contract}/{kernel}")
@@ -104,9 +106,7 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
     ) -> PlanView:
         """How long each position of a promotion takes at best, with identical kernels."""
-        found = core.contracts.get(contract)
-        if found is None:
-            raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+        found = served(core, contract)
         seen = observed_traffic(found, core.promotions.latest(contract).verdicts)
         try:
             shares = {**seen.shares, **shares_of(found, share or [])}

@@ -10,6 +10,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Status
+from kc_otel.serve.api.served_names import ContractName, served_or_all
 from kc_otel.serve.api.views import (
     CellList,
     CellView,
@@ -25,8 +26,6 @@ from kc_otel.serve.history import GLANCES
 
 __all__ = ["verdict_routes"]
 
-ContractName = Annotated[str | None, Query(description="Only this contract.")]
-
 
 def verdict_routes(core: Core) -> APIRouter:
     """`/api/v1/contracts`, `verdicts`, `cells` and `events`."""
@@ -40,6 +39,7 @@ def verdict_routes(core: Core) -> APIRouter:
     @router.get("/verdicts", tags=["verdicts"])
     async def verdicts(contract: ContractName = None, status: Status | None = None) -> VerdictList:
         """The newest verdict of every cell."""
+        served_or_all(core, contract)
         found = [view_of(verdict) for verdict, _, _ in core.history.cells(contract) if status in {None, verdict.status}]
         return VerdictList(at=core.evaluated_at, verdicts=found)
 
@@ -51,6 +51,7 @@ def verdict_routes(core: Core) -> APIRouter:
         glances: Annotated[int, Query(ge=0, le=GLANCES, description="Evaluations of the recent past.")] = GLANCES,
     ) -> CellList:
         """Every cell: its verdict, since when, what fires, and its recent past."""
+        served_or_all(core, contract)
         return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
 
     @router.get("/events", tags=["events"])
@@ -62,6 +63,7 @@ def verdict_routes(core: Core) -> APIRouter:
         verdicts: Annotated[bool, Query(description="With changes of verdicts; only for the newest.")] = True,
     ) -> EventList:
         """What changed: verdicts, alerts, routes, what people did. Oldest first."""
+        served_or_all(core, contract)
         if newest is not None:
             found = core.events.newest(contract, newest, verdicts=verdicts)
         else:

@@ -231,3 +231,12 @@ def test_a_text_of_people_is_any_language(fresh_client: TestClient, fresh_core: 
     body = {"contract": "policy", "kernel": "train-kernel", "until": time.time() + 60, "by": "Zoë", "why": why}
     assert post(fresh_client, "/api/v1/decisions/pin", body).status_code == 200
     assert fresh_core.decisions.pins[0].why == why
+
+
+@pytest.mark.parametrize("path", ["verdicts", "cells", "alerts", "incidents", "events", "promotions"])
+def test_a_contract_that_is_not_served_is_no_empty_list(client, path):
+    """Who mistypes a name would read that nothing fails."""
+    found = client.get(f"/api/v1/{path}", params={"contract": "polcy"})
+    assert found.status_code == 404
+    assert "no contract 'polcy'; there are policy" in found.json()["detail"]
+    assert client.get(f"/api/v1/{path}", params={"contract": "policy"}).status_code == 200
