@@ -133,6 +133,9 @@ def test_the_interval_of_evaluations_can_be_said(recording: Path, contract: Any)
     refused = run(recording, "--contract", contract("policy.yaml"), "--tick", "often")
     assert refused.exit_code == 2
     assert refused.stderr.startswith("--tick: ")
+    refused = run(recording, "--contract", contract("policy.yaml"), "--tick", "0s")
+    assert refused.exit_code == 2
+    assert "--tick 0s: give more than 0 s" in refused.stderr
 
 
 def test_damage_is_named_beside_the_answer(recording: Path, contract: Any) -> None:
