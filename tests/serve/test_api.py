@@ -68,7 +68,7 @@ def test_cells_can_be_narrowed_down(client: TestClient) -> None:
     (cell,) = client.get("/api/v1/cells", params=parameters).json()["cells"]
     assert cell["firing"] == ["critical"]
     assert len(cell["history"]) == 1
-    assert client.get("/api/v1/cells", params={"contract": "other"}).json()["cells"] == []
+    assert client.get("/api/v1/cells", params={"contract": "policy", "clause": "other"}).json()["cells"] == []
 
 
 def test_contracts_are_spelled_out(client: TestClient) -> None:
