@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
@@ -284,15 +285,18 @@ class ContractState:
                 yield UnsavedPane(ring, pane, [key], [] if content is None else [content])
         for (ring, pane), changed in self.panes.changed.items():
             rows = np.unique(np.concatenate(changed))
+            rows = rows[[self._keys[row] is not None for row in rows.tolist()]]
             whole = self.panes.whole(ring, pane)
-            at = np.zeros(0, np.int64) if whole is None else np.flatnonzero(np.isin(whole.rows, rows))
             if whole is not None:
-                at = at[[self._keys[row] is not None for row in whole.rows[at].tolist()]]
-                keys = [key for row in whole.rows[at].tolist() if (key := self._keys[row]) is not None]
-                yield UnsavedPane(ring, pane, keys, whole.columns.taken(at))
-            gone = [self._keys[row] for row in np.setdiff1d(rows, whole.rows if whole is not None else at).tolist()]
-            empty = [key for key in gone if key is not None and not self.series[key].rings[ring].has_explicit]
-            yield UnsavedPane(ring, pane, empty, [])
+                at = np.flatnonzero(np.isin(whole.rows, rows))
+                yield UnsavedPane(ring, pane, self._keys_of(whole.rows[at]), whole.columns.taken(at))
+                rows = np.setdiff1d(rows, whole.rows)
+            gone = [key for key in self._keys_of(rows) if not self.series[key].rings[ring].has_explicit]
+            yield UnsavedPane(ring, pane, gone, [])
+
+    def _keys_of(self, rows: NDArray[np.int64]) -> list[SeriesKey]:
+        """The series of rows in the panes; none of one that is gone."""
+        return [key for row in rows.tolist() if (key := self._keys[row]) is not None]
 
     def saved(self) -> None:
         """All of it is saved."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,13 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.mean_test import MeanTest, mean_test
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import rows_of_columns
-
-if TYPE_CHECKING:
-    from kc_otel.judge.series import SeriesKey
 
 __all__ = ["SHARE_DIGITS", "FailEvidence", "HeldEvidence", "other_side"]
 

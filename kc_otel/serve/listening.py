@@ -12,14 +12,16 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kc_otel.judge.otlp.request_errors import BindError
 
-__all__ = ["Listener", "connections_per_port", "listen"]
+__all__ = ["Listener", "check_ports", "connections_per_port", "listen"]
 
 _log: Final = logging.getLogger(__name__)
 _PORTS: Final = 3
+_LAST: Final = 65_535
 _OTHER_FILES: Final = 128
 """The state, the log's segments, webhooks, and what the interpreter opens."""
 _ENOUGH: Final = 4096
@@ -65,6 +67,24 @@ class Listener(socket.socket):
             self._reminded = time.monotonic()
             _log.warning("port %d has %d connections, which is all that it may have; the oldest are closed",
                          self.getsockname()[1], self.most)  # fmt: skip
+
+
+def check_ports(ports: Mapping[str, int]) -> None:
+    """Refuse ports that are none, or the same twice: gRPC takes any number, and who comes second would not listen.
+
+    Args:
+        ports: By the option that says it; 0 for any that is free.
+
+    Raises:
+        BindError: If one of them cannot be listened on whoever else there is.
+    """
+    seen: dict[int, str] = {}
+    for option, port in ports.items():
+        if not 0 <= port <= _LAST:
+            raise BindError(f"{option} {port} is no port; give one of 1 to {_LAST}, or 0 for any that is free")
+        if port and port in seen:
+            raise BindError(f"{seen[port]} and {option} are both {port}; give one of them another")
+        seen[port] = option
 
 
 def listen(host: str, port: int, what: str, most: int) -> Listener:

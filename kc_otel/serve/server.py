@@ -35,7 +35,7 @@ from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
-from kc_otel.serve.listening import connections_per_port, listen
+from kc_otel.serve.listening import check_ports, connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.fair_turns import FairTurns
@@ -56,7 +56,6 @@ __all__ = ["ServiceError", "run"]
 
 _log: Final = logging.getLogger(__name__)
 _GRACE: Final = 3.0
-_LAST_PORT: Final = 65_535
 _YOUNG: Final = 20_000
 """Objects after which the collector looks for cycles: a tick makes as many that have none, and a request some tens."""
 
@@ -84,10 +83,10 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _closed(config)
-    _ports(config)
     if config.record and config.state is None:
         raise ServiceError("--record keeps the log beside the state file; name one with --state FILE")
     try:
+        check_ports({"--grpc-port": config.grpc_port, "--http-port": config.http_port, "--api-port": config.api_port})
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
@@ -113,18 +112,6 @@ def _closed(config: ServeConfig) -> None:
         "give --access FILE with tokens (kc-otel token makes them), or --tls-client-ca FILE for mutual TLS; leave "
         "--host out to listen on loopback; or say --allow-unauthenticated where the network keeps everybody else away"
     )
-
-
-def _ports(config: ServeConfig) -> None:
-    """Refuse ports that are none, or the same twice: gRPC takes any number, and who comes second would not listen."""
-    ports = {"--grpc-port": config.grpc_port, "--http-port": config.http_port, "--api-port": config.api_port}
-    seen: dict[int, str] = {}
-    for option, port in ports.items():
-        if not 0 <= port <= _LAST_PORT:
-            raise ServiceError(f"{option} {port} is no port; give one of 1 to {_LAST_PORT}, or 0 for any that is free")
-        if port and port in seen:
-            raise ServiceError(f"{seen[port]} and {option} are both {port}; give one of them another")
-        seen[port] = option
 
 
 def _dry_run(contracts: Sequence[Contract], config: ServeConfig) -> frozenset[str]:

@@ -228,7 +228,8 @@ def main() -> None:
         run(name, count, columns=True)
     run("HTTP", 10, columns=False)
     no_op("HTTP, JSON", 30)
-    run("HTTP, JSON", 10, columns=False)  # columns are of protobuf's bytes
+    run("HTTP, JSON", 30, columns=True)
+    run("HTTP, JSON", 10, columns=False)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from kc_otel.cli import serve_command
 from kc_otel.serve import host_names, server
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.host_names import reachable_from_elsewhere
+from kc_otel.serve.listening import check_ports
 from kc_otel.serve.server import ServiceError
 from tests.serve.conftest import POLICY
 
@@ -86,4 +87,4 @@ def test_ports_that_cannot_be_listened_on_are_refused_at_the_start(monkeypatch, 
     monkeypatch.setattr(server, "_serve", None)
     with pytest.raises(ServiceError, match=said):
         server.run([], replace(ServeConfig(), **ports))
-    server._ports(replace(ServeConfig(), grpc_port=0, http_port=0, api_port=0))
+    check_ports({"--grpc-port": 0, "--http-port": 0, "--api-port": 65_535})

@@ -23,7 +23,7 @@ from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.forwarder import Forwarder
 from kc_otel.serve.aggregator.host_streams import comes_from
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
-from kc_otel.serve.listening import connections_per_port, listen
+from kc_otel.serve.listening import check_ports, connections_per_port, listen
 from kc_otel.serve.log_format import PlainFormatter
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import start_grpc
@@ -139,6 +139,7 @@ def run_aggregator(config: AggregatorConfig) -> None:
         )
     _check(config)
     try:
+        check_ports({"--http-port": config.http_port, "--grpc-port": config.grpc_port})
         asyncio.run(_aggregate(config))
     except StateHeldError:
         raise AggregatorError(
@@ -165,8 +166,6 @@ def _check(config: AggregatorConfig) -> None:
         raise AggregatorError(f"--to {config.to}: leave out what comes after the address; /v1/metrics is added to it")
     if port == config.http_port and to.hostname in {config.host, "localhost", "127.0.0.1", "::1"}:
         raise AggregatorError(f"--to {config.to}: is this aggregator itself; give one of the two another --http-port")
-    if config.http_port == config.grpc_port != 0:
-        raise AggregatorError(f"--http-port and --grpc-port are both {config.http_port}; give one of them another")
     if config.interval < _LEAST:
         raise AggregatorError(f"--interval is shorter than {_LEAST:g} s; messages take that long to answer")
 

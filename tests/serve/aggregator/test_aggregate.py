@@ -101,7 +101,8 @@ def counted(evaluator: Evaluator) -> int:
         (["--to", "http://[::1"], "Invalid IPv6 URL"),
         (["--to", "http://judge:4318/v1/metrics"], "leave out what comes after the address"),
         (["--to", "http://judge:4318", "--http-port", "4317"], "are both 4317"),
-        (["--to", "http://judge:4318", "--http-port", "70000"], "cannot listen for OTLP/HTTP on 127.0.0.1:70000"),
+        (["--to", "http://judge:4318", "--grpc-port", "99999"], "--grpc-port 99999 is no port"),
+        (["--to", "http://judge:4318", "--http-port", "70000"], "--http-port 70000 is no port; give one of 1 to 65535"),
         (["--to", "http://judge:4318", "--state", __file__], "no aggregator has written this"),
     ],
 )
