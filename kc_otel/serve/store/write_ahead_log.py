@@ -47,8 +47,10 @@ _GROUP: Final = 256
 """Most messages that are written at once; fewer than what one call of writev takes."""
 _STILL: Final = 6
 """Turns of the event loop without another message, after which those that are there are written."""
+_ENOUGH: Final = 16
+"""Messages that are not kept waiting for more: they share a sync already, and the next is gathered meanwhile."""
 _LONGEST: Final = 0.002
-"""Seconds after which it is in any case."""
+"""Seconds after which those that are there are written in any case."""
 _AT_A_TIME: Final = 3
 """Messages that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
 _SECONDS: Final = 0.002
@@ -201,7 +203,7 @@ class WriteAheadLog:
         """Wait while more arrives: a few turns of the event loop, which pass at once where nothing else happens."""
         arrived = len(self._arrived)
         still = still + 1 if arrived == known else 0
-        if still >= _STILL or arrived >= _GROUP or time.monotonic() >= until:
+        if still >= _STILL or arrived >= _ENOUGH or time.monotonic() >= until:
             self._hand_over()
         else:
             loop.call_soon(self._gather, loop, arrived, still, until)

@@ -251,7 +251,7 @@ def test_what_arrives_one_after_the_other_is_written_together(tmp_path: Path, mo
 
 def test_what_comes_without_end_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group is written in the end, though there is another message in each turn of the event loop."""
-    monkeypatch.setattr(write_ahead_log, "_GROUP", 10**9)
+    monkeypatch.setattr(write_ahead_log, "_ENOUGH", 10**9)
 
     async def scenario() -> None:
         log = WriteAheadLog(tmp_path)
