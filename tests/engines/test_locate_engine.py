@@ -41,7 +41,8 @@ def runs(tiny_model, tmp_path, monkeypatch):
     cli._register("locate")
 
     def run(checkpoint, *engine, code=(0, 1)):
-        options = [word for each in (*ENGINE, *engine) for word in ("--engine", each)]
+        settings = {each.partition("=")[0]: each for each in (*ENGINE, *engine)}  # the later of two replaces
+        options = [word for each in settings.values() for word in ("--engine", each)]
         words = ["--train", str(tiny_model), "--infer", f"vllm:{checkpoint}", "--sequences", "prompts.jsonl", "--json"]
         result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *words, *options])
         assert result.exit_code in code, result.output
