@@ -10,6 +10,7 @@ from typing import Final, Literal
 from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
 from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upward
 from kc_otel.charts.history_curves import (
+    FAIL,
     GAP,
     SMALL,
     STEP,
@@ -78,7 +79,7 @@ def draw_history(
         if name and found and x(found[0][0]) > _NEAR
     ]
     together = _together([(x(one.at), one) for one in (*markers, *new) if every[0][0] <= one.at <= every[-1][0]])
-    text = _text(points, len(others), zone)
+    text = _text(points, len(others), scene.gap, zone)
     steps = any(map(stepped, points))
     above = [
         *_strip(points, scene),
@@ -120,7 +121,7 @@ def draw_sparkline(
         return None
     scene = HistoryScene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), SMALL, GAP * step)
     together = _together([(scene.x(one.at), one) for one in markers if scene.span.low <= one.at <= scene.span.high])
-    text = ". ".join([_text(points, len(others), zone).rstrip("."), *(said for _, _, said in together)])
+    text = ". ".join([_text(points, len(others), scene.gap, zone).rstrip("."), *(said for _, _, said in together)])
     signs = list(_signs(together, SMALL))
     return Chart(drawing(SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
 
@@ -155,15 +156,20 @@ def _strip(points: Sequence[Point], scene: HistoryScene) -> Iterator[str]:
     """The verdicts as a strip below the plot: a colour, and a shape where there is room for it."""
     y = TOP + _HEIGHT
     for code, (_, tone, shape) in enumerate(VERDICTS):
-        for run in runs(points, _has(code), scene.gap):
-            following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
-            end = following if following - run[-1][0] <= scene.gap else run[-1][0]
-            width = max(scene.x(end) - scene.x(run[0][0]), 4.0) / 10
-            left = min(scene.x(run[0][0]) / 10, 100 - width)
+        for start, end in _spans(points, code, scene.gap):
+            width = max(scene.x(end) - scene.x(start), 4.0) / 10
+            left = min(scene.x(start) / 10, 100 - width)
             place = f'x="{left:.2f}%" width="{width:.2f}%"'
             yield f'<rect class="c-{tone}" {place} y="{y + 1}" height="{_STRIP - 2}"/>'
             if width >= 5:
                 yield label(shape, f"{left + width / 2:.2f}%", y + _STRIP - 3, anchor="middle", kind="c-shape")
+
+
+def _spans(points: Sequence[Point], code: int, gap: float) -> Iterator[tuple[float, float]]:
+    """From when until when a status stood: until the next evaluation, if that came in time."""
+    for run in runs(points, _has(code), gap):
+        following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
+        yield run[0][0], following if following - run[-1][0] <= gap else run[-1][0]
 
 
 def _has(code: int) -> Callable[[Point], bool]:
@@ -206,7 +212,7 @@ def _key(points: Sequence[Point], others: Mapping[str, Sequence[Point]]) -> Iter
         yield swatch("c-other"), f"kernel {names[0] or 'not seen yet'}{more}"
 
 
-def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
+def _text(points: Sequence[Point], others: int, gap: float, zone: tzinfo) -> str:
     seen = list(filter(known, points))
     if not seen:
         return "No evaluation with data is remembered for this pair of kernels."
@@ -216,12 +222,13 @@ def _text(points: Sequence[Point], others: int, zone: tzinfo) -> str:
         f"Estimate {number(min(estimates))} to {number(max(estimates))} over {duration(last[0] - first[0])} until "
         f"{moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
     )
-    over = sum(VERDICTS[p[6]][0] == "FAIL" for p in points)
-    said += (
-        f" {over:,} of the {len(points):,} evaluations that are drawn are FAIL."
-        if over
-        else " None that is drawn is FAIL."
-    )
+    failed = list(_spans(points, FAIL, gap))
+    if not failed:
+        said += " Never FAIL in that time."
+    elif (seconds := sum(end - start for start, end in failed)) > 0:
+        said += f" FAIL for {duration(seconds)} of it, first at {moment(failed[0][0], zone)}."
+    else:
+        said += f" FAIL at {moment(failed[-1][0], zone)}."
     if others:
         said += f" {others} other kernel {'version' if others == 1 else 'versions'} on the same slice."
     return said

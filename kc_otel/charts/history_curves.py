@@ -13,6 +13,7 @@ from kc_otel.charts.axes import Axis, linear_axis, time_axis
 from kc_otel.charts.chart import area, path
 
 __all__ = [
+    "FAIL",
     "GAP",
     "SMALL",
     "STEP",
@@ -36,7 +37,8 @@ VERDICTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("FAIL", "fail", "✕"),
 )
 """(status, class, shape) by status code."""
-_FAIL: Final = 3
+FAIL: Final = 3
+"""The status code of a broken promise."""
 _FEW: Final = 40
 """Points that are drawn one by one."""
 GAP: Final = 3.5
@@ -127,7 +129,7 @@ def stepped(point: Point) -> bool:
 
 def failing(point: Point) -> bool:
     """Whether something was estimated, and the verdict is FAIL."""
-    return point[1] is not None and point[6] >= _FAIL
+    return point[1] is not None and point[6] >= FAIL
 
 
 def runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:

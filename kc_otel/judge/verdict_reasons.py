@@ -20,6 +20,10 @@ _DISTANCES: Final = frozenset(
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _PROJECTION: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
+_SLOW: Final = 0.75
+"""Part of its width that an interval keeps with four times as many, above which it may not narrow to a point."""
+_FAR: Final = 10
+"""Power of `_PROJECTION` that stands for as many observations as one likes."""
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
@@ -104,6 +108,8 @@ def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
         return at_least
     more = _samples_to_decide(contract, case, alpha)
+    if more == math.inf:
+        return "; ".join(filter(None, ("more of the same would not decide it", case.interval.note)))
     if more is None:
         return at_least or case.interval.note or "too close to the limit to say how many more are needed"
     return at_least if more <= few else f"about {_round(more):,} more needed"
@@ -113,22 +119,28 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
     Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
-    the same observations would give.
+    the same observations would give. Infinity where no number would do: what is not known of the observations, as a
+    reward that is missing, leaves an interval wide.
     """
     now, n = case.interval, case.interval.samples
-    many = case.evidence.sample(case.window).times(_PROJECTION)
-    then = clause_interval(
-        case.evidence.clause,
-        contract.assumptions,
-        many,
-        alpha_lower=case.level,
-        alpha_upper=alpha,
-        anytime=case.evidence.anytime,
-    )
     above = now.estimate > case.terms.limit
     gap = abs(now.estimate - case.terms.limit)
+
+    def half_width(times: int) -> float:
+        found = clause_interval(
+            case.evidence.clause,
+            contract.assumptions,
+            case.evidence.sample(case.window).times(times),
+            alpha_lower=case.level,
+            alpha_upper=alpha,
+            anytime=case.evidence.anytime,
+        )
+        return found.estimate - found.lower if above else found.upper - found.estimate
+
     half = now.estimate - now.lower if above else now.upper - now.estimate
-    later = then.estimate - then.lower if above else then.upper - then.estimate
+    later = half_width(_PROJECTION)
+    if later > half * _SLOW and half_width(_PROJECTION**_FAR) >= gap > 0:
+        return math.inf
     if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
         return None
     b = max((half - later * math.sqrt(_PROJECTION)) / (1.0 - 1.0 / math.sqrt(_PROJECTION)), 0.0)

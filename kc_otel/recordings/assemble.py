@@ -73,6 +73,7 @@ def assembled(table: RaggedTable) -> Recording:
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
         masked=tuple(table.attributes[row] for row in np.flatnonzero(~used)),
+        unread=table.unread,
     )
 
 

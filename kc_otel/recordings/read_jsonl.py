@@ -32,6 +32,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     names: dict[str, str] = {}
     rows: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
+    unread: dict[str, str] = {}
     lines: list[int] = []
     for line, text in _lines(path):
         try:
@@ -47,14 +48,18 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             rows = {role: [] for role in names}
         for role, name in names.items():
             rows[role].append(_numbers(role, name, row.get(name), line, problems))
-        attributes.append(_attributes(row, names))
+        given = _attributes(row, names)
+        attributes.append(scalars_of(given))
+        for name in given.keys() - attributes[-1].keys() - unread.keys():
+            if given[name] is not None:
+                unread[name] = f"holds {_short(given[name])} in line {line}, not a plain value"
         lines.append(line)
     if not lines:
         problems.add("has no line with a sequence; write one JSON object per line")
     if problems.all():
         raise RecordingError(*problems.all())
     ragged = {role: Ragged.of_rows(parts) for role, parts in rows.items()}
-    return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"line {lines[row]}")
+    return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"line {lines[row]}", unread)
 
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -98,10 +103,11 @@ def _numbers(role: str, name: str, value: Any, line: int, problems: Problems) ->
     return np.empty(0)
 
 
-def _attributes(row: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Scalar]:
-    found = scalars_of({name: value for name, value in row.items() if name not in names.values()})
-    written = row.get(ATTRIBUTES)
-    return found | scalars_of(written) if isinstance(written, dict) else found
+def _attributes(row: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    """What may be an attribute: a row's other columns, and what stands in `attributes`."""
+    found = {name: value for name, value in row.items() if name not in names.values()}
+    written = found.pop(ATTRIBUTES, None)
+    return found | written if isinstance(written, dict) else found
 
 
 def _short(value: Any) -> str:

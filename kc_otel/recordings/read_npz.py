@@ -49,12 +49,12 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
         if role != "lengths" and (part := _ragged(role, array, shape, lengths, names, problems)) is not None
     }
     others = {name: array for name, array in arrays.items() if name not in names.values()}
-    attributes = _attributes(others, lengths.size, problems)
+    attributes, unread = _attributes(others, lengths.size, problems)
     if problems.all():
         raise RecordingError(*problems.all())
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
         ragged["mask"] = _within(chosen, ragged, np.asarray(chosen["lengths"], dtype=np.int64))
-    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}")
+    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
 
 
 def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
@@ -124,25 +124,42 @@ def _within(chosen: Mapping[str, NDArray[Any]], ragged: Mapping[str, Ragged], le
     return Ragged(inside, np.full(sequences, width, dtype=np.int64))
 
 
-def _attributes(others: Mapping[str, NDArray[Any]], rows: int, problems: Problems) -> tuple[Mapping[str, Scalar], ...]:
-    columns: dict[str, list[Any]] = {
-        name: array.tolist()
-        for name, array in others.items()
-        if name != ATTRIBUTES and array.shape == (rows,) and array.dtype.kind in "biufU"
-    }
+def _attributes(
+    others: Mapping[str, NDArray[Any]], rows: int, problems: Problems
+) -> tuple[tuple[Mapping[str, Scalar], ...], Mapping[str, str]]:
+    """Attributes of each row; a single value is every row's. And the arrays that are none, with the reason."""
+    columns: dict[str, list[Any]] = {}
+    unread: dict[str, str] = {}
+    for name, array in others.items():
+        if name == ATTRIBUTES:
+            continue
+        plain = _text(array) if array.dtype.kind == "S" else array
+        if plain.shape in {(rows,), ()} and plain.dtype.kind in "biufU":
+            columns[name] = np.broadcast_to(plain, rows).tolist()
+        else:
+            kind = "text" if array.dtype.kind == "U" else array.dtype
+            unread[name] = f"holds {kind} of shape {array.shape}, not a plain value for each of {rows:,} rows"
     found: list[dict[str, Scalar]] = [{name: values[row] for name, values in columns.items()} for row in range(rows)]
     written = others.get(ATTRIBUTES)
     if written is None:
-        return tuple(found)
+        return tuple(found), unread
     if written.shape != (rows,) or written.dtype.kind != "U":
         problems.add(f"{ATTRIBUTES}: {_shown(written)} are not {rows} JSON objects, one per row")
-        return tuple(found)
+        return tuple(found), unread
     for row, (into, text) in enumerate(zip(found, written.tolist(), strict=True)):
         try:
             into.update(read_json_text(text))
         except ValueError as error:
             problems.add(f"row {row}: {ATTRIBUTES}: {text!r} is not a JSON object ({error})")
-    return tuple(found)
+    return tuple(found), unread
+
+
+def _text(array: NDArray[Any]) -> NDArray[Any]:
+    """Bytes as the text that they are; themselves where they are none."""
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError:
+        return array
 
 
 def _whole(array: NDArray[Any]) -> bool:

@@ -57,8 +57,8 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             ragged[role] = part
     if problems.all():
         raise RecordingError(*problems.all())
-    attributes = _attributes(file, names, pa)
-    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}")
+    attributes, unread = _attributes(file, names, pa)
+    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
 
 
 def _ragged(role: str, name: str, column: Any, pa: Any, problems: Problems) -> Ragged | None:
@@ -80,22 +80,31 @@ def _ragged(role: str, name: str, column: Any, pa: Any, problems: Problems) -> R
     return Ragged(flat.to_numpy(zero_copy_only=False), lengths)
 
 
-def _attributes(file: Any, names: Mapping[str, str], pa: Any) -> tuple[Mapping[str, Scalar], ...]:
-    plain = [
-        field.name
-        for field in file.schema
-        if field.name not in names.values() and field.name != ATTRIBUTES and not pa.types.is_nested(field.type)
-    ]
+def _attributes(
+    file: Any, names: Mapping[str, str], pa: Any
+) -> tuple[tuple[Mapping[str, Scalar], ...], Mapping[str, str]]:
+    """Attributes of each row, and the columns that are none, with the reason."""
+    others = [field for field in file.schema if field.name not in names.values() and field.name != ATTRIBUTES]
+    unread = {field.name: f"holds {field.type}, not plain values" for field in others if not _is_plain(field.type, pa)}
+    plain = [field.name for field in others if field.name not in unread]
     found = [scalars_of(row) for row in file.select(plain).to_pylist()] if plain else [{} for _ in range(len(file))]
     if ATTRIBUTES in file.column_names:
-        for into, written in zip(found, file.column(ATTRIBUTES).to_pylist(), strict=True):
-            given = read_json_text(written) if isinstance(written, str) else written
-            into.update(scalars_of(given or {}))
-    return tuple(found)
+        for row, (into, written) in enumerate(zip(found, file.column(ATTRIBUTES).to_pylist(), strict=True)):
+            given = (read_json_text(written) if isinstance(written, str) else written) or {}
+            into.update(scalars_of(given))
+            for name in given.keys() - into.keys() - unread.keys():
+                if given[name] is not None:
+                    unread[name] = f"holds {given[name]!r:.40} in row {row}, not a plain value"
+    return tuple(found), unread
 
 
 def _is_list(kind: Any, pa: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_plain(kind: Any, pa: Any) -> bool:
+    of = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_null(of) or _is_number(of, pa))
 
 
 def _is_number(kind: Any, pa: Any) -> bool:

@@ -58,6 +58,7 @@ class Recording:
         train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
         inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
         masked: Attributes of the sequences that the file's mask leaves no token of; they are not among the S.
+        unread: Columns of the file that are no attributes, and why not: "holds ..., not ...".
     """
 
     train: NDArray[np.float64]
@@ -74,6 +75,7 @@ class Recording:
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
     masked: tuple[Mapping[str, Scalar], ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rewards(self) -> NDArray[np.float64] | None:
@@ -90,6 +92,17 @@ class Recording:
     def lengths_with_masked(self) -> NDArray[np.int64]:
         """`lengths`, and a 0 for each sequence in `masked`: some tools' averages over sequences count these."""
         return np.concatenate((self.lengths, np.zeros(len(self.masked), dtype=np.int64)))
+
+    @property
+    def unread_reward(self) -> str:
+        """What is wrong with a column of rewards that none could be read from; empty where there is no such column."""
+        for name in _REWARDS:
+            if name in self.unread:
+                return f"{name} {self.unread[name]}"
+            for row, attributes in enumerate(self.attributes):
+                if isinstance(attributes.get(name), str):
+                    return f"{name} of sequence {row} is {attributes[name]!r}, not a number"
+        return ""
 
     def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_]) -> Recording:
         """The sequences that are kept, bool [S], and those of `masked` that are, bool."""

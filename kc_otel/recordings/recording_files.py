@@ -61,7 +61,7 @@ def load_recording(
 
     Columns are found by the names that verl, TRL, NeMo-RL and prime-rl use (`columns.ALIASES`). `advantages` is one
     number per sequence or one per token. What slices are made of is in a column `attributes` (a mapping, or its JSON)
-    and in every other column with one plain value per sequence.
+    and in every other column with one plain value per sequence, or in a .npz with one for all of them.
 
     Where tokens were sampled with top-p or top-k, `train_kept_logprobs` and `inference_kept_logprobs` are the log of
     each kernel's mass on the tokens that were kept, for a side that is from before it: both are renormalised over them.

@@ -43,6 +43,7 @@ class RaggedTable:
         names: Column of each role, for messages.
         attributes: One mapping per row.
         place: Words for a row, such as `line 12`.
+        unread: Columns that are no role's and no attribute either, and why not.
     """
 
     source: str
@@ -50,6 +51,7 @@ class RaggedTable:
     names: Mapping[str, str]
     attributes: tuple[Mapping[str, Scalar], ...]
     place: Callable[[int], str]
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -55,6 +55,15 @@ def test_a_gap_in_the_past_is_a_gap_in_the_drawing() -> None:
     assert [len(line) for line in paths(broken.svg, "c-line")] == [1, 1, 1]
 
 
+def test_how_long_it_failed_is_told_in_time_not_in_points() -> None:
+    """Points are thinned where they are old, so that their number says nothing."""
+    assert draw_history("x", PAST).text.endswith(" FAIL for 50 s of it, first at 1970-01-01 00:00:40 UTC.")
+    assert draw_history("x", PAST, step=10.0).text.endswith(" FAIL at 1970-01-01 00:01:30 UTC.")
+    assert draw_history("x", PAST[:2]).text.endswith(" Never FAIL in that time.")
+    ended = [*PAST, [95.0, *PAST[0][1:]]]
+    assert " FAIL for 55 s of it" in draw_history("x", ended).text
+
+
 def test_the_past_over_steps() -> None:
     """Points lie at their step, events between those before and after; points without one are left out."""
     past = [[*point, step] for point, step in zip(PAST, (100, None, 160, 200), strict=True)]

@@ -274,3 +274,24 @@ def test_gzip_that_is_cut_off(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(whole[:-9])
     with pytest.raises(RecordingError, match="cut off"):
         load_recording(tmp_path / "a.jsonl.gz")
+
+
+def test_columns_that_are_no_attributes_are_told_of(tmp_path):
+    """In each format, with what they hold; a missing value is none."""
+    row = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.1, -2.0], "task": "code", "note": None}
+    rows = [row, {**row, "task": ["prose"], "attributes": {"lang": {"a": 1}}}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    found = load_recording(tmp_path / "a.jsonl")
+    assert found.unread == {
+        "task": 'holds ["prose"] in line 2, not a plain value', "lang": 'holds {"a": 1} in line 2, not a plain value',
+    }  # fmt: skip
+    assert found.attributes == ({"task": "code"}, {})
+    table = {
+        "train_logprobs": [row["train_logprobs"]] * 2, "inference_logprobs": [row["inference_logprobs"]] * 2,
+        "task": [["code"], ["prose"]], "tag": [b"x", b"y"], "kind": ["a", None], "attributes": ['{"lang": [1]}', "{}"],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    found = load_recording(tmp_path / "a.parquet")
+    assert found.unread.keys() == {"task", "tag", "lang"}
+    assert found.unread["lang"] == "holds [1] in row 0, not a plain value"
+    assert found.attributes == ({"kind": "a"}, {})

@@ -228,7 +228,7 @@ def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core:
     }  # fmt: skip
     past = client.get("/api/v1/charts/history", params=parameters | {"zone": "Asia/Kolkata"}).json()
     assert ET.fromstring(past["svg"]).find("{*}title").text == "token-tv on code over time"
-    assert "1 of the 1 evaluations that are drawn are FAIL" in past["text"]
+    assert past["text"].endswith(f" FAIL at {past['rows'][0][1][0]}.")
     ((_, (at, verdict, *_)),) = past["rows"]
     assert at == datetime.fromtimestamp(core.evaluated_at, ZoneInfo("Asia/Kolkata")).strftime("%Y-%m-%d %H:%M:%S IST")
     assert verdict == "✕ FAIL"

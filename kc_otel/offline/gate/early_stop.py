@@ -55,7 +55,7 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
         ValueError: If no clause can be judged by such a recording, an assumption is missing, or it was sampled
             otherwise than the contract allows.
     """
-    in_force("the recording", recording.attributes, contract.promotion.sampling)
+    in_force("the recording", recording, contract.promotion.sampling)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
     asked = replace(terms, windows=1, allow_unjudged=True)

@@ -75,6 +75,14 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if one.identical
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    span = gate.contract.assumptions.reward_range
+    said += [
+        f"{one.name}: {judged.unknown_rewards:,} of {one.sequences:,} rewards are missing or outside of "
+        f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst that they could be; record them "
+        f"all, and write the range that they have"
+        for one, judged in zip(gate.inputs, gate.judged, strict=True)
+        if judged.unknown_rewards and span is not None
+    ]
     said += [
         f"{one.name}: sampled with "
         + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in one.sampling.items())

@@ -80,6 +80,15 @@ class RecordingObservations:
         found = self._token_values(LOGITS[0])
         return 0 if found is None else int((~found[1]).sum())
 
+    @property
+    def unknown_rewards(self) -> int:
+        """Sequences without a reward, or with one outside of the range; 0 where rewards are not looked at."""
+        rewards = self.recording.rewards
+        if rewards is None or self.reward_range is None:
+            return 0
+        low, high = self.reward_range
+        return int((~((rewards >= low) & (rewards <= high))).sum())
+
     def _values(self, quantity: str) -> NDArray[np.float64] | None:
         of = self.recording
         if quantity in SEQUENCE:

@@ -69,7 +69,7 @@ def judge_matrix(contract: Contract, recordings: Mapping[tuple[str, str], Record
     """
     cells, left_out = {}, {}
     for pair, recording in recordings.items():
-        in_force("/".join(pair), recording.attributes, contract.promotion.sampling)
+        in_force("/".join(pair), recording, contract.promotion.sampling)
         judged = judge(contract, by_contract(recording, contract), now)
         left_out.update({one.clause: one for one in judged.left_out})
         if not judged.verdicts:

@@ -174,9 +174,7 @@ def gate_recordings(
         seen[about.sha256] = about.name
     check_terms(contract, terms)
     allowed = contract.promotion.sampling
-    inputs = tuple(
-        replace(about, sampling=in_force(about.name, recording.attributes, allowed)) for about, recording in recordings
-    )
+    inputs = tuple(replace(about, sampling=in_force(about.name, recording, allowed)) for about, recording in recordings)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     judged = []
     for _, recording in recordings:

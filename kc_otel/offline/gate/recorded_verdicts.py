@@ -52,11 +52,13 @@ class RecordingVerdicts:
         verdicts: A verdict for each clause that a recording can be judged by, on each slice.
         left_out: Clauses that it cannot.
         unreadable: Tokens whose logits are not numbers; no verdict rests on them.
+        unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     left_out: tuple[UnjudgedClause, ...] = ()
     unreadable: int = 0
+    unknown_rewards: int = 0
 
     def on(self, slices: Sequence[str]) -> RecordingVerdicts:
         """The verdicts on some slices; they were reached together with those on the others."""
@@ -111,7 +113,7 @@ def judge(
     for clause in contract.clauses:
         quantity = clause.quantity
         if quantity is None or known[ALL].of(quantity.key) is None:
-            left_out.append(UnjudgedClause(clause.id, _why(clause)))
+            left_out.append(UnjudgedClause(clause.id, _why(clause, known[ALL].recording)))
             continue
         for part in parts:
             sample, samples = None, known.get(part.name)
@@ -123,7 +125,8 @@ def judge(
             cell = Cell(contract.name, clause.id, part.name, *kernels)
             absence = "" if sample is not None else absent.get(part.name, _NOBODY_IN.format(part.name))
             evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
-    return RecordingVerdicts(without_windows(contract, evidence, now), tuple(left_out), known[ALL].unreadable)
+    verdicts = without_windows(contract, evidence, now)
+    return RecordingVerdicts(verdicts, tuple(left_out), known[ALL].unreadable, known[ALL].unknown_rewards)
 
 
 def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:
@@ -132,7 +135,10 @@ def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:
     for name in contract.slices[slice].where if slice in contract.slices else ():
         there = dict.fromkeys(str(row[name]) for row in recording.attributes if name in row)
         listed = ", ".join([*list(there)[:_LISTED], *(["..."] if len(there) > _LISTED else [])])
-        said += f"; `{name}` is {listed} there" if there else f"; none has `{name}`"
+        if there:
+            said += f"; `{name}` is {listed} there"
+        else:
+            said += f"; `{name}` {recording.unread[name]}" if name in recording.unread else f"; none has `{name}`"
     return said
 
 
@@ -150,7 +156,7 @@ def on_either_window(sample: Binned | None, _window: Window) -> Binned:
     return Binned.of_samples(np.zeros(0)) if sample is None else sample
 
 
-def _why(clause: Clause) -> str:
+def _why(clause: Clause, recording: Recording) -> str:
     said = f"{clause.metric_text} cannot be told from this recording"
     match clause.quantity and clause.quantity.source:
         case Origin.LOGITS:
@@ -160,6 +166,6 @@ def _why(clause: Clause) -> str:
         case Origin.TRUNCATION:
             return f"{said}; it takes one with train_kept_logprobs"
         case Origin.REWARDS:
-            return f"{said}; it takes one whose rows have a reward"
+            return f"{said}; {recording.unread_reward or 'it takes one whose rows have a reward'}"
         case _:
             return said

@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
+from kc_otel.recordings import Recording
 from kc_otel.recordings.comparable import NEUTRAL
 
 __all__ = ["in_force", "not_allowed"]
 
 
-def in_force(
-    name: str, rows: Sequence[Mapping[str, Scalar]], allowed: Mapping[str, Sequence[Scalar]]
-) -> dict[str, list[Scalar]]:
+def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
     """Values of each sampling parameter that the sequences of a recording name.
 
     Args:
-        name: The recording, for messages.
-        rows: Attributes of its sequences; sampling parameters by vLLM's names are among them.
+        name: Its name, for messages.
+        recording: The recording; sampling parameters by vLLM's names are among the attributes of its sequences.
         allowed: The contract's `promotion.sampling`; empty where it has none, and nothing is looked at then.
 
     Raises:
@@ -31,7 +30,7 @@ def in_force(
     """
     found: dict[str, list[Scalar]] = {}
     problems: dict[str, str] = {}
-    for row, attributes in enumerate(rows if allowed else ()):
+    for row, attributes in enumerate(recording.attributes if allowed else ()):
         for parameter in SAMPLING_PARAMETERS:
             value = attributes.get(parameter)
             if value is not None:
@@ -40,7 +39,8 @@ def in_force(
                     continue
                 seen.append(value)
             if why := not_allowed(parameter, value, allowed):
-                problems.setdefault(parameter, f"{name}: sequence {row}: {why}")
+                unread = f" (its {parameter} {recording.unread[parameter]})" if parameter in recording.unread else ""
+                problems.setdefault(parameter, f"{name}: sequence {row}: {why}{unread}")
     if problems:
         raise ValueError("\n".join(problems.values()))
     return found

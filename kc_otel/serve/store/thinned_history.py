@@ -1,8 +1,8 @@
 """The past of every cell, thinned: steps in SQLite, of which the newest are kept, so that its size is bounded.
 
 A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long window of an hour. A step is
-remembered by its worst evaluation, the last among equals, so that thinning hides no breach. Of the running step
-the first evaluation is written, and each that is worse than all before: a restart leaves no gap, and hides none either.
+remembered by its worst evaluation, the first among equals, so that thinning hides no breach and shows where it began.
+The first evaluation of a step is written, and each that is worse than all before: a restart leaves no gap either.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ThinnedHistory:
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
         self._steps = {name: max(window / _STEPS_PER_WINDOW, _SHORTEST) for name, window in windows.items()}
-        self._open: dict[str, dict[Cell, HistoryPoint]] = {}
+        self._worst: dict[str, dict[Cell, int]] = {}
         self._slot: dict[str, int] = {}
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
@@ -96,32 +96,28 @@ class ThinnedHistory:
         return self._steps.get(contract, _SHORTEST)
 
     def write(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, unit: UnitOfWork) -> None:
-        """Write the steps that an evaluation completes, and what it makes worse of the running one.
+        """Write what an evaluation begins, and what it makes worse, of the running step.
 
         Args:
             points: The evaluation, by the contract's name.
             now: Its unix time, seconds.
             unit: The transaction.
         """
-        over = {contract for contract in points if self._is_over(contract, now)}
-        for contract in over:
-            self._put(contract, self._open.get(contract, {}))
+        worse: dict[str, dict[Cell, HistoryPoint]] = {}
+        begun = {contract for contract in points if self._index(contract, now) != self._slot.get(contract)}
+        for contract, found in points.items():
+            before = {} if contract in begun else self._worst.get(contract, {})
+            worse[contract] = {cell: one for cell, one in found.items() if one.status > before.get(cell, -1)}
+            self._put(contract, worse[contract])
+        if begun:
             self._forget(now)
-        for contract, found in points.items():
-            before = {} if contract in over else self._open.get(contract, {})
-            self._put(
-                contract,
-                {cell: one for cell, one in found.items() if cell not in before or one.status > before[cell].status},
-            )
-        unit.on_commit(lambda: self._adopt(points, now, over))
+        unit.on_commit(lambda: self._adopt(worse, now, begun))
 
-    def _adopt(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, over: Collection[str]) -> None:
-        for contract, found in points.items():
+    def _adopt(self, worse: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, begun: Collection[str]) -> None:
+        for contract, found in worse.items():
             self._slot[contract] = self._index(contract, now)
-            worst = {} if contract in over else self._open.get(contract, {})
-            self._open[contract] = worst | {
-                cell: point for cell, point in found.items() if cell not in worst or point.status >= worst[cell].status
-            }
+            before = {} if contract in begun else self._worst.get(contract, {})
+            self._worst[contract] = before | {cell: point.status for cell, point in found.items()}
 
     def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[HistoryPoint]]:
         """What is kept of a clause on a slice, for every pair of kernels, oldest first."""
@@ -134,16 +130,7 @@ class ThinnedHistory:
         )
         for cell, *numbers in rows:
             found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*numbers))
-        for cell, worst in self._open.get(contract, {}).items():
-            if (cell.clause, cell.slice) == (clause, slice):
-                kept, own = found.setdefault(cell, []), [worst]
-                if kept and self._index(contract, kept[-1].at) == self._index(contract, worst.at):
-                    own.append(kept.pop())  # perhaps from before a restart
-                kept.append(max(own, key=lambda one: (one.status, one.at)))
         return found
-
-    def _is_over(self, contract: str, now: float) -> bool:
-        return self._slot.get(contract, self._index(contract, now)) != self._index(contract, now)
 
     def _index(self, contract: str, at: float) -> int:
         return int(at // self.step(contract))
@@ -159,7 +146,7 @@ class ThinnedHistory:
         self._connection.executemany(
             f"INSERT INTO cell_point SELECT id, ?, {_VALUES} FROM cell_line WHERE cell = ? "  # noqa: S608 - our own
             f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
-            "WHERE excluded.status >= status OR abs(excluded.at - at) > ?",
+            "WHERE excluded.status > status OR abs(excluded.at - at) > ?",
             [
                 (self._index(contract, point.at) % KEPT, *astuple(point), name, self.step(contract))
                 for name, point in own

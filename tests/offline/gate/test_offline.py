@@ -10,8 +10,9 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
+from kc_otel.offline.gate.findings import notes
 from kc_otel.offline.gate.observations import RecordingObservations
-from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings
+from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings, read_input
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
@@ -241,3 +242,49 @@ def test_a_gate_judges_the_drift_of_the_rewards_that_a_recording_has():
     verdict = next(one for one in found.verdicts if one.cell.clause == "reward" and one.cell.slice == "all")
     assert (verdict.status, verdict.samples) == ("PASS", 4000)
     assert "E_P[r] - E_Q[r] is" in verdict.reason
+
+
+def test_rewards_outside_of_their_range_are_told_of_and_no_number_of_them_is_asked_for():
+    """They count for the worst that they could be, so that nothing that comes would decide the clause."""
+    head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")
+    contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.005}\n")
+    made = recording(sequences=2000)
+    rewards = [5.0, float("nan"), 1.0] * 700
+
+    def with_rewards(values):
+        attributes = [{**each, "reward": one} for each, one in zip(made.attributes, values, strict=False)]
+        gate = gated(replace(made, attributes=tuple(attributes)), contract=contract)
+        reward = next(v for v in gate.judged[0].verdicts if v.cell.clause == "reward" and v.cell.slice == "all")
+        return reward, [each for each in notes(gate) if "rewards" in each]
+
+    undecided, said = with_rewards(rewards)
+    assert undecided.status == "INCONCLUSIVE"
+    assert "with 2,000 sequences: more of the same would not decide it; E_P[r] - E_Q[r] is" in undecided.reason
+    assert len(said) == 1
+    assert said[0].startswith("0.npz: 1,334 of 2,000 rewards are missing or outside of assumptions.reward_range [0, 1]")
+    assert with_rewards([0.0, 1.0] * 1000)[1] == []
+
+
+def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
+    """It is there, and not as it has to be: one too short, one by its type, one that is text."""
+    head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")
+    contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.1}\n")
+    made = recording()
+    columns = {"train_logprobs": made.train, "inference_logprobs": made.inference, "lengths": made.lengths}
+
+    def said(**others):
+        np.savez(tmp_path / "a.npz", **columns, **others)
+        gate = gate_recordings(contract, [read_input(tmp_path / "a.npz")], KERNELS, TOLERANT, 0.0)
+        absent = next(v for v in gate.judged[0].verdicts if v.cell.slice == "code")
+        return absent, [str(each) for each in gate.judged[0].left_out]
+
+    tasks = np.array([each["task"] for each in made.attributes])
+    absent, (left,) = said(task=tasks[:50], reward=np.zeros((2, 200)))
+    assert absent.status == "NO_DATA"
+    assert "`task` holds text of shape (50,), not a plain value for each of 200 rows" in absent.reason
+    assert left.endswith("reward holds float64 of shape (2, 200), not a plain value for each of 200 rows")
+    absent, (left,) = said(task=tasks.astype("S"), reward=np.full(200, "0.5"))
+    assert absent.status == "PASS"
+    assert left.endswith("reward of sequence 0 is '0.5', not a number")
+    absent, left = said(task="code", reward=1.0)
+    assert (absent.samples, left) == (made.train.size, [])

@@ -107,3 +107,15 @@ def test_a_longer_list_and_a_shorter_demand_loosen():
     longer, fewer = LISTED.replace("[0.7, 1.0]", "[0.7, 1.0, 2.0]"), LISTED.replace(", top_k: [-1]", "")
     assert [kinds(LISTED, new) for new in (longer, fewer, BARE)] == [{"loosens"}] * 3
     assert [kinds(old, LISTED) for old in (longer, fewer, BARE)] == [{"tightens"}, {"loosens"}, {"tightens"}]
+
+
+def test_a_parameter_that_cannot_be_read_is_named(tmp_path):
+    """Not only as one that the recording lacks."""
+    n = 60
+    q = -np.random.default_rng(1).exponential(1.0, 20 * n) - 0.5
+    given = {"train_logprobs": q, "inference_logprobs": q - 1e-3, "lengths": np.full(n, 20)}
+    np.savez(tmp_path / "a.npz", **given, temperature=np.ones((n, 1)), top_p=1.0, top_k=-1)
+    with pytest.raises(ValueError, match=r"says no temperature, .* \(its temperature holds float64 of shape \(60, 1\)"):
+        gate_recordings(
+            load_text(LISTED), [read_input(tmp_path / "a.npz")], (Kernel("torch"), Kernel("vllm")), GateTerms(), 1e9
+        )

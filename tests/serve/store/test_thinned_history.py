@@ -44,7 +44,7 @@ def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_p
         tick(history, connection, verdict(float(at), Status.FAIL if at == 1013 else Status.PASS))
     connection.close()
     again = CellHistory(open_file(tmp_path / "state.sqlite"), WINDOWS)
-    assert past(again, 1040.0) == [(1009.0, 0), (1013.0, 3), (1029.0, 0), (1030.0, 0)]
+    assert past(again, 1040.0) == [(1000.0, 0), (1013.0, 3), (1020.0, 0), (1030.0, 0)]
     (moment, *_) = again.past("policy", "token-tv", "code", 0.0, 1040.0)[CELL]
     assert (moment.estimate, moment.lower, moment.upper, moment.limit) == (0.1, 0.05, None, 0.2)
 
@@ -58,7 +58,18 @@ def test_the_last_minutes_are_whole(open_file: Callable) -> None:
     times = [at for at, _ in past(history, 1300.0)]
     assert times == sorted(set(times))
     assert times[-120:] == [float(at) for at in range(1180, 1300)]
-    assert times[:2] == [1009.0, 1019.0]
+    assert times[:2] == [1000.0, 1010.0]
+
+
+def test_a_breach_that_goes_on_begins_where_it_began(open_file: Callable) -> None:
+    """Also where the step that it began in reaches into the minutes that are whole."""
+    connection = open_file()
+    history = CellHistory(connection, {"policy": 3600.0})
+    for at in range(1800, 2000):
+        tick(history, connection, verdict(float(at), Status.FAIL if at >= 1805 else Status.PASS))
+    found = past(history, 2000.0)
+    assert found[0] == (1805.0, 3)
+    assert [at for at, _ in found[1:]] == [float(at) for at in range(1880, 2000)]
 
 
 @pytest.mark.parametrize("lives", [1, 2, 5, 7])
