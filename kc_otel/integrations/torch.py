@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 from kc_otel._extras import extra
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.work import Attributes
+from kc_otel.record.sequence_attributes import Attributes
 
 with extra("torch", "watching a module"):
     import torch

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.arrays import as_bool, is_tensor
 
 __all__ = [
     "DeviceEvent",
@@ -129,6 +129,8 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
     """
     if any(isinstance(tree, list) for tree in arrays.values()):
         return _padded(arrays, like)
+    if np.ndim(arrays[like]) == 0:
+        raise ValueError(f"{like}: is one number; give those of a sequence, [tokens]")
     given = {name: tree for name, tree in arrays.items() if tree is not None}
     if not all(is_tensor(tree) for tree in given.values()):
         given = {name: on_host(tree) for name, tree in given.items()}
@@ -198,7 +200,7 @@ def _padded(arrays: dict[str, Tree], like: str) -> Rows:
     out = {name: _stacked([rows[i] for i in kept], width) for name, rows in lists.items() if kept}
     inside = np.arange(width) < lengths[:, None]
     if "mask" in out:
-        inside = inside & (out["mask"] != 0)
+        inside = inside & as_bool(out["mask"])
     out["mask"] = inside
     invalid = {"shape_mismatch": sequences - len(kept)} if len(kept) < sequences else {}
     return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, invalid)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kc_otel.record.rollout_quarantine import quarantine
-from kc_otel.record.work import Attributes
+from kc_otel.record.sequence_attributes import Attributes
 
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder

@@ -54,6 +54,7 @@ __all__ = ["Measurer"]
 
 _MAX_RETIRED: Final = 8
 _STRADDLING: Final = "kc.compare.straddling"
+_AHEAD: Final = "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 _LOOKED_AT: Final = 16
 """Batches of a kernel pair whose storage is looked at, and rows of each: what stores them does not change."""
 _MAX_LINKS: Final = 128  # what the SDK keeps of a span's links by default
@@ -177,6 +178,8 @@ class Measurer:
 
     def _measure(self, work: SampledComparison | LogitsComparison) -> None:
         logits = isinstance(work, LogitsComparison)
+        if work.train is None or work.inference is None:
+            raise ValueError("train or inference: is None; give what both kernels say of the tokens")
         rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
         for reason, count in rows.invalid.items():
             self._counters.invalid(reason, count, _lengths(work.per_token))
@@ -198,8 +201,7 @@ class Measurer:
             streams.batches += 1
             if isinstance(train, int) and batch.tokens:
                 streams.step = train
-                if versions is not None:
-                    streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
+                self._add_lag(streams, train, versions)
         for reason, count in batch.invalid.items():
             self._counters.invalid(reason, count, _shapes(arrays) if reason == "shape_mismatch" else None)
         if batch.tokens:
@@ -210,6 +212,14 @@ class Measurer:
                 self._explain(work, batch, rows, versions)
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
+
+    def _add_lag(self, streams: PairStreams, train: int, versions: BatchVersions | None) -> None:
+        if versions is None:
+            return
+        if (versions.steps <= train).all():
+            streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
+        else:
+            self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD}")
 
     def _look_at_storage(self, arrays: Mapping[str, Any]) -> None:
         """Say so where one side was rounded to half precision: the first rows of a pair's first batches tell."""
@@ -222,7 +232,7 @@ class Measurer:
         if filled.size:
             block = batch.block(filled)
             if coarse := coarse_side(block.train, block.inference):
-                self._counters.rounded(coarse)
+                self._counters.noted(coarse.side, coarse)
 
     def _measure_operator(self, work: OperatorComparison) -> None:
         if work.train.shape != work.inference.shape:

@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanContext
 from kc_otel.contract.slices import Scalar
 from kc_otel.record import capture
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import KernelSide, Processing, Role, SampledComparison, Weights
 
@@ -171,7 +172,7 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
     spans = work.origin.spans
     rewards = None if work.rewards is None else capture.per_sequence("rewards", work.rewards, total)
     for row, index in enumerate(rows.kept):
-        inside = arrays["mask"][row] != 0 if "mask" in arrays else slice(None)
+        inside = as_bool(arrays["mask"][row]) if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
         if not ids.size:
             continue

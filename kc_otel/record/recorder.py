@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Self
 
-import numpy as np
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics.export import MetricExporter
 
@@ -27,10 +26,10 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
+from kc_otel.record.sequence_attributes import Attributes
 from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.weight_versions import split
+from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import (
-    Attributes,
     BatchOrigin,
     KernelSide,
     LogitsComparison,
@@ -153,7 +152,8 @@ class Recorder:
             train_logprobs: log P(y), nats, under the training kernel.
             inference_logprobs: log Q(y), nats, under the inference kernel.
             mask: Which tokens count; padding and prompts do not.
-            attributes: What decides the slices: one mapping for all sequences, or one for each.
+            attributes: What decides the slices: one mapping for all sequences, or one for each; in the former a list is
+                one value for each.
             advantages: Per token, or per sequence.
             rewards: Reward of each sequence, or any other score of it (a pass, a refusal, a length) within the
                 contract's `assumptions.reward_range`; NaN where one is not known. With them `reward_drift` is measured.
@@ -177,10 +177,9 @@ class Recorder:
                 self.drop(f"{name}-argument", f"{name}: {type(given).__name__} is not a pair (training, inference)")
                 return
         train_kept, inference_kept = kept or (None, None)
-        train_weights, inference_weights = weights or (None, None)
-        version, versions = split(inference_weights)
+        versions = self._versions(*(weights or (None, None)))
         engine = self._admitted(key, presampled)
-        if engine is None:
+        if engine is None or versions is None:
             return
         work = SampledComparison(
             origin=self._origin(attributes, links),
@@ -194,8 +193,8 @@ class Recorder:
             train_kept=train_kept,
             inference_kept=inference_kept,
             processing=processing,
-            weights=(train_weights, version),
-            versions=versions,
+            weights=versions[:2],
+            versions=versions[2],
         )
         engine.submit(work)
 
@@ -220,8 +219,9 @@ class Recorder:
         take 256 KiB a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position,
         what `compare` measures is measured too. Other arguments are those of `compare`.
         """
+        versions = self._versions(*(weights or (None, None)), per_token=False)
         engine = self._admitted(key, presampled)
-        if engine is None:
+        if engine is None or versions is None:
             return
         work = LogitsComparison(
             origin=self._origin(attributes, links),
@@ -230,7 +230,7 @@ class Recorder:
             mask=mask,
             targets=token_ids,
             processing=processing,
-            weights=weights or (None, None),
+            weights=versions[:2],
         )
         engine.submit(work)
 
@@ -326,7 +326,7 @@ class Recorder:
             return
         engine = self._process.running()
         if engine is not None:
-            engine.submit(RuntimeValue(origin=self._origin(attributes, ()), quantity=metric, value=np.asarray(value)))
+            engine.submit(RuntimeValue(origin=self._origin(attributes, ()), quantity=metric, value=value))
 
     def sampled(
         self,
@@ -358,9 +358,9 @@ class Recorder:
         """
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
-        if engine is None:
+        versions = self._versions(None, weights)
+        if engine is None or versions is None:
             return
-        version, versions = split(weights)
         engine.submit(
             KernelSide(
                 origin=self._origin(attributes, links),
@@ -372,8 +372,8 @@ class Recorder:
                 prompts=prompt_ids,
                 key=list(key) if isinstance(key, list) else key,
                 processing=processing,
-                weights=version,
-                versions=versions,
+                weights=versions[1],
+                versions=versions[2],
             )
         )
 
@@ -396,7 +396,8 @@ class Recorder:
         """Record what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
-        if engine is None:
+        versions = self._versions(weights, None)
+        if engine is None or versions is None:
             return
         engine.submit(
             KernelSide(
@@ -411,9 +412,18 @@ class Recorder:
                 prompts=prompt_ids,
                 key=list(key) if isinstance(key, list) else key,
                 processing=processing,
-                weights=weights,
+                weights=versions[0],
             )
         )
+
+    def _versions(self, train: Any, inference: Any, *, per_token: bool = True) -> tuple[Weights, Weights, Any] | None:
+        """Weight versions of the two kernels, and those of each token; None, and counted, where they are none."""
+        try:
+            version, versions = split(inference) if per_token else (as_version(inference), None)
+            return as_version(train), version, versions
+        except ValueError as error:
+            self.drop("weights-argument", error)
+            return None
 
     def takes(self, key: Hashable) -> bool:
         """Whether what has this key is in the sample, for callers who can save themselves the work of getting it."""

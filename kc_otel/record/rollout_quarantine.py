@@ -21,10 +21,10 @@ import numpy as np
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
-from kc_otel.record.work import Attributes
+from kc_otel.record.sequence_attributes import Attributes, own_attributes
 
 __all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
 
@@ -114,7 +114,7 @@ def quarantine(
     """
     judged = _named(contract, clauses)
     train, inference = (each.detach() if is_tensor(each) else np.asarray(each) for each in (train, inference))
-    given = _ones(train) if mask is None else (mask if is_tensor(mask) else np.asarray(mask)) != 0
+    given = _ones(train) if mask is None else _like(mask, as_bool(mask))
     if train.ndim != 2 or train.shape != inference.shape or train.shape != given.shape:
         raise ValueError(
             f"train, inference, mask: shapes {tuple(train.shape)}, {tuple(inference.shape)} and {tuple(given.shape)}; "
@@ -168,7 +168,8 @@ def _membership(
     contract: Contract, attributes: Attributes, slices: Collection[str] | None, sequences: int
 ) -> Iterator[tuple[str, ...]]:
     """Slices in quarantine that each sequence belongs to; every sequence is in `all`."""
-    each = [attributes or {}] * sequences if attributes is None or isinstance(attributes, Mapping) else attributes
+    own = own_attributes(attributes)
+    each = [own or {}] * sequences if own is None or isinstance(own, Mapping) else own
     if len(each) != sequences:
         raise ValueError(f"attributes: {len(each)} for {sequences} sequences; give one mapping for each, or one")
     for one in each:

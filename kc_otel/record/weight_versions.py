@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record import capture
-from kc_otel.record.measure.arrays import as_bool
+from kc_otel.record.measure.arrays import as_bool, on_gpu
 
-__all__ = ["BatchVersions", "batch_versions", "split"]
+__all__ = ["BatchVersions", "as_version", "batch_versions", "split"]
 
 _NAMED = 8
 """Versions that are spelled out; more are counted."""
@@ -37,18 +37,36 @@ class BatchVersions:
     straddling: int
 
     def lags(self, train: int) -> NDArray[np.float64]:
-        """How far each step is behind that of the training kernel, [steps]."""
-        return np.maximum(train - self.steps, 0).astype(np.float64)
+        """How far each step is behind that of the training kernel, which none is ahead of, [steps]."""
+        return (train - self.steps).astype(np.float64)
 
     def __str__(self) -> str:
         named = ",".join(str(step) for step in self.steps[-_NAMED:].tolist())
         return named if self.steps.size <= _NAMED else f"{self.steps.size} versions, the last {named}"
 
 
+def as_version(weights: Any) -> int | str | None:
+    """A weight version as it was given, or as a number of NumPy or torch.
+
+    Raises:
+        ValueError: If it is neither a whole number nor a name, or lies on a device, from where it would be waited for.
+    """
+    given = weights.item() if getattr(weights, "ndim", None) == 0 and not on_gpu(weights) else weights
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if given is None or isinstance(given, str | int):
+        return given
+    raise ValueError(f"weights: {type(weights).__name__} is no weight version; give an optimizer step, an int")
+
+
 def split(weights: Any) -> tuple[int | str | None, Any]:
-    """One version of all tokens, and versions of each: one of the two is None."""
-    if weights is None or isinstance(weights, str | int | np.integer):
-        return int(weights) if isinstance(weights, np.integer) else weights, None
+    """One version of all tokens, and versions of each: one of the two is None.
+
+    Raises:
+        ValueError: If there is one version, and it is neither a whole number nor a name.
+    """
+    if weights is None or isinstance(weights, str | int | float) or getattr(weights, "ndim", None) == 0:
+        return as_version(weights), None
     return None, weights
 
 

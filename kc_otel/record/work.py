@@ -22,10 +22,10 @@ from opentelemetry.context import Context
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record import capture
+from kc_otel.record.sequence_attributes import own_attributes
 from kc_otel.record.telemetry.pair_streams import KernelPair
 
 __all__ = [
-    "Attributes",
     "BatchOrigin",
     "BatchWork",
     "KernelSide",
@@ -42,8 +42,6 @@ __all__ = [
     "Work",
 ]
 
-Attributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
-"""Of every sequence alike, or one mapping for each."""
 Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
 TokenWeights = Any
@@ -60,14 +58,14 @@ class BatchOrigin:
 
     Attributes:
         pair: The kernel pair that was current.
-        attributes: Attributes of the sequences.
+        attributes: Attributes of the sequences, as they were given; once taken, `OwnAttributes`.
         parent: Trace context of the caller.
         links: Further spans that the batch belongs to.
         at: When it was given to the recorder, unix nanoseconds.
     """
 
     pair: KernelPair
-    attributes: Attributes = None
+    attributes: Any = None
     parent: Context | None = None
     links: Sequence[trace.SpanContext] = ()
     at: int = 0
@@ -80,20 +78,9 @@ class BatchOrigin:
 
     def taken(self) -> BatchOrigin:
         """The same, which the caller cannot change any more."""
-        given = self.attributes
-        if given is None and not self.links:
+        if self.attributes is None and not self.links:
             return self
-        if given is not None and not isinstance(given, Mapping):
-            given = list(given)
-            if not all(isinstance(each, Mapping) for each in given):
-                msg = (
-                    f"attributes: {type(self.attributes).__name__} is no mapping, nor a list with one for each sequence"
-                )
-                raise ValueError(msg)
-            given = [dict(each) for each in given]
-        elif given is not None:
-            given = dict(given)
-        return replace(self, attributes=given, links=tuple(self.links))
+        return replace(self, attributes=own_attributes(self.attributes), links=tuple(self.links))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

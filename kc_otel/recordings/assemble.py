@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.reasons import remedy
@@ -46,7 +47,10 @@ def assembled(table: RaggedTable) -> Recording:
         problems.add("has no token; a recording has at least one sequence with one token")
     if problems.all():
         raise RecordingError(*problems.all())
-    kept, lengths = _mask(table, lengths)
+    try:
+        kept, lengths = _mask(table, lengths)
+    except ValueError as error:
+        raise RecordingError(f"{table.source}: {table.names['mask']}{str(error).removeprefix('mask')}") from None
     given = {role: rows[role] if kept is None else rows[role][kept] for role in rows}
     used = lengths > 0
     if not used.any():
@@ -109,7 +113,7 @@ def _mask(table: RaggedTable, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bo
     """Which tokens count, None for all, and how many of each row."""
     if "mask" not in table.ragged:
         return None, lengths
-    kept = np.asarray(table.ragged["mask"].values != 0)
+    kept = as_bool(table.ragged["mask"].values)
     return kept, np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
 
 

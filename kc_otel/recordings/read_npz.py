@@ -119,9 +119,8 @@ def _within(chosen: Mapping[str, NDArray[Any]], ragged: Mapping[str, Ragged], le
     """The mask that `lengths` of padded rows means, and the file's own on top of it."""
     sequences, width = chosen[_leading(chosen)].shape[:2]
     inside = (np.arange(width) < lengths[:, None]).reshape(-1)
-    if "mask" in ragged:
-        inside &= ragged["mask"].values != 0
-    return Ragged(inside, np.full(sequences, width, dtype=np.int64))
+    both = np.where(inside, ragged["mask"].values, 0) if "mask" in ragged else inside
+    return Ragged(both, np.full(sequences, width, dtype=np.int64))
 
 
 def _attributes(

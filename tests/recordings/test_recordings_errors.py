@@ -214,3 +214,20 @@ def test_a_pickle_is_refused_with_a_way_out(tmp_path, name):
     """It is never opened, because reading one runs what is in it; the message says what to write instead."""
     with pytest.raises(RecordingError, match=r"pickle can run any program.*numpy\.savez\(file, train_logprobs="):
         load_recording(tmp_path / name)
+
+
+@pytest.mark.parametrize("ending", ["npz", "jsonl"])
+@pytest.mark.parametrize("padded", [-np.inf, -100.0, np.nan])
+def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, padded):
+    """What is not 0 would count: all of the padding, and nothing else."""
+    rows, mask = np.full((2, 3), -1.0) - np.arange(6).reshape(2, 3) / 10, np.array([[0.0, 0.0, padded]] * 2)
+    path = tmp_path / f"a.{ending}"
+    if ending == "npz":
+        np.savez(path, train_logprobs=rows, inference_logprobs=rows, mask=mask)
+    else:
+        each = zip(rows.tolist(), mask.tolist(), strict=True)
+        path.write_text(
+            "".join(f"{json.dumps({'train_logprobs': a, 'inference_logprobs': a, 'mask': m})}\n" for a, m in each)
+        )
+    with pytest.raises(RecordingError, match=rf"mask: holds {padded:g}; pass truth values, or 1 where a token counts"):
+        load_recording(path)

@@ -17,7 +17,7 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.integrations.torch import AttachedHooks, HookGuard, UnpicklableHook
 from kc_otel.record.operator_rows import output_of
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.work import Attributes
+from kc_otel.record.sequence_attributes import Attributes
 
 with extra("torch", "watching modules"):
     import torch

@@ -53,17 +53,21 @@ def _read_back(data: Any) -> NDArray[Any]:
 
 
 def as_bool(data: Any) -> NDArray[np.bool_]:
-    """A mask as bool: whatever is not zero counts.
+    """A mask as bool: what is above 0 counts.
 
     Raises:
-        ValueError: If it holds anything else than truth values or numbers, or NaN.
+        ValueError: If it holds anything else than truth values or numbers, or such as no mask has: labels say -100 and
+            additive masks -inf where a token does not count.
     """
     mask = as_host(data)
     if mask.dtype == np.bool_:
         return mask
-    if mask.dtype.kind not in "fiu" or (mask.dtype.kind == "f" and np.isnan(mask).any()):
-        what = "holds NaN" if mask.dtype.kind == "f" else f"is of dtype {mask.dtype}"
-        msg = f"mask: {what}; pass truth values, or 0 and 1"
+    if mask.dtype.kind not in "fiu":
+        msg = f"mask: is of dtype {mask.dtype}; pass truth values, or 0 and 1"
+        raise ValueError(msg)
+    wrong = ~((mask >= 0) & (mask < np.inf))
+    if wrong.any():
+        msg = f"mask: holds {mask[wrong][0]:g}; pass truth values, or 1 where a token counts and 0 where it does not"
         raise ValueError(msg)
     counts: NDArray[np.bool_] = mask != 0
     return counts

@@ -253,12 +253,14 @@ def _block(
     q *= u  # p - q from here on
     rest = q.sum(1)
     distance = np.abs(q, out=product).sum(1)
-    # H(P) - H(Q) = -sum(p d) - sum((p - q) log q), where a constant in log q does not matter.
-    entropy = -p_d - np.multiply(q, log_q, out=product).sum(1)
+    # H(P) - H(Q) = -sum(p d) - sum((p - q) log q), where a constant in log q does not matter: that of P's likeliest
+    # token takes out what rounding leaves of sum(p - q).
+    likeliest = z_train.argmax(1)
+    entropy = rest * log_q[np.arange(rest.size), likeliest] - p_d - np.multiply(q, log_q, out=product).sum(1)
     u *= 0.5
     np.log1p(u, out=u)
     mixture = np.multiply(p, u, out=product).sum(1)
-    top1 = z_train.argmax(1) != z_inference.argmax(1)
+    top1 = likeliest != z_inference.argmax(1)
     values = np.stack(
         [(widest - narrowest) / 2, distance / 2, p_d - rest, rest - q_d, (p_d - mixture) / 2, top1, entropy], axis=1
     ).astype(np.float64)

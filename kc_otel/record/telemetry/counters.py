@@ -10,7 +10,6 @@ from typing import Final, Literal
 from opentelemetry.sdk.metrics.export import Metric
 
 from kc_otel.record.measure.reasons import remedy
-from kc_otel.record.measure.storage_grid import CoarseSide
 from kc_otel.record.telemetry.sdk_points import counter
 from kc_otel.record.worker import ReasonCounts
 
@@ -57,7 +56,7 @@ class Counters:
         self._plain: Counter[str] = Counter()
         self._dropped = ReasonCounts(f"contract {contract}: dropped (%s)")
         self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
-        self._rounded = ReasonCounts(f"contract {contract}: input rounded (%s)")
+        self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
         self._rollouts: dict[str, tuple[int, int, float]] = {}
 
@@ -85,9 +84,9 @@ class Counters:
         """`count` sequences failed an input check; the first time `why` is logged, else the reason's own words."""
         self._invalid.add(reason, remedy(reason) if why is None else why, count)
 
-    def rounded(self, coarse: CoarseSide) -> None:
-        """A batch was measured whose one side was kept in half precision; the first of each side is logged."""
-        self._rounded.add(coarse.side, coarse)
+    def noted(self, kind: str, what: object) -> None:
+        """A batch was measured of which something should be known; the first of each kind is logged."""
+        self._noted.add(kind, what)
 
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
         """What became of sequences in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.registry import OPERATORS, QUANTITIES
@@ -299,17 +300,20 @@ def test_the_contract_says_how_much_is_sampled(recorders, contract):
     assert sum(recorder.takes(str(i)) for i in range(1000)) == pytest.approx(500, abs=80)
 
 
-def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders, memory, logprobs):
-    """Two step numbers give a lag, never below zero; names give none."""
+def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders, memory, logprobs, caplog):
+    """Two step numbers give a lag, however they are kept; names give none, and neither do steps the wrong way round."""
     recorder = recorders()
     recorder.compare(*logprobs(2, 5), weights=(7, 5), attributes=[{"task": "code"}, {}])
     recorder.compare(*logprobs(2, 5), weights=(7, 9))
+    recorder.compare(*logprobs(2, 5), weights=(torch.tensor(7), 7.0))
     recorder.compare(*logprobs(2, 5), weights=("a", "b"))
     recorder.force_flush()
     (everything,) = memory.points("kc.weights.lag", kc_slice="all")
     assert (everything.count, everything.sum, everything.max) == (2, 2.0, 2.0)
     (code,) = memory.points("kc.weights.lag", kc_slice="code")
     assert code.count == 1
+    (said,) = [one for one in caplog.messages if "(weights)" in one]
+    assert "tokens of step 9 beside a training kernel of an earlier one, which it cannot be; weights= takes" in said
 
 
 def test_points_are_sent_again_with_the_same_start(recorders, memory, logprobs):
@@ -505,12 +509,12 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     for train in (full, full * np.float32(1.001)):
         recorder.compare(train, full, mask=mask)
     assert recorder.force_flush()
-    assert not [one for one in caplog.messages if "input rounded" in one]
+    assert not [one for one in caplog.messages if "input doubtful" in one]
     for _ in range(3):
         recorder.compare(full, full.astype(np.float16), mask=mask)
     assert recorder.force_flush()
-    (said,) = [one for one in caplog.messages if "input rounded" in one]
-    assert "input rounded (inference)" in said
+    (said,) = [one for one in caplog.messages if "input doubtful" in one]
+    assert "input doubtful (inference)" in said
     assert "float16's grid" in said
     assert recorder.stats().batches == 5
     assert recorder.stats().invalid == {"no_tokens": 5}
@@ -548,6 +552,32 @@ def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logpr
     assert recorder.stats().invalid == {"shape_mismatch": 4}
 
 
+def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, logprobs):
+    """As a mapping for each would say it; what is one value is everybody's."""
+    recorder = recorders()
+    recorder.compare(*logprobs(3, 5), attributes={"task": ["code", "prose", "code"], "lang": "en"})
+    recorder.compare(*logprobs(2, 5), attributes={"task": np.array(["prose", "code"])})
+    assert recorder.force_flush()
+    (code,) = memory.points("kc.drift.k3", kc_slice="code")
+    (everything,) = memory.points("kc.drift.k3", kc_slice="all")
+    assert (code.count, everything.count) == (15, 25)
+
+
+def test_an_observation_that_is_none_is_never_raised(recorders, caplog):
+    """Whatever it is: it is counted, and said once."""
+
+    class Broken:
+        def __array__(self, *_, **__):
+            raise RuntimeError("no array")
+
+    recorder = recorders()
+    recorder.observe("weights_mismatch", Broken())
+    recorder.observe("weights_mismatch", "x")
+    assert recorder.force_flush()
+    assert sum(recorder.stats().dropped.values()) == 2
+    assert "no array" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -555,7 +585,14 @@ def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logpr
         ({"train_logprobs": np.full((2, 8), None)}, "dtype: object does not hold real numbers"),
         ({"train_logprobs": np.ones((2, 8), bool)}, "dtype: bool does not hold real numbers"),
         ({"mask": np.full((2, 8), "x")}, "mask: is of dtype <U1; pass truth values, or 0 and 1"),
-        ({"mask": np.full((2, 8), np.nan)}, "mask: holds NaN; pass truth values, or 0 and 1"),
+        ({"mask": np.full((2, 8), np.nan)}, "mask: holds nan; pass truth values, or 1 where a token counts"),
+        ({"mask": np.full((2, 8), -100)}, "mask: holds -100; pass truth values, or 1 where a token counts"),
+        ({"mask": torch.full((2, 8), -torch.inf)}, "mask: holds -inf; pass truth values"),
+        ({"mask": [np.ones(8), np.full(8, -1e9)]}, "mask: holds -1e+09; pass truth values"),
+        ({"train_logprobs": None}, "train or inference: is None; give what both kernels say of the tokens"),
+        ({"train_logprobs": -1.0}, "train: is one number; give those of a sequence, [tokens]"),
+        ({"weights": (5.5, 4)}, "weights: float is no weight version; give an optimizer step, an int"),
+        ({"attributes": {"task": ["a", "b"], "lang": ["c"]}}, "attributes: task has 2, lang has 1 values"),
         ({"advantages": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
         ({"attributes": "code"}, "attributes: str is no mapping, nor a list with one for each sequence"),
         ({"attributes": [{"task": "code"}]}, "attributes: 1 for 2 sequences"),
