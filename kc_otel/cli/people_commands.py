@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.cli.lateness import lateness
 
 __all__ = ["register"]
 
@@ -33,19 +34,25 @@ def alerts(
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
     as_json: ApiJson = False,
 ) -> None:
-    """What waits and fires, who is at work on it, and what is silenced. Exits with 1 when anything fires, else 0."""
+    """What waits and fires, who is at work on it, and what is silenced.
+
+    Exits with 1 when anything fires, 3 when nothing has been judged for 30 s, else 0.
+    """
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
+    late = lateness(url)
     silences = [one for one in get(url, "/api/v1/silences")["silences"] if contract in {None, one["contract"]}]
     if as_json:
         typer.echo(json.dumps({"alerts": found, "silences": silences}, indent=2))
     else:
+        if late:
+            typer.echo(late)
         for one in sorted(found, key=lambda one: (one["phase"], one["contract"], one["clause"], one["slice"])):
             typer.echo(_alert_line(one))
         for one in silences:
             typer.echo(f"silence {one['id']}  {_where(one)} until {_time(one['until'])}, {one['by']}: {one['why']}")
         if not found and not silences:
             typer.echo("nothing waits, fires or is silenced")
-    raise typer.Exit(int(any(one["phase"] == "firing" for one in found)))
+    raise typer.Exit(1 if any(one["phase"] == "firing" for one in found) else 3 if late else 0)
 
 
 def ack(

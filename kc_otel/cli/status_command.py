@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
+from kc_otel.cli.lateness import lateness
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import kernel_name
 
@@ -56,9 +57,9 @@ def status(
 ) -> None:
     """What is broken, then the cells, the worst first.
 
-    Exits with 1 when any cell is FAIL, 3 when any has no data, else 0.
+    Exits with 1 when any cell is FAIL, 3 when any has no data or nothing has been judged for 30 s, else 0.
     """
-    cells = _cells(url, contract)
+    cells, late = _cells(url, contract), lateness(url)
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
@@ -68,9 +69,10 @@ def status(
         incidents = _incidents(overview, contract, now, get(url, "/api/v1/contracts")["contracts"])
         tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
         in_force, shards = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
-        console.print(*incidents, *tables, *_reasons(cells), *routes, *in_force, *shards, sep="\n")
+        old = [Text(late, style="bold red")] if late else []
+        console.print(*old, *incidents, *tables, *_reasons(cells), *routes, *in_force, *shards, sep="\n")
     found = {cell["verdict"]["status"] for cell in cells}
-    raise typer.Exit(1 if "FAIL" in found else 3 if "NO_DATA" in found else 0)
+    raise typer.Exit(1 if "FAIL" in found else 3 if late or "NO_DATA" in found else 0)
 
 
 def watch(
@@ -85,14 +87,15 @@ def watch(
     with Live(console=console, refresh_per_second=4, screen=console.is_terminal) as live:
         try:
             while True:
-                cells = _cells(url, contract)
+                cells, late = _cells(url, contract), lateness(url)
                 events = get(url, "/api/v1/events", newest=_EVENTS, verdicts=False)["events"]
                 recent = [_event_line(one) for one in _together(events) if contract in {None, one[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
                 contracts = get(url, "/api/v1/contracts")["contracts"]
                 incidents = _incidents(get(url, "/api/v1/overview"), contract, now, contracts)
                 recent = recent[-_RECENT:]
-                live.update(Group(*incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
+                old = [Text(late, style="bold red")] if late else []
+                live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
                     break

@@ -39,6 +39,8 @@ from kc_otel.stats.histogram_columns import HistogramColumns
 __all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState", "UnsavedPane"]
 
 STREAMS_PER_SERIES: Final = 16
+_MOST_TAKEN: Final = 2**56
+"""Observations that are taken point by point in a pane of the long window; those of all panes fit an int64."""
 """Processes that may report the same series before streams are refused."""
 PAIRS: Final = 64
 """Kernel pairs of a metric that are judged at a time."""
@@ -107,6 +109,7 @@ class ContractState:
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._evicted_at = 0.0
+        self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
         self.windows = tuple(WindowRows(grid, self.panes, number) for number, grid in enumerate(self.grids))
@@ -163,6 +166,8 @@ class ContractState:
         if step.outcome in {"accepted", "baseline"} and point.metric != INVALID:
             self.heard.setdefault(pair, Heard(now)).hear(now)
         if step.increment is not None and step.increment.count:
+            if not self._believes(step.increment.count, now):
+                return "malformed"
             keys = [SeriesKey(point.series, name, *pair) for name in slices]
             counted = [self.count(key, step.increment, point.time / 1e9, now) for key in keys]
             if not all(counted):
@@ -347,6 +352,15 @@ class ContractState:
             if self.heard[pair].last < silent:
                 del self.heard[pair]
         return bool(streams or gone)
+
+    def _believes(self, count: int, now: float) -> bool:
+        """Whether so many more observations can be: of deltas, and of streams that begin anew, any number may come."""
+        pane = self.grids[LONG].index(now)
+        before = self._taken[1] if self._taken[0] == pane else 0
+        if before + count > _MOST_TAKEN:
+            return False
+        self._taken = pane, before + count
+        return True
 
     def _has_room(self, key: SeriesKey, time: float, now: float) -> bool:
         if key not in self.series and len(self.series) >= self.contract.observability.max_series:

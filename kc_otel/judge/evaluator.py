@@ -50,6 +50,7 @@ _REJECTED: Final = frozenset(
 )
 """Outcomes that the sender is told of; the others need nobody's attention."""
 _SAID: Final = {
+    "malformed": "points count more observations than there can be",
     "future": "points are from the future; check the sender's clock",
     "late": "points are older than the long window",
     "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "

@@ -41,6 +41,8 @@ _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
 _GONE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
+_ENOUGH: Final = 2**53
+"""Observations after an alarm from which on no more are added: a double counts no further."""
 _MEAN, _PANE = BETS.size, BETS.size + 1
 """Where a row has the logarithm of M, and the pane."""
 SHARE_DIGITS: Final = 6
@@ -324,6 +326,8 @@ class FailEvidence:
             one = self.cells[cell]
             one.failing = one.failing and one.log_evidence >= _GONE
             within = now - one.peak < self._long
+            if one.after is not None and one.after.count > _ENOUGH:
+                parts.clear()
             one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
 
     def _join_peaks(self, cell: Cell) -> None:

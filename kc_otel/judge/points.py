@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.plain_text import is_plain
@@ -48,8 +49,9 @@ TRAIN_STEP: Final = "kc.train.step"
 _DELTA, _CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
 _SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
-_MOST = 2**53
-"""Counts beyond this are no counts, and would overflow when they are added up."""
+_MOST = 2**44
+"""Counts beyond this are no counts: half a year of a million tokens a second. What as many streams as a contract may
+have add up to is below 2^63 with it."""
 _SCALES: Final = range(-2, 21)
 """Buckets that are a factor of 16 wide suffice for all values; wider ones would make a whole window so."""
 _WIDEST_ZERO: Final = 2.0**-20
@@ -281,7 +283,7 @@ def _buckets(side: Any, scale: int) -> Buckets:
     size = len(side.bucket_counts)
     if not size:
         return Buckets.empty()
-    buckets = Buckets(side.offset, np.fromiter(side.bucket_counts, np.int64, size)).trimmed()
+    buckets = Buckets(side.offset, _counts(side.bucket_counts)).trimmed()
     base = 2.0**-scale
     if buckets.counts.size and not _EXPONENTS[0] <= buckets.offset * base <= buckets.end * base <= _EXPONENTS[1]:
         raise _MalformedError(f"bucket {buckets.offset} at scale {scale} is beyond what can be observed")
@@ -290,7 +292,7 @@ def _buckets(side: Any, scale: int) -> Buckets:
 
 def _explicit(point: Any) -> Histogram:
     edges = tuple(point.explicit_bounds)
-    counts = np.fromiter(point.bucket_counts, np.int64, len(point.bucket_counts))
+    counts = _counts(point.bucket_counts)
     if not counts.size and not edges:
         counts = np.array([point.count], dtype=np.int64)
     if counts.size != len(edges) + 1:
@@ -304,6 +306,14 @@ def _explicit(point: Any) -> Histogram:
     histogram = ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
     _check_sum(histogram)
     return histogram
+
+
+def _counts(given: Any) -> NDArray[np.int64]:
+    """Bucket counts, each of which is one; added up modulo 2^64, others could seem to be."""
+    counts = np.fromiter(given, np.uint64, len(given))
+    if counts.size and counts.max() >= _MOST:
+        raise _MalformedError(f"a bucket cannot hold {counts.max()} observations")
+    return counts.astype(np.int64)
 
 
 def _check(point: Any, counted: int) -> None:

@@ -207,7 +207,9 @@ class Core:
                 with self._alone(name, "escalation", "its policy", unit):
                     state, said = self._escalated(state, evaluation, name, now, unit, renews=renews)
                     announcements += said
-            self._evaluator_store.save(self.evaluator, unit)
+            self._evaluator_store.save(
+                self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
+            )
             self._evaluator_store.save_position(self.position)
             if self.merged != self.settled:
                 self._evaluator_store.save_merged(self.merged)

@@ -189,3 +189,22 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert said[22] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
     assert max(map(len, said)) <= 80
+
+
+def test_what_nobody_judges_any_more_is_no_all_clear(running):
+    """Verdicts that stand where they stood are told as such, with what fails, and are not exit code 0."""
+    passing = replace(VERDICT, status=Status.PASS)
+    with running(policy=passing) as run:
+        core = run.core
+        assert [run(name)[0] for name in ("status", "alerts")] == [0, 0]
+        core.evaluated_at = time.time() - 75
+        core.evaluator.faults.report("", "evaluation", {"all contracts": ValueError("x")})
+        for name in ("status", "alerts"):
+            code, said = run(name)
+            fault = "evaluation fails for all contracts: ValueError: x"
+            assert (code, said.splitlines()[0]) == (
+                3, f"nothing has been judged for 1 min 15 s: all contracts: {fault}",
+            )  # fmt: skip
+        assert "nothing has been judged for" in run("watch", "--count", "1")[1]
+        core.evaluated_at = None
+        assert run("status")[1].startswith("nothing has been judged yet")

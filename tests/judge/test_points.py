@@ -127,6 +127,24 @@ def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> N
     assert read(request) == ([], {"malformed": 1})
 
 
+@pytest.mark.parametrize("edges", [None, (0.1, 0.2)])
+def test_buckets_that_add_up_modulo_a_power_of_two_are_malformed(
+    sender: Any, now: float, edges: tuple[float, ...] | None
+) -> None:
+    """Eight times 2^61 is nothing in 64 bits; so is 2^63 and 2^63."""
+    for wrong in ([2**61] * 8, [2**63, 2**63]):
+        request = sender(edges=edges).request(now, [0.05] * 7)
+        point = only_point(request)
+        counts = point.bucket_counts if edges else point.positive.bucket_counts
+        kept = list(counts)
+        del counts[:]
+        if edges:
+            point.explicit_bounds.extend([0.2 + at / 10 for at in range(1, len(wrong) + 1)])
+        counts.extend([*kept, *wrong])
+        _, outcomes = read(request)
+        assert outcomes == {"malformed": 1}
+
+
 def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> None:
     """More buckets than are kept become fewer, wider ones; nothing is lost."""
     request = sender().request(now, [0.5])

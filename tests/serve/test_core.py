@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sqlite3
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.evaluator import Evaluator
@@ -31,6 +34,7 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
+from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from kc_otel.serve.stream_places import tick_of
@@ -390,3 +394,79 @@ def test_an_incident_survives_the_evaluator_and_its_events(contract: Contract, d
         connection.execute("DELETE FROM events")
         connection.close()
     assert len(ids) == 1
+
+
+def many(contract: str, slice: str, count: int, points: int, now: float) -> ExportMetricsServiceRequest:
+    """Delta points of as many observations each, all of them small, one stream each."""
+    message = ExportMetricsServiceRequest()
+    metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
+    metric.exponential_histogram.aggregation_temporality = 1
+    names = {"kc.contract": contract, "kc.slice": slice, "kc.kernel.train": "t" * 12, "kc.kernel.inference": "i" * 12}
+    for number in range(points):
+        point = metric.exponential_histogram.data_points.add(
+            start_time_unix_nano=int((now - 1) * 1e9), time_unix_nano=int(now * 1e9), count=count, zero_count=count
+        )
+        point.sum = 0.0
+        for name, value in {**names, "x": str(number)}.items():
+            point.attributes.add(key=name).value.string_value = value
+    return message
+
+
+def test_counts_that_cannot_be_are_refused_before_they_overflow(
+    contract: Contract, open_file: Callable[..., sqlite3.Connection], drift: Callable
+) -> None:
+    """Of one point, and of many together; what one contract's sender says never stops what is judged of the other."""
+    evil = Contract.model_validate({**contract.model_dump(by_alias=True), "metadata": {**OTHER, "name": "evil"}})
+    now = time.time()
+    core = Core([contract, evil], open_file(), external_url="", now=now)
+    core.tick(now)
+    assert core.metrics(many("evil", "all", 2**44, 3, now), now).rejected == 3
+    taken = 0
+    for step in range(5):
+        at = now + step / 1000
+        answer = core.metrics(many("evil", "all", 2**44 - 1, 1000, at), at)
+        taken += 1000 - answer.rejected
+        core.metrics(drift(0.3), at)
+        core.tick(at)
+        assert core.evaluator.faults.present == {}
+    assert taken == 2**56 // (2**44 - 1)
+    assert "points count more observations than there can be" in answer.message
+    assert {one.cell.contract for one, _, _ in core.history.cells() if one.status is Status.FAIL} == {"policy"}
+    window = core.evaluator.distribution(
+        next(one for one in core.evaluator.series() if one.contract == "evil"), 3600.0, at
+    )
+    assert window.total == taken * (2**44 - 1)
+
+
+def test_what_cannot_be_saved_of_a_contract_is_its_own(
+    contract: Contract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are judged, saved and there after a restart; it is shown, tried again, and saved when that works."""
+    other = Contract.model_validate({**contract.model_dump(by_alias=True), "metadata": OTHER})
+    now, real = time.time(), EvaluatorStore._save_streams
+    connection = open_state(tmp_path / "state.sqlite")
+    core = Core([contract, other], connection, external_url="", now=now)
+    for name in ("policy", "other"):
+        core.metrics(many(name, "all", 500, 1, now), now)
+
+    def faulty(self: EvaluatorStore, name: str, state: ContractState) -> None:
+        real(self, name, state)
+        if name == "policy":
+            raise struct.error("argument out of range")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EvaluatorStore, "_save_streams", faulty)
+        core.tick(now)
+        core.tick(now + 1)
+        assert core.evaluator.faults.present == {"policy": "saving fails for its state: error: argument out of range"}
+    assert {one.cell.contract for one, _, _ in core.history.cells()} == {"policy", "other"}
+
+    def kept() -> set[str]:
+        again = Evaluator([contract, other])
+        EvaluatorStore(connection).restore(again)
+        return {one.contract for one in again.series()}
+
+    assert kept() == {"other"}
+    core.tick(now + 2)
+    assert core.evaluator.faults.present == {}
+    assert kept() == {"policy", "other"}

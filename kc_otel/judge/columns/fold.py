@@ -41,7 +41,7 @@ NONE, CLOSED = -1, -2
 """Of a series that has no slot, and of one that takes nothing from columns."""
 _COUNTED: Final = 1
 """Of a point that was taken."""
-_MOST: Final = 2**53
+_MOST: Final = 2**44
 _LARGEST_SUM: Final = 2.0**565
 _WIDEST_ZERO: Final = 2.0**-20
 _UNSAID_ZERO: Final = 2.0**-30

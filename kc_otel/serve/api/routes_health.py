@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
+from kc_otel.contract.words import duration
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
@@ -39,8 +41,10 @@ def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
     )
     async def readyz() -> Response:
         """It receives, and its last evaluation is not older than it should be; what it cannot judge is listed."""
-        late = core.evaluated_at is None or time.time() - core.evaluated_at > _LATE
-        said = "no evaluation yet\n" if late else "ready\n"
+        age = math.inf if core.evaluated_at is None else time.time() - core.evaluated_at
+        late, said = age > _LATE, "ready\n"
+        if late:
+            said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
         said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
         return PlainTextResponse(said, 503 if late else 200)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Final
 
@@ -93,25 +94,30 @@ class EvaluatorStore:
         """Write it, in the transaction that also has `save`."""
         self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('merged', ?)", (json.dumps(merged),))
 
-    def save(self, evaluator: Evaluator, unit: UnitOfWork) -> None:
+    def save(
+        self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
+    ) -> None:
         """Write what changed since the last save that lasted.
+
+        Args:
+            evaluator: The evaluator.
+            unit: The transaction.
+            alone: By a contract's name the context in which only that is written, so that its fault is not the others'.
 
         Raises:
             sqlite3.DatabaseError: If the database refuses.
         """
-        unit.on_commit(lambda: self._committed(evaluator))
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
         for name, state in evaluator.states.items():
-            self._save_streams(name, state)
-            self._save_panes(name, state)
-            self._forget_panes(name, state)
-            self._save_evidence(name, state)
-            self._save_facts(name, evaluator)
-
-    def _committed(self, evaluator: Evaluator) -> None:
-        for state in evaluator.states.values():
-            state.saved()
+            with alone(name) if alone is not None else nullcontext():
+                unit.on_rollback(self._rolled_back)
+                self._save_streams(name, state)
+                self._save_panes(name, state)
+                self._forget_panes(name, state)
+                self._save_evidence(name, state)
+                self._save_facts(name, evaluator)
+                unit.on_commit(state.saved)
 
     def _rolled_back(self) -> None:
         """The next save writes the same again, together with what changes until then."""

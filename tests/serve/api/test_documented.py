@@ -247,5 +247,9 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
 def test_a_late_evaluation_is_not_ready(asked: Documented, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 in plain text, for whoever restarts it."""
     assert asked.ask("/readyz", "get").status_code == 200
+    monkeypatch.setattr(asked.core, "evaluated_at", time.time() - 75)
+    answer = asked.ask("/readyz", "get")
+    assert (answer.status_code, answer.text) == (503, "no evaluation for 1 min 15 s\n")
     monkeypatch.setattr(asked.core, "evaluated_at", None)
-    assert asked.ask("/readyz", "get").status_code == 503
+    answer = asked.ask("/readyz", "get")
+    assert (answer.status_code, answer.text) == (503, "no evaluation yet\n")
