@@ -54,7 +54,10 @@ _SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "report_command": ("report",),
     },
     "People and the policy": {
-        "people_commands": ("alerts", "ack", "silence", "unsilence", "pin", "unpin", "events"),
+        "people_commands": (
+            *("alerts", "ack", "silence", "unsilence", "pin", "unpin"),
+            *("enable-webhook", "events"),
+        ),
         "replay_command": ("replay",),
     },
     "Roll out a kernel": {"gate_command": ("gate",), "promote_command": ("promote",)},

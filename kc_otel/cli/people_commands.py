@@ -1,4 +1,4 @@
-"""What fires and what people do about it: `kc-otel alerts`, `ack`, `silence`, `unsilence`, `pin`, `unpin`, `events`."""
+"""What fires and what people do about it: `kc-otel alerts`, `ack`, `silence`, `pin` and their ends, and the like."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ApiJson = Annotated[bool, typer.Option("--json", help="The API's own answer.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (alerts, ack, silence, unsilence, pin, unpin, events):
-        app.command(command.__name__)(command)
+    for command in (alerts, ack, silence, unsilence, pin, unpin, enable_webhook, events):
+        app.command(command.__name__.replace("_", "-"))(command)
 
 
 def alerts(
@@ -128,6 +128,18 @@ def unpin(
     """End pins; the routes that are in force hold again."""
     answer = post(url, "/api/v1/decisions/unpin", {"contract": contract, "slice": slice, **_signed(by, why)})
     typer.echo(f"{answer['pins']} pin(s) ended; the decision table is now version {answer['version']}")
+
+
+def enable_webhook(
+    contract: ContractArgument,
+    endpoint: Annotated[str, typer.Argument(help="Its name in the contract.")],
+    why: Why,
+    by: By = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Send webhooks again to an endpoint that answered 410."""
+    answer = post(url, "/api/v1/webhooks/enable", {"contract": contract, "endpoint": endpoint, **_signed(by, why)})
+    typer.echo(f"{endpoint} is told again; {answer['waiting']} message(s) of {contract} wait for it")
 
 
 def events(

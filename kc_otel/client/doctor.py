@@ -157,8 +157,9 @@ def of_evaluator(
             yield Finding("warning", what, "handbook, page Input checks: what it means and what to change")
     for one in health["outbox"]:
         if one["disabled"] or one["error"]:
+            remedy = "mend the receiver" + ("; then `kc-otel enable-webhook`" if one["disabled"] else "")
             said = one["disabled"] or one["error"]
-            yield Finding("warning", f"webhooks to {one['endpoint']} do not get through: {said}", "mend the receiver")
+            yield Finding("warning", f"webhooks to {one['endpoint']} do not get through: {said}", remedy)
 
 
 def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from kc_otel.judge.contract_state import PAIRS, ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.points import INVALID, series_name
-from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series
+from kc_otel.judge.series import LONG, SHORT, Heard, Listening, Pair, Series
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, ExponentialHistogram
@@ -74,23 +74,23 @@ class Current(NamedTuple):
     version: int
 
 
-def evidence(state: ContractState, now: float, listening_since: float) -> Iterator[Evidence]:
+def evidence(state: ContractState, now: float, listening: Listening) -> Iterator[Evidence]:
     """Every cell of a contract, by clause, slice and pair.
 
     Args:
         state: What is remembered of the contract.
         now: Unix time in seconds.
-        listening_since: Unix time in seconds before which silence does not count.
+        listening: When silence counts.
     """
     for clause in state.contract.clauses:
-        for place in places(state, clause, current(state, clause, now, listening_since)):
+        for place in places(state, clause, current(state, clause, now, listening)):
             yield evidence_of(state, place, now)
 
 
-def current(state: ContractState, clause: Clause, now: float, listening_since: float) -> Current:
+def current(state: ContractState, clause: Clause, now: float, listening: Listening) -> Current:
     """What says which cells a clause has."""
     metric = metric_name(clause)
-    pairs, silence = _current(state, clause, metric, now, listening_since)
+    pairs, silence = _current(state, clause, metric, now, listening)
     first = islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT)
     return Current(frozenset(pairs), frozenset(first), silence, _oldest(state, now), state.version)
 
@@ -124,7 +124,7 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 
 def _current(
-    state: ContractState, clause: Clause, metric: str, now: float, listening_since: float
+    state: ContractState, clause: Clause, metric: str, now: float, listening: Listening
 ) -> tuple[set[Pair], str]:
     """The pairs that a metric's cells are about, and why there is nothing to judge; empty if there is."""
     newest = state.newest.get(metric)
@@ -144,8 +144,8 @@ def _current(
     heartbeat = state.contract.observability.heartbeat
     silent = {}
     for pair in current:
-        heard = state.heard.get(pair, Heard(listening_since))
-        silent[pair] = now - max(heard.last, listening_since)
+        heard = state.heard.get(pair, Heard(listening.since))
+        silent[pair] = listening.silence(heard.last, now)
         if silent[pair] <= heard.patience(heartbeat):
             del silent[pair]
     alive = current - silent.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.roster import Roster, Verdicts
-from kc_otel.judge.series import Pair, Series, SeriesKey
+from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import Memo, decide
@@ -109,6 +110,7 @@ class Evaluator:
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
             `unknown_contract`, `unknown_slice`, `over_cap`, `unjudged`, `ignored`. Each point counts once.
         faults: What could not be judged.
+        judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
 
     Raises:
         ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
@@ -141,7 +143,9 @@ class Evaluator:
         self._memos = {name: Memo() for name in self.states}
         self._rosters = {name: Roster(state) for name, state in self.states.items()}
         self._places: dict[str, list[Place]] = {}
-        self._listening_since: float | None = None
+        self.judged_at = -math.inf
+        self._listening: Listening | None = None
+        self._judged_before = -math.inf
         self._columns: StreamColumns | None = None
         self._gen_ai: dict[str, list[ContractState]] = {}
         for state in self.states.values():
@@ -152,6 +156,12 @@ class Evaluator:
     def listen(self, since: float) -> None:
         """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
         self._listen(since)
+
+    def listened(self, until: float) -> None:
+        """The evaluator of which this one has the state listened until a Unix time: what was silent then still is."""
+        self.judged_at = self._judged_before = until
+        if self._listening is not None:
+            self._listening = self._listening._replace(before=until)
 
     def use_columns(self) -> None:
         """Take messages as columns from now on, where they are given so: see `stream_columns`.
@@ -241,8 +251,9 @@ class Evaluator:
 
         What cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
         """
-        if self._listening_since is not None:  # also when the clock went back
-            self._listening_since = min(self._listening_since, now)
+        if self._listening is not None:  # also when the clock went back
+            self._listening = self._listening._replace(since=min(self._listening.since, now))
+        self.judged_at = now
         collects = gc.isenabled()
         gc.disable()  # tens of objects for each cell, and no cycles: the collector would look at all of them in vain
         try:
@@ -331,11 +342,11 @@ class Evaluator:
                 state.evidence.clear(verdict.cell)
         return verdicts
 
-    def _listen(self, now: float) -> float:
-        # Nobody is silent while nobody listens: silence counts from the first time that this process was told.
-        if self._listening_since is None:
-            self._listening_since = now
-        return self._listening_since
+    def _listen(self, now: float) -> Listening:
+        # Silence counts from the first time that this process was told.
+        if self._listening is None:
+            self._listening = Listening(now, self._judged_before)
+        return self._listening
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
         if point.metric in self._gen_ai or point.metric == INVALID:

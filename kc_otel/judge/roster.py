@@ -23,7 +23,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.histograms import union
 from kc_otel.judge.panes import WindowContent
-from kc_otel.judge.series import LONG, SHORT
+from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdicts import verdict_of
@@ -106,13 +106,13 @@ class Roster:
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def judge(
-        self, now: float, listening_since: float
+        self, now: float, listening: Listening
     ) -> tuple[list[Place], list[tuple[Numbers, ClauseColumns]], dict[str, Exception]]:
         """Judge what can be judged at once.
 
         Args:
             now: Unix time in seconds.
-            listening_since: Unix time in seconds before which silence does not count.
+            listening: When silence counts.
 
         Returns:
             Every cell, by clause, slice and pair; of those that were judged their numbers, with what was found; and
@@ -125,7 +125,7 @@ class Roster:
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
         for clause in state.contract.clauses:
-            of = current(state, clause, now, listening_since)
+            of = current(state, clause, now, listening)
             cells = self._cells.get(clause.id)
             if cells is None or cells.of != of:
                 cells = self._cells[clause.id] = _ClauseCells(state, clause, of)

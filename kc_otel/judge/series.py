@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -10,7 +11,7 @@ from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import PaneGrid
 from kc_otel.judge.ring import Ring
 
-__all__ = ["LONG", "SHORT", "Heard", "Pair", "Series", "SeriesKey", "grids"]
+__all__ = ["LONG", "SHORT", "Heard", "Listening", "Pair", "Series", "SeriesKey", "grids"]
 
 SHORT: Final = 0
 LONG: Final = 1
@@ -87,6 +88,24 @@ class Heard:
         """
         gaps = sorted(self.gaps)
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
+
+
+class Listening(NamedTuple):
+    """When somebody was there to hear: nobody is silent while nobody listens.
+
+    Attributes:
+        since: Unix time in seconds from which on this process listens.
+        before: Unix time in seconds until which the one before it did.
+    """
+
+    since: float
+    before: float = -math.inf
+
+    def silence(self, last: float, now: float) -> float:
+        """Seconds of silence of who was heard last at a Unix time."""
+        if last >= self.since:
+            return now - last
+        return now - self.since + max(min(self.before, self.since) - last, 0.0)
 
 
 def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:

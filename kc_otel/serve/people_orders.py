@@ -25,7 +25,7 @@ from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.incidents.incident import Diagnosis
 from kc_otel.serve.core import Core
 
-__all__ = ["acknowledge", "diagnose", "pin", "silence", "unpin", "unsilence"]
+__all__ = ["acknowledge", "diagnose", "enable", "pin", "silence", "unpin", "unsilence"]
 
 
 def acknowledge(
@@ -107,6 +107,21 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     said = {"slice": slice, "by": by, "why": why, "message": f"{by} ended the pin of {where}: {why}"}
     core.amend(contract, "unpinned", said, now, decisions=after)
     return len(before.pins) - len(after.pins)
+
+
+def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: float) -> int:
+    """An endpoint that answered 410 is told again, of every contract that names it. Returns how much waits for it."""
+    _signed(by, why)
+    core = core.whole(contract)
+    known = {one.endpoint: one for one in core.outbox.status({contract})}
+    if endpoint not in known:
+        names = f"there are {', '.join(known)}" if known else "there is none yet"
+        raise LookupError(f"contract {contract} has sent nothing to an endpoint {endpoint!r}; {names}")
+    if not known[endpoint].disabled:
+        raise ValueError(f"{endpoint} is not disabled: what waits for it is sent")
+    said = {"endpoint": endpoint, "by": by, "why": why, "message": f"{by} had {endpoint} told again: {why}"}
+    core.amend(contract, "enabled", said, now, endpoint=endpoint)
+    return known[endpoint].waiting
 
 
 def diagnose(

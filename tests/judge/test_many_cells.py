@@ -9,6 +9,7 @@ import pytest
 from kc_otel.judge import fail_evidence
 from kc_otel.judge.cells import evidence
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import Listening
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdicts import decide
 from kc_otel.stats.histogram_rows import rows_of_columns
@@ -40,7 +41,7 @@ def test_verdicts_of_many_cells_are_those_of_each(scale: int, monkeypatch: pytes
         assert held.keys() == alone.keys()
         for cell, one in held.items():
             assert one.log_sums == pytest.approx(alone[cell].log_sums, rel=1e-9, abs=1e-9)
-        cells = list(evidence(together.states[made.name], now, START))
+        cells = list(evidence(together.states[made.name], now, Listening(START)))
         one_by_one = [replace(cell, parts=None) for cell in cells]
         for verdict, other in zip(decide(made, cells, now), decide(made, one_by_one, now), strict=True):
             assert close(verdict, other)

@@ -10,6 +10,7 @@ import pytest
 
 from kc_otel.judge.cells import evidence
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import Listening
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdicts import decide
 
@@ -59,7 +60,7 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
                 }[metric]
                 evaluator.ingest_metrics(source.request(now, values), now)
         verdicts = evaluator.evaluate(now)[made.name].verdicts
-        cells = list(evidence(evaluator.states[made.name], now, evaluator.listen(now) or START))
+        cells = list(evidence(evaluator.states[made.name], now, Listening(START)))
         for verdict, other in zip(verdicts, decide(made, cells, now), strict=True):
             assert difference(verdict, other) == {}
             seen.add(verdict.status)

@@ -207,3 +207,22 @@ def test_what_cannot_be_written_is_not_in_force(
     answer = client.post("/api/v1/decisions/pin", json=pin)
     assert (answer.status_code, failing.decisions.pins) == (503, ())
     assert "disk is full" in answer.json()["detail"]
+
+
+def test_an_endpoint_that_answered_410_is_told_again_when_a_person_says_so(client: TestClient, failing: Core) -> None:
+    """With who and why; nothing is sent until then, whatever comes, and what has waited is sent then."""
+    now = time.time()
+    failing.tick(now)
+    order = {"contract": "policy", "endpoint": "pager", **SIGNED}
+    answer = client.post("/api/v1/webhooks/enable", json=order)
+    assert (answer.status_code, "pager is not disabled" in answer.text) == (422, True)
+    (message,) = failing.outbox.due(now)
+    failing.outbox.failed(message.id, now, "410 Gone", status=410)
+    assert failing.outbox.due(now + 3600) == ()
+    assert client.post("/api/v1/webhooks/enable", json=order | {"endpoint": "x"}).status_code == 404
+    assert client.post("/api/v1/webhooks/enable", json=order).json() == {"waiting": 1}
+    assert [one.id for one in failing.outbox.due(now + 3600)] == [message.id]
+    (event,) = events(failing, "enabled")
+    assert event.data["message"] == "ada had pager told again: known false alarm"
+    (incident,) = failing.incidents()
+    assert incident.words[-1].kind == "enabled"

@@ -85,7 +85,7 @@ class PersonsWord:
 
     Attributes:
         at: Unix time, seconds.
-        kind: acknowledged, silenced, unsilenced, pinned, unpinned or resumed.
+        kind: acknowledged, silenced, unsilenced, pinned, unpinned, enabled or resumed.
         text: In words, with who and why.
     """
 

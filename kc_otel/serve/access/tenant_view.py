@@ -48,7 +48,7 @@ class TenantView(Core):
         self.evaluator: Any = _Judge(core, self._own)
         self.history: Any = _History(core, self._own)
         self.events: Any = _Events(core, self._own)
-        self.outbox: Any = SimpleNamespace(status=self._endpoints)
+        self.outbox: Any = SimpleNamespace(status=self._endpoints)  # orders go to the whole core
         self.gate_history: Any = SimpleNamespace(since=self._gates)
         self.promotions: Any = _Promotions(core, self._own)
         self._decisions: dict[str, DecisionTable] = {}

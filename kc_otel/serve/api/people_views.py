@@ -152,6 +152,21 @@ class UnpinRequest(_Signed):
     """Only this slice's; every pin of the contract when null."""
 
 
+class EnableRequest(_Signed):
+    """An endpoint that answered 410 is told again."""
+
+    contract: Name
+    """A contract that names it; it is told of all that do."""
+    endpoint: Name
+
+
+class Enabled(_View):
+    """What an endpoint is told now."""
+
+    waiting: int
+    """Messages about the contract that wait for it."""
+
+
 class Pinned(_View):
     """What pinning or unpinning changed."""
 

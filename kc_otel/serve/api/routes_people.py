@@ -19,6 +19,8 @@ from kc_otel.serve.api.people_views import (
     AlertList,
     AlertView,
     DryRun,
+    Enabled,
+    EnableRequest,
     EndRequest,
     Pinned,
     PinRequest,
@@ -33,7 +35,7 @@ __all__ = ["people_routes"]
 
 
 def people_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin` and `dry-run`."""
+    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin`, `webhooks/enable` and `dry-run`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
@@ -98,6 +100,13 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             ended = people.unpin(core, request.contract, request.slice, request.by, request.why, time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
+
+    @router.post("/webhooks/enable", tags=["people"])
+    async def enable(request: EnableRequest) -> Enabled:
+        """An endpoint that answered 410 is told again, first of what has waited."""
+        with answered():
+            waiting = people.enable(core, request.contract, request.endpoint, request.by, request.why, time.time())
+        return Enabled(waiting=waiting)
 
     @router.get("/dry-run", tags=["decisions"])
     async def dry_run() -> DryRun:

@@ -11,7 +11,7 @@ export function showNotices({ overview, health }, lost) {
   if (lost) said.push(["lost", `No answer from the evaluator since ${clock(lost)}.`, overview ? ` What is below is from ${clock(overview.now)} and may have changed. Trying again every few seconds.` : " Trying again every few seconds. Is kc-otel serve running?"]);
   if (overview?.at && overview.now - overview.at > PATIENCE) said.push(["old", `Nothing has been judged for ${span(overview.now - overview.at)}.`, " The evaluator answers, but what is below is old; its log says why."]);
   for (const one of health?.outbox ?? []) {
-    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} is not told any more.`, ` ${one.disabled}`]);
+    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} is not told any more.`, ` ${one.disabled}; once it takes messages again: kc-otel enable-webhook`]);
     else if (one.oldest && overview.now - one.oldest > PATIENCE) said.push([`late ${one.endpoint}`, `${one.endpoint} has not been told.`, ` ${count(one.waiting)} ${one.waiting === 1 ? "webhook waits" : "webhooks wait"} since ${clock(one.oldest)}${one.error ? `: ${one.error}` : "."}`]);
   }
   document.querySelector("main").classList.toggle("stale", Boolean(lost));

@@ -7,6 +7,7 @@ applied at the start. The store never begins or commits a transaction; who owns 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -62,6 +63,7 @@ class EvaluatorStore:
         self._ids: dict[tuple[str, SeriesKey], int] = {}
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
+        self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         connection.execute("INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
@@ -109,6 +111,7 @@ class EvaluatorStore:
         """
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
+        self._save_judged_at(evaluator.judged_at)
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -127,6 +130,7 @@ class EvaluatorStore:
         self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
         self._heads.clear()
         self._facts.clear()
+        self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
         """Read everything into an evaluator that has not taken anything yet.
@@ -136,10 +140,17 @@ class EvaluatorStore:
         Raises:
             ValueError, KeyError, TypeError, sqlite3.DatabaseError: If the database is damaged.
         """
+        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
+        evaluator.listened(float(row[0]) if row else -math.inf)
         self._restore_streams(evaluator)
         self._restore_series(evaluator)
         self._restore_evidence(evaluator)
         self._restore_facts(evaluator)
+
+    def _save_judged_at(self, at: float) -> None:
+        if self._judged_at != at:
+            self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('judged_at', ?)", (repr(at),))
+            self._judged_at = at
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         changed = state.changed_streams

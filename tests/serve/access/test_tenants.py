@@ -245,6 +245,7 @@ _ORDERS = [
     ("/api/v1/decisions/pin", {"contract": "secret-policy", "kernel": "inference-kernel"}),
     ("/api/v1/decisions/unpin", {"contract": "secret-policy"}),
     ("/api/v1/decisions/resume", {"contract": "secret-policy"}),
+    ("/api/v1/webhooks/enable", {"contract": "secret-policy", "endpoint": "pager"}),
     ("/api/v1/promotions/secret-policy/secretkernel", {"order": "rollback"}),
     ("/api/v1/promotions/secret-policy/other", {"order": "start"}),
 ]

@@ -94,6 +94,35 @@ def test_restart_at_any_point_equals_no_restart(
     assert restarted.series() == steady.series()
 
 
+def test_who_was_silent_before_a_restart_still_is(
+    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
+) -> None:
+    """The hours in which nobody listened do not count as silence; those before do, so that NO_DATA never becomes PASS.
+
+    Who was heard until the end has all its patience again.
+    """
+    made = contract()
+    heartbeat = made.observability.heartbeat
+    first, store = Evaluator([made]), EvaluatorStore(connection)
+    source = sender()
+    for step in range(5):
+        first.ingest_metrics(source.request(now + step, np.full(2000, 1e-4)), now + step)
+    for later, status in ((5.0, "PASS"), (5.0 + 3 * heartbeat, "NO_DATA")):
+        before = {one.status for one in verdicts_of(first, now + later) if one.cell.slice == "all"}
+        assert before == {status}
+        written(store, first, connection)
+        down = now + later + 120.0
+        again = Evaluator([made])
+        EvaluatorStore(connection).restore(again)
+        again.listen(down)
+        after = [one for one in verdicts_of(again, down + 1.0) if one.cell.slice == "all"]
+        assert {one.status for one in after} == {status}
+        if status == "NO_DATA":
+            assert "no report for" in after[0].reason
+        again.ingest_metrics(source.request(down + 2.0, np.full(2000, 1e-4)), down + 2.0)
+        assert {one.status for one in verdicts_of(again, down + 2.0) if one.cell.slice == "all"} == {"PASS"}
+
+
 def test_what_a_crash_loses_a_cumulative_sender_says_again(
     contract: Any, sender: Any, now: float, connection: sqlite3.Connection
 ) -> None:
