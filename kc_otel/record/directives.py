@@ -105,7 +105,13 @@ class GuidedLoop:
             return mask
         try:
             found = quarantine(
-                train_logprobs, inference_logprobs, contract, mask=mask, attributes=attributes, slices=slices
+                train_logprobs,
+                inference_logprobs,
+                contract,
+                mask=mask,
+                attributes=attributes,
+                slices=slices,
+                kept=more.get("kept"),
             )
         except Exception as error:  # noqa: BLE001 - nothing is raised into the loop
             self._recorder.drop("quarantine-failed", error)

@@ -24,6 +24,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
+from kc_otel.record.measure.truncation import renormalised
 from kc_otel.record.sequence_attributes import Attributes, own_attributes
 
 __all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
@@ -82,6 +83,7 @@ def quarantine(
     slices: Collection[str] | None = None,
     clauses: Collection[str] | None = None,
     limits: Mapping[str, float] | None = None,
+    kept: tuple[Any, Any] | None = None,
 ) -> Quarantine:
     """Find the sequences whose own drift breaks a clause, or that fail an input check (`measure.checks`).
 
@@ -107,6 +109,7 @@ def quarantine(
             for every sequence.
         clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
         limits: Other limits than the contract's for single sequences, by clause.
+        kept: log of the mass that each kernel has on the tokens that truncation kept, as in `Recorder.compare`.
 
     Raises:
         ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or
@@ -114,6 +117,7 @@ def quarantine(
     """
     judged = _named(contract, clauses)
     train, inference = (each.detach() if is_tensor(each) else np.asarray(each) for each in (train, inference))
+    train, inference = (renormalised(*pair) for pair in zip((train, inference), kept or (None, None), strict=True))
     given = _ones(train) if mask is None else _like(mask, as_bool(mask))
     if train.ndim != 2 or train.shape != inference.shape or train.shape != given.shape:
         raise ValueError(

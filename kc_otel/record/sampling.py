@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Hashable
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 __all__ = ["Sampler", "position_of"]
 
@@ -13,9 +15,27 @@ _RANGE: Final = float(1 << 64)
 
 
 def position_of(key: Hashable) -> float:
-    """Where a key falls in [0, 1): the same in every process and at every time, uniform over keys."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    """Where a key falls in [0, 1): the same in every process and at every time, uniform over keys.
+
+    Keys that are equal fall on one place, also where one is a number or text of NumPy's.
+
+    >>> position_of(np.int64(7)) == position_of(7), position_of((np.str_("a"), 7.0)) == position_of(("a", 7))
+    (True, True)
+    """
+    digest = hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / _RANGE
+
+
+def _plain(key: Any) -> Any:
+    """The key with Python's own text and numbers in it."""
+    if isinstance(key, tuple):
+        return tuple(map(_plain, key))
+    if isinstance(key, str):
+        return str.__str__(key)
+    given = key.item() if isinstance(key, np.generic) else key
+    if isinstance(given, int) or (isinstance(given, float) and given.is_integer()):
+        return int(given)
+    return given
 
 
 class Sampler:

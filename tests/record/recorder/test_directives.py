@@ -62,6 +62,18 @@ def test_a_mask_leaves_out_what_is_in_quarantine(recorder, asked, logprobs):
     assert recorder.stats().quarantined == 1
 
 
+def test_what_truncation_kept_is_taken_into_account(recorder, asked):
+    """The trainer's log-probabilities are from before top-p: sound sequences stay, one that drifts does not."""
+    loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
+    rng = np.random.default_rng(4)
+    inference = np.log(rng.uniform(0.2, 0.9, (4, 60)))
+    mass = np.full((4, 60), np.log(0.8))
+    train = inference + mass
+    train[1] -= 0.5
+    mask = loop.compare(train, inference, attributes={"task": "code"}, kept=(mass, None))
+    assert mask.all(axis=1).tolist() == [True, False, True, True]
+
+
 def test_what_cannot_be_looked_at_is_kept_and_counted(recorder, asked):
     """A fault of the loop's arrays is not raised into it."""
     loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))

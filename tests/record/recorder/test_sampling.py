@@ -3,7 +3,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from enum import StrEnum
 
+import numpy as np
 import pytest
 
 from kc_otel.record.sampling import Sampler, position_of
@@ -59,3 +61,23 @@ def test_it_draws_nothing_from_the_program():
     random.seed(1)
     Sampler(0.5).takes()
     assert random.random() == expected
+
+
+class _Text(StrEnum):
+    CODE = "code-7"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.int64(7), 7),
+        (np.str_("code-7"), "code-7"),
+        (_Text.CODE, "code-7"),
+        (7.0, 7),
+        (("a", np.int32(3), (np.str_("b"),)), ("a", 3, ("b",))),
+    ],
+)
+def test_keys_that_are_equal_are_decided_alike(one, other):
+    """Or each side of a pair would take another part of the sequences, and wait in vain."""
+    assert one == other
+    assert position_of(one) == position_of(other)
