@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.words import listed, place
 from kc_otel.judge.promotion.orders import whereabouts
 from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, PromotionStatus
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
+from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
 
 __all__ = ["admit"]
@@ -47,5 +49,12 @@ def admit(promotion: Promotion, contract: Contract, record: Mapping[str, Any]) -
         raise OrderError(
             f"the offline gate says {decision['outcome']}: {'; '.join(decision['missing'])}; to go on all the same, "
             f"a person has to force it and say why"
+        )
+    open_rows = [row for row in record["verdicts"] if row["status"] != Status.PASS]
+    if open_rows:
+        places = listed([f"{row['clause']} on {place(row['slice'])}" for row in open_rows])
+        raise OrderError(
+            f"the offline gate was asked about a part (--require, --slice), and {places} did not pass; run it about "
+            f"everything, or a person has to force it and say why"
         )
     return replace(promotion, offline=record["checksum"])

@@ -81,6 +81,20 @@ def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
         admit(promotion, contract, evidence(0.5))
 
 
+def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
+    """What it was not asked about did not pass, so that the version is not one that keeps every promise."""
+    rng = np.random.default_rng(0)
+    inference = np.log(rng.uniform(0.1, 0.9, 4000))
+    save_recording(Recording(inference, inference, np.full(100, 40), ({},) * 100), tmp_path / "a.npz")
+    text = TEXT + "slices: {code: {where: {task: code}}}\n"
+    made = load_text(text)
+    gate = gate_recordings(made, [read_input(tmp_path / "a.npz")], (TRAIN, INFERENCE), GateTerms(slices=("all",)), 1e9)
+    assert gate.decision.outcome == "advance"
+    new = begin(made, INFERENCE.fingerprint, "ada", 0.0)[0]
+    with pytest.raises(OrderError, match=r"asked about a part .* and token-tv on code did not pass; run it"):
+        admit(new, made, offline_evidence(gate, text))
+
+
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
     """Another kernel, another contract, another stage, or a record that was changed."""
     record = evidence(0.01)
