@@ -132,7 +132,9 @@ def reward_drift_interval(
         upper=width * max(high, -low),
         samples=min(above.total, below.total),
         method=method,
-        note=f"E_P[r] - E_Q[r] is {width * drift:.3g}, in [{width * low:.3g}, {width * high:.3g}]",
+        note=f"E_P[r] - E_Q[r] is {width * drift:.3g}, in [{width * low:.3g}, {width * high:.3g}]"
+        if low <= high
+        else "what bounds it from below is above what bounds it from above: Q did not sample these sequences",
     )
 
 

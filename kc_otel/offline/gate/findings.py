@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 
@@ -75,6 +76,11 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if one.identical
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    said += [
+        f"{one.name}: {judged.sampled_elsewhere}"
+        for one, judged in zip(gate.inputs, gate.judged, strict=True)
+        if judged.sampled_elsewhere and gate.decision.outcome is not GateOutcome.WAIT
+    ]
     span = gate.contract.assumptions.reward_range
     said += [
         f"{one.name}: {judged.unknown_rewards:,} of {one.sequences:,} rewards are missing or outside of "

@@ -66,6 +66,7 @@ def section(gate: OfflineGate, text: str) -> dict[str, Any]:
                 "tokens": about.tokens,
                 "identical": about.identical,
                 "unreadable": judged.unreadable,
+                "mean_ratio": judged.mean_ratio,
                 **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
                 "left_out": [{"clause": each.clause, "why": each.why} for each in judged.left_out],
             }
@@ -106,7 +107,10 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         problems += _row_problems(row, contract, (train.fingerprint, inference.fingerprint))
     parts = [
         RecordingVerdicts(
-            tuple(verdicts), tuple(UnjudgedClause(**each) for each in about["left_out"]), about["unreadable"]
+            tuple(verdicts),
+            tuple(UnjudgedClause(**each) for each in about["left_out"]),
+            about["unreadable"],
+            mean_ratio=about["mean_ratio"],
         )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]

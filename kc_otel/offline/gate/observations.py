@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,7 @@ from kc_otel.contract.registry import BY_SEQUENCE
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
 from kc_otel.recordings import Recording
-from kc_otel.stats import Binned, reward_sides
+from kc_otel.stats import Binned, capped_mean_interval, reward_sides
 
 __all__ = ["ADVANTAGE", "RecordingObservations", "RecordingSlice"]
 
@@ -22,6 +23,11 @@ _BINS: Final = 32_768
 """Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
 _TOKENS: Final = {quantity.key: token for token, quantity in BY_SEQUENCE.items()}
 """Key of a mean over sequences -> key of the token quantity it is the mean of."""
+
+_CAP: Final = 10.0
+"""Where a ratio is cut: its mean is only smaller then."""
+_SURELY: Final = 1e-6
+"""How often chance alone would say that tokens were not sampled by the inference kernel."""
 
 _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
@@ -79,6 +85,20 @@ class RecordingObservations:
         """Tokens whose logits hold NaN or +inf, or nothing but -inf: they make no observation of any logit drift."""
         found = self._token_values(LOGITS[0])
         return 0 if found is None else int((~found[1]).sum())
+
+    @property
+    def mean_ratio(self) -> float:
+        """What the mean of P(y)/Q(y) over its tokens surely is at least; of tokens that Q sampled it is at most 1.
+
+        That holds token by token given those before it, so that the bet against it takes no independence.
+        """
+        sample = self.for_mean("ratio")
+        if sample is None or not sample.total:
+            return 0.0
+        bounds = capped_mean_interval(
+            sample, low=0.0, high=math.inf, cap=_CAP, alpha_lower=_SURELY, alpha_upper=0.5, anytime=True
+        )
+        return max(bounds.lower, 0.0)
 
     @property
     def unknown_rewards(self) -> int:

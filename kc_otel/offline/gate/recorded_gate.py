@@ -234,6 +234,7 @@ def gate_decision(
         needed={clause.id: samples_needed(clause, contract.observability) for clause in clauses},
     )
     holds = [f"logits of {each.unreadable:,} tokens are no numbers" for each in judged if each.unreadable]
+    holds += [each.sampled_elsewhere for each in judged if each.sampled_elsewhere]
     if not (terms.require or terms.allow_unjudged):
         holds += [f"{each}; --allow-unjudged leaves it out" for each in not_judged(judged)]
     return decide(gate, version, [Evaluation(now, each.verdicts) for each in judged], holds, now)

@@ -24,6 +24,8 @@ from kc_otel.stats import Binned
 __all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge", "on_either_window", "without_windows"]
 
 _NOBODY_IN = "no sequence of this recording is in slice {}"
+_ROUNDING = 1.02
+"""A mean ratio up to which log-probabilities that were rounded, or computed anew, are not told from other tokens."""
 _LISTED = 5
 """Values of an attribute that a sentence lists."""
 
@@ -53,12 +55,24 @@ class RecordingVerdicts:
         left_out: Clauses that it cannot.
         unreadable: Tokens whose logits are not numbers; no verdict rests on them.
         unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
+        mean_ratio: What the mean of P(y)/Q(y) over its tokens surely is at least.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     left_out: tuple[UnjudgedClause, ...] = ()
     unreadable: int = 0
     unknown_rewards: int = 0
+    mean_ratio: float = 0.0
+
+    @property
+    def sampled_elsewhere(self) -> str:
+        """That the inference kernel did not sample its tokens, as a sentence; empty where it may have."""
+        if self.mean_ratio <= _ROUNDING:
+            return ""
+        return (
+            f"the mean of P(y)/Q(y) is at least {self.mean_ratio:.3g}, and at most 1 over tokens that the inference "
+            f"kernel sampled: were they the training kernel's, or are the two sides the wrong way round?"
+        )
 
     def on(self, slices: Sequence[str]) -> RecordingVerdicts:
         """The verdicts on some slices; they were reached together with those on the others."""
@@ -126,7 +140,9 @@ def judge(
             absence = "" if sample is not None else absent.get(part.name, _NOBODY_IN.format(part.name))
             evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
     verdicts = without_windows(contract, evidence, now)
-    return RecordingVerdicts(verdicts, tuple(left_out), known[ALL].unreadable, known[ALL].unknown_rewards)
+    return RecordingVerdicts(
+        verdicts, tuple(left_out), known[ALL].unreadable, known[ALL].unknown_rewards, known[ALL].mean_ratio
+    )
 
 
 def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:

@@ -288,3 +288,38 @@ def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     assert left.endswith("reward of sequence 0 is '0.5', not a number")
     absent, left = said(task="code", reward=1.0)
     assert (absent.samples, left) == (made.train.size, [])
+
+
+def test_tokens_that_the_inference_kernel_did_not_sample_hold_the_gate():
+    """Their mean ratio is above 1, which no sample of it has: the trainer's own tokens, or the sides swapped."""
+    rng = np.random.default_rng(0)
+    p, q = np.array([0.55, 0.15, 0.15, 0.15]), np.array([0.4, 0.2, 0.2, 0.2])
+    contract = load_text(TEXT.replace("limit: 0.05", "limit: 0.5"))
+
+    def found(sampler, train, inference):
+        tokens = rng.choice(4, 8000, p=sampler)
+        made = Recording(np.log(train)[tokens], np.log(inference)[tokens], np.full(400, 20), ({"task": "code"},) * 400)
+        gate = gated(made, contract=contract)
+        return gate.decision.outcome, " ".join(gate.decision.missing)
+
+    assert found(q, p, q) == (GateOutcome.ADVANCE, "")
+    for sampler, sides in ((p, (p, q)), (q, (q, p))):
+        outcome, missing = found(sampler, *sides)
+        assert outcome is GateOutcome.WAIT
+        assert "held: the mean of P(y)/Q(y) is at least 1.0" in missing
+
+
+@pytest.mark.slow
+def test_a_mean_ratio_is_not_called_above_one_by_chance():
+    """Of honest samples, of any drift, few or many, rounded or not."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        n = int(rng.choice([200, 2000, 20_000]))
+        p, q = rng.dirichlet(np.full(50, rng.uniform(0.1, 2.0)), 2)
+        q = (1 - (mix := rng.uniform(0.0, 1.0))) * p + mix * q
+        tokens = rng.choice(50, n, p=q)
+        train, inference = np.log(np.maximum(p, 1e-300))[tokens], np.log(q)[tokens]
+        if rng.random() < 0.5:
+            inference = inference.astype(np.float16).astype(np.float64)
+        made = Recording(train, np.minimum(inference, 0.0), np.full(n // 20, 20), ({},) * (n // 20))
+        assert RecordingObservations(made).mean_ratio < 1.0
