@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, unusable
 
 if TYPE_CHECKING:
     from kc_otel.integrations.operators import CaseReport
@@ -34,8 +34,8 @@ def operators(
 ) -> None:
     """Compare operators over shapes and dtypes: max abs, relative, ULP, cosine, dependence on the batch.
 
-    The file is a Python program and is run. Exits with 1 when a clause of the contract fails, with 2 when the file or
-    the contract cannot be used.
+    The file is a Python program and is run. Exits with 1 when a clause of the contract fails or one side alone is not
+    finite, with 2 when the file, one of its operators or the contract cannot be used.
     """
     # Everything below needs NumPy, and the file most likely torch; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
@@ -46,24 +46,28 @@ def operators(
     with unusable():
         promise = load(contract) if contract is not None else None
         wanted = comparisons_in(comparisons)
-    reports = [
-        report
-        for each in wanted
-        for report in compare_callables(
-            each.train,
-            each.inference,
-            each.cases,
-            operator=each.operator,
-            batch_sizes=each.batch_sizes,
-            ulp_of=each.ulp_of,
-        )
-    ]
+    try:
+        reports = [
+            report
+            for each in wanted
+            for report in compare_callables(
+                each.train,
+                each.inference,
+                each.cases,
+                operator=each.operator,
+                batch_sizes=each.batch_sizes,
+                ulp_of=each.ulp_of,
+            )
+        ]
+    except Exception as error:  # noqa: BLE001 - operators are foreign code
+        where = "; ".join(getattr(error, "__notes__", ()))
+        refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")
     verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
     if as_json:
         typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
     else:
         _print_tables(reports, verdicts, left_out)
-    if any(verdict.status == "FAIL" for verdict in verdicts):
+    if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
         raise typer.Exit(1)
 
 
@@ -84,6 +88,10 @@ def _print_tables(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], le
         output = "" if report.dtype in report.case else f" -> {report.dtype}"
         console.print(Text(f"{report.operator}  {report.case}{output}"), soft_wrap=True)
         console.print(Text("".join(cell.rjust(_WIDTH) for cell in cells_of(report)), "cyan"), soft_wrap=True)
+    for report in reports:
+        if report.not_finite:
+            said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
+            console.print(Text(f"{said}; no verdict is about them", "bold red"), soft_wrap=True)
     if verdicts or left_out:
         judged = Table(box=SIMPLE_HEAD, title="Verdicts")
         for heading in ("verdict", "clause", "slice", "why"):

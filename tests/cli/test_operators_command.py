@@ -31,7 +31,19 @@ def comparisons():
     ]
 
 
+def holes(x):
+    out = x.copy()
+    out[::10] = np.nan
+    return out
+
+
+def breaks(x):
+    raise IndexError("out of shared memory")
+
+
 LIST = comparisons()[:1]
+HOLES = [OperatorPair("good", lambda x: x, holes, cases_over(make, [(800, 8)], ["float32"]))]
+BREAKS = [OperatorPair("good", lambda x: x, breaks, cases_over(make, [(800, 8)], ["float32"]))]
 EMPTY = []
 WRONG = [1]
 """
@@ -159,3 +171,17 @@ def test_a_contract_that_cannot_be_used_is_refused(run):
     code, _, err = run("spec.py:comparisons", "--contract", "absent.yaml")
     assert code == 2
     assert "absent.yaml" in err
+
+
+def test_rows_that_are_not_finite_on_one_side_fail_the_command(run):
+    """Whatever the clauses say of the rest: they are no observation of any."""
+    code, text, _ = run("spec.py:HOLES", "--contract", "fine.yaml")
+    assert code == 1
+    assert "80 rows are NaN or infinite on one side alone; no verdict is about them" in text
+
+
+def test_an_operator_that_raises_is_named_and_is_no_failure_of_a_clause(run):
+    """With its case and what it raised."""
+    code, _, text = run("spec.py:BREAKS")
+    assert code == 2
+    assert "spec.py:BREAKS: IndexError: out of shared memory (while comparing good on case" in " ".join(text.split())

@@ -58,6 +58,11 @@ class CaseReport:
             found["operator_batch_dependence"] = np.concatenate(of_batches)
         return found
 
+    @property
+    def not_finite(self) -> int:
+        """Rows that are NaN or infinite on one side alone, or alone and not in a batch; they are no observations."""
+        return self.drift.not_finite + sum(each.not_finite for each in self.batches.values())
+
     def summary(self) -> dict[str, float]:
         """The numbers of a table: counts, largest values and order statistics; nan where there are no rows.
 
