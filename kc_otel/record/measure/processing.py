@@ -84,6 +84,11 @@ _MOST: Final = 0.75
 """|l| that a truncation stays below: it keeps half of the mass at least. A broken kernel does not stay below it."""
 _FAR: Final = 0.02
 """Share of tokens that may be further away: those at the edge of the nucleus, in by one side's rounding alone."""
+_EFFECTIVE: Final = 24.0
+"""Tokens that sum |l| is made of, in effect, from which a row by itself shows a pattern. Of text that is nearly certain
+most tokens have an l of nothing, and the few others agree by chance: in up to one of 18 honest sequences."""
+_COMPANY: Final = 4
+"""Rows with the pattern, more than half of those that are looked at, that together show it with fewer."""
 PAD_RUN: Final = 8
 """Equal numbers at a sequence's end that make a filler."""
 _PAD_DRIFT: Final = 0.05
@@ -102,6 +107,7 @@ class Pattern:
         upward: Share of sum |l| that positive l have, each |l| at most what a truncation can do.
         far: Share of tokens with |l| above that.
         spread: Deviation of l in shares of mean |l|.
+        effective: Tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2.
     """
 
     slope: NDArray[np.float64]
@@ -109,6 +115,7 @@ class Pattern:
     upward: NDArray[np.float64]
     far: NDArray[np.float64]
     spread: NDArray[np.float64]
+    effective: NDArray[np.float64]
 
 
 def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -198,7 +205,8 @@ def patterns(block: Block, look: int = _LOOK) -> Pattern:
         varies = of_q > n * np.square(_FLAT * mean_q)
         fit = np.where((n >= _TOKENS) & varies, both * both / (of_q * of_l), np.nan)
         spread = np.where(n >= _TOKENS, np.sqrt(of_l * n) / size, np.nan)
-        return Pattern(1.0 + both / of_q, fit, upward, far, spread)
+        effective = size * size / np.add.reduceat(capped * capped, starts)
+        return Pattern(1.0 + both / of_q, fit, upward, far, spread, effective)
 
 
 def temperature_like(found: Pattern) -> NDArray[np.bool_]:
@@ -207,16 +215,23 @@ def temperature_like(found: Pattern) -> NDArray[np.bool_]:
         bent = (np.abs(found.slope - 1.0) > _SLOPE) & (found.spread > _SPREAD)
         bent &= (found.slope > 1.0 / _STEEPEST) & (found.slope < _STEEPEST)
         clear = bent & (found.fit > _FIT)
-        if 2 * np.count_nonzero(clear) > np.count_nonzero(np.isfinite(found.fit)):
+        if _in_company(found, clear):
             return bent & (found.fit > _FIT_IN_COMPANY)
-        return clear
+        return clear & (found.effective >= _EFFECTIVE)
 
 
 def truncation_like(found: Pattern) -> NDArray[np.bool_]:
     """Rows in which one side leaves out tokens that the other keeps."""
     with np.errstate(invalid="ignore"):
         one_sided = (found.upward > _ONE_SIDED) | (found.upward < 1.0 - _ONE_SIDED)
-        return one_sided & (found.far <= _FAR) & (found.spread > _SPREAD)
+        clear = one_sided & (found.far <= _FAR) & (found.spread > _SPREAD)
+        return clear if _in_company(found, clear) else clear & (found.effective >= _EFFECTIVE)
+
+
+def _in_company(found: Pattern, clear: NDArray[np.bool_]) -> bool:
+    """Whether most rows show a pattern, so that none does by chance: what sets a sampler up does it for all of them."""
+    many = int(np.count_nonzero(clear))
+    return many >= _COMPANY and 2 * many > np.count_nonzero(np.isfinite(found.spread))
 
 
 def ends_alike(block: Block) -> NDArray[np.bool_]:

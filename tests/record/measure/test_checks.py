@@ -434,3 +434,21 @@ def test_every_reason_says_what_it_means_and_what_to_do() -> None:
     assert all(each.meaning.endswith(".") and each.remedy.endswith(".") for each in REASONS.values())
     assert remedy("one_token_shift") == f"{REASONS['one_token_shift'].meaning} {REASONS['one_token_shift'].remedy}"
     assert "not measured" in remedy("something else")
+
+
+@pytest.mark.parametrize("open_share", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("together", [1, 50, 500])
+def test_text_that_is_nearly_certain_shows_no_pattern_by_chance(open_share, together):
+    """Few tokens differ there, and those few agree by chance: what would be left out drifts more than the rest."""
+    rng = np.random.default_rng(int(100 * open_share))
+    shape = (500, 64)
+    logits = rng.standard_normal((*shape, 32))
+    logits[..., 0] += np.where(rng.random(shape) < open_share, 0.0, 12.0)
+    train, inference = (
+        each - np.log(np.exp(each).sum(-1, keepdims=True))
+        for each in (logits + 0.6 * rng.standard_normal(logits.shape), logits)
+    )
+    tokens = (np.exp(inference).cumsum(-1) < rng.random((*shape, 1))).sum(-1, keepdims=True).clip(max=31)
+    p, q = (np.take_along_axis(each, tokens, -1)[..., 0] for each in (train, inference))
+    found = [check(p[at : at + together], q[at : at + together]) for at in range(0, 500, together)]
+    assert not np.concatenate(found).any()
