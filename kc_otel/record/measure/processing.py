@@ -231,7 +231,7 @@ def truncation_like(found: Pattern) -> NDArray[np.bool_]:
 def _in_company(found: Pattern, clear: NDArray[np.bool_]) -> bool:
     """Whether most rows show a pattern, so that none does by chance: what sets a sampler up does it for all of them."""
     many = int(np.count_nonzero(clear))
-    return many >= _COMPANY and 2 * many > np.count_nonzero(np.isfinite(found.spread))
+    return many >= _COMPANY and 2 * many > int(np.count_nonzero(np.isfinite(found.spread)))
 
 
 def ends_alike(block: Block) -> NDArray[np.bool_]:
