@@ -2,15 +2,16 @@
 
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
 its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
-out takes the place of the one before. Current pairs that went silent stay only while all of them are silent: then they
-are NO_DATA, and so is a slice on which no current pair has observations: for the pairs that came first, or whoever
+out takes the place of the one before. Current pairs that went silent stay while all of them are silent, or while what
+they broke is held against them and they were not replaced, but fell silent beside others: then they are NO_DATA, and
+so is a slice on which no current pair has observations: for the pairs that came first, or whoever
 invents kernels would have a cell for each of them on every slice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -63,6 +64,7 @@ class Current(NamedTuple):
         pairs: Kernel pairs that are current.
         first: Those that have a cell where none of them has observations.
         silence: Why there is nothing to judge; empty if there is.
+        fallen: Pairs that fell silent beside others while their promise was broken, and since when, in words.
         oldest: Where the long window begins, Unix seconds.
         version: Of what is remembered: which series there are, and which have no room.
     """
@@ -70,6 +72,7 @@ class Current(NamedTuple):
     pairs: frozenset[Pair]
     first: frozenset[Pair]
     silence: str
+    fallen: Mapping[Pair, str]
     oldest: float
     version: int
 
@@ -90,9 +93,9 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
 def current(state: ContractState, clause: Clause, now: float, listening: Listening) -> Current:
     """What says which cells a clause has."""
     metric = metric_name(clause)
-    pairs, silence = _current(state, clause, metric, now, listening)
+    pairs, silence, fallen = _current(state, clause, metric, now, listening)
     first = islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT)
-    return Current(frozenset(pairs), frozenset(first), silence, _oldest(state, now), state.version)
+    return Current(frozenset(pairs), frozenset(first), silence, fallen, _oldest(state, now), state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
@@ -109,7 +112,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
         for pair in sorted((present or of.first) - crowded - ({_NOBODY} if crowded else set())):
-            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, here.get(pair), absence, pair in here)
+            said = absence or of.fallen.get(pair, "")
+            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, here.get(pair), said, pair in here)
 
 
 def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
@@ -125,20 +129,19 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 def _current(
     state: ContractState, clause: Clause, metric: str, now: float, listening: Listening
-) -> tuple[set[Pair], str]:
-    """The pairs that a metric's cells are about, and why there is nothing to judge; empty if there is."""
+) -> tuple[set[Pair], str, Mapping[Pair, str]]:
+    """The pairs that a metric's cells are about, why there is nothing to judge, empty if there is, and the fallen."""
     newest = state.newest.get(metric)
     if not newest:
         if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": "token"}))):
             # Recorders send means by sequence where their own copy of the contract asks for them, and where what they
             # are given has sequences: rows of logits one by one have none.
-            return {_NOBODY}, (
-                f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract, or write "
-                "`unit: token` if what it is given are single tokens"
-            )
+            said = f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract, or write "
+            return {_NOBODY}, said + "`unit: token` if what it is given are single tokens", {}
         if others := _other_operators(state, clause):
-            return {_NOBODY}, f"nothing received for {metric}, only for {others}; do the names in both places agree?"
-        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, now)}"
+            said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
+            return {_NOBODY}, said, {}
+        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, now)}", {}
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
     heartbeat = state.contract.observability.heartbeat
@@ -150,13 +153,27 @@ def _current(
             del silent[pair]
     alive = current - silent.keys()
     if alive:
-        return alive, ""
+        fallen = {
+            pair: f"no report for {_span(quiet)} (heartbeat {_span(heartbeat)}) while others report, and its promise "
+            "was broken; is the recorder's process alive?"
+            for pair, quiet in silent.items()
+            if _fell(state, clause, pair, alive)
+        }
+        return alive | fallen.keys(), "", fallen
     elsewhere = sum(now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair))
     cause = "is the recorder's process alive?"
     if elsewhere:
         report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
         cause = f"{elsewhere} other {report}; were these replaced?"
-    return current, f"no report for {_span(min(silent.values()))} (heartbeat {_span(heartbeat)}); {cause}"
+    return current, f"no report for {_span(min(silent.values()))} (heartbeat {_span(heartbeat)}); {cause}", {}
+
+
+def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
+    """Whether a pair with an alarm fell silent beside others; one that they replaced ended before they began."""
+    if not any(cell.clause == clause.id and cell[-2:] == pair for cell in state.evidence.alarmed):
+        return False
+    mine = state.heard.get(pair)
+    return mine is not None and any(other.since < mine.last for name, other in state.heard.items() if name in alive)
 
 
 def _why_nothing(state: ContractState, now: float) -> str:

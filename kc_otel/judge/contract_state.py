@@ -125,6 +125,7 @@ class ContractState:
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
+        self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
 
     def horizon(self, now: float, tolerance: float) -> Horizon:
@@ -157,14 +158,14 @@ class ContractState:
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
         if not self._fits(point, slices, pair, now):
-            self.heard.setdefault(pair, Heard(now)).hear(now)
+            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
             return "other_buckets"
         step = stream.accept(point, horizon)
         self.changed_streams.add(point.stream)
         if step.event:
             self.events[step.event] += 1
         if step.outcome in {"accepted", "baseline"} and point.metric != INVALID:
-            self.heard.setdefault(pair, Heard(now)).hear(now)
+            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
         if step.increment is not None and step.increment.count:
             if not self._believes(step.increment.count, now):
                 return "malformed"

@@ -69,13 +69,21 @@ class Heard:
     Attributes:
         last: Unix time in seconds.
         gaps: Seconds between its latest reports, at most _GAPS of them.
+        since: Unix time in seconds from which on it has been heard of without falling silent.
     """
 
     last: float
     gaps: list[float] = field(default_factory=list)
+    since: float = math.nan
 
-    def hear(self, now: float) -> None:
+    def __post_init__(self) -> None:
+        if math.isnan(self.since):
+            self.since = self.last
+
+    def hear(self, now: float, heartbeat: float) -> None:
         """Count a report."""
+        if now - self.last > self.patience(heartbeat):
+            self.since = now
         if now > self.last:
             self.gaps = [*self.gaps[1 - _GAPS :], now - self.last]
             self.last = now

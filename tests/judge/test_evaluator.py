@@ -189,6 +189,34 @@ def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now:
     assert statuses(evaluator, last + 90_000) == {cell(): Status.NO_DATA}
 
 
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_broken_pair_that_falls_silent_beside_another_is_no_data(
+    contract: Any, sender: Any, now: float, broken: bool, beside: bool
+) -> None:
+    """Nobody has seen it mended: its alert must not end. Where the other one took its place, it is gone at once."""
+    evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)
+    window = evaluator.states["policy"].contract.observability.window
+    for step in range(12):
+        time = now + 10.0 * step
+        evaluator.ingest_metrics(old.request(time, large(500) if broken else small(5000)), time)
+        if beside:
+            evaluator.ingest_metrics(new.request(time, small(5000)), time)
+        found = statuses(evaluator, time)
+    assert found[cell()] is (Status.FAIL if broken else Status.PASS)
+    for step in range(12, 26):
+        time = now + 10.0 * step
+        evaluator.ingest_metrics(new.request(time, small(5000)), time)
+        found = statuses(evaluator, time)
+    held = {cell(): Status.NO_DATA} if broken and beside else {}
+    assert found == {cell(inference=NEWER): Status.PASS, **held}
+    if held:
+        (verdict,) = (one for one in verdicts_of(evaluator, time) if one.cell == cell())
+        assert "while others report, and its promise was broken; is the recorder's process alive?" in verdict.reason
+    evaluator.ingest_metrics(new.request(time + window, small(5000)), time + window)
+    assert statuses(evaluator, time + window) == {cell(inference=NEWER): Status.PASS}
+
+
 def test_a_slow_exporter_is_not_silent_between_two_reports(contract: Any, sender: Any, now: float) -> None:
     """Reports that come as rarely as the heartbeat do not flap between PASS and NO_DATA."""
     evaluator, source = Evaluator([contract(slices={})]), sender()
@@ -209,7 +237,7 @@ def test_patience_follows_the_reports_that_are_due() -> None:
     time = 0.0
     for gap in (30, 0.1, 0.1, 30, 0.1, 0.1, 900, 0.1, 0.1, 30, 0.1):
         time += gap
-        heard.hear(time)
+        heard.hear(time, 10)
     assert heard.patience(10) == pytest.approx(40)
     assert len(heard.gaps) <= 8
 

@@ -161,7 +161,9 @@ class StreamColumns:
             )
         for number in np.flatnonzero(heard).tolist():
             contract, train, inference = self._pair_names[number]
-            self._states[contract].heard.setdefault((train, inference), Heard(now)).hear(now)
+            state = self._states[contract]
+            heard_of = state.heard.setdefault((train, inference), Heard(now))
+            heard_of.hear(now, state.contract.observability.heartbeat)
         for number in np.flatnonzero(gaps).tolist():
             self._states[number].events["gap"] += int(gaps[number])
         taken = int(np.count_nonzero(message.taken))

@@ -83,8 +83,9 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
                     heard.setdefault((name, (train, inference)), []).extend(times)
                 _note(evaluator, state, notes)
     for (name, pair), times in heard.items():
+        state = evaluator.states[name]
         for time in sorted(times):
-            evaluator.states[name].heard.setdefault(pair, Heard(time)).hear(time)
+            state.heard.setdefault(pair, Heard(time)).hear(time, state.contract.observability.heartbeat)
 
 
 def _count(evaluator: Evaluator, state: ContractState, one: Counted) -> None:

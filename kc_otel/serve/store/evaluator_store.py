@@ -220,7 +220,7 @@ class EvaluatorStore:
         state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
         data = json.dumps(
             {
-                "heard": [[*pair, heard.last, heard.gaps] for pair, heard in state.heard.items()],
+                "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
                 ],
@@ -307,7 +307,7 @@ class EvaluatorStore:
                 continue
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
             content = json.loads(data)
-            state.heard = {(train, inference): Heard(last, gaps) for train, inference, last, gaps in content["heard"]}
+            state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             for metric, train, inference, time in content["newest"]:
                 state.newest.setdefault(metric, {})[train, inference] = time
             for fields in content["kernels"]:
