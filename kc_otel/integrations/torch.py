@@ -105,7 +105,7 @@ def shadow(
     reference: torch.nn.Module,
     recorder: Recorder,
     *,
-    side: Literal["train", "inference"] = "inference",
+    side: Literal["train", "inference"],
     sampling: float | Callable[[], float] | None = None,
     attributes: AttributesOf = None,
 ) -> AttachedHooks:

@@ -131,7 +131,7 @@ def test_removing_leaves_no_trace(recorders, ids):
     before, expected = state(model), model(ids)
     watches = [
         watching.observe(model, recorder, side="train"),
-        watching.shadow(model, reference, recorder),
+        watching.shadow(model, reference, recorder, side="inference"),
     ]
     assert state(model) != before
     assert torch.equal(model(ids), expected)
@@ -156,7 +156,10 @@ def test_copies_of_a_watched_module_are_not_watched(recorders, ids):
 def test_gradients_are_the_same(recorders, ids):
     """Watching a training forward does not change its gradients."""
     plain, model, recorder = Tiny(), Tiny(), recorders()
-    with watching.observe(model, recorder, side="train"), watching.shadow(model, Tiny().eval(), recorder):
+    with (
+        watching.observe(model, recorder, side="train"),
+        watching.shadow(model, Tiny().eval(), recorder, side="inference"),
+    ):
         model(ids).square().mean().backward()
     plain(ids).square().mean().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
@@ -187,7 +190,10 @@ def test_no_graph_is_kept(recorders, held, ids):
             return Noted.apply(super().forward(input_ids), parts[0])
 
     model, recorder = Model(), recorders()
-    with watching.observe(model, recorder, side="train"), watching.shadow(model, Tiny().eval(), recorder):
+    with (
+        watching.observe(model, recorder, side="train"),
+        watching.shadow(model, Tiny().eval(), recorder, side="inference"),
+    ):
         model(ids)
         assert recorder.stats().queued_batches == 2
     parts.clear()
@@ -233,7 +239,7 @@ def test_logits_for_other_positions_than_the_input_are_counted(recorders, ids):
 def test_a_shadow_compares_whole_distributions(recorders, memory, ids):
     """The reference sees the same input, and the exact total variation between the two is recorded."""
     served, reference, recorder = Tiny().bfloat16(), Tiny().eval(), recorders()
-    with watching.shadow(served, reference, recorder):
+    with watching.shadow(served, reference, recorder, side="inference"):
         served(ids, torch.ones_like(ids))
     recorder.force_flush()
     p, q = reference(ids).softmax(-1), served(ids).float().softmax(-1)
@@ -252,7 +258,7 @@ def test_a_shadow_runs_on_a_share_of_the_forwards(recorders, ids):
     model = Tiny()
     for options, recorder in (({}, recorders(sampling=0.3)), ({"sampling": 0.3}, recorders(sampling=0.01))):
         calls.clear()
-        with watching.shadow(model, reference, recorder, **options):
+        with watching.shadow(model, reference, recorder, side="inference", **options):
             for _ in range(100):
                 model(ids)
         recorder.force_flush()
@@ -264,8 +270,8 @@ def test_a_shadow_leaves_the_programs_random_numbers_alone(recorders, ids):
     """A reference with dropout must be in eval mode, at the start and later."""
     model, reference, recorder = Tiny(), Tiny(dropout=0.5), recorders()
     with pytest.raises(ValueError, match=r"reference\.eval"):
-        watching.shadow(model, reference, recorder)
-    with watching.shadow(model, reference.eval(), recorder):
+        watching.shadow(model, reference, recorder, side="inference")
+    with watching.shadow(model, reference.eval(), recorder, side="inference"):
         before = torch.random.get_rng_state()
         model(ids)
         assert torch.equal(torch.random.get_rng_state(), before)
@@ -285,7 +291,7 @@ def test_a_shadow_stays_out_of_a_kv_cache(recorders, ids):
     def cache(length):
         return types.SimpleNamespace(get_seq_length=lambda: length)
 
-    with watching.shadow(model, reference, recorder):
+    with watching.shadow(model, reference, recorder, side="inference"):
         model(ids, past_key_values=cache(9), use_cache=True)
         model(ids[:, :1], past_key_values=cache(10))
         model(ids, past_key_values=((1, 2),))
@@ -297,7 +303,7 @@ def test_a_shadow_stays_out_of_a_kv_cache(recorders, ids):
 def test_a_shadow_runs_outside_of_autocast(recorders, memory, ids):
     """The reference computes in its own precision, though the model is called under autocast."""
     model, recorder = Tiny(), recorders()
-    with watching.shadow(model, Tiny().eval(), recorder), torch.autocast("cpu", dtype=torch.bfloat16):
+    with watching.shadow(model, Tiny().eval(), recorder, side="inference"), torch.autocast("cpu", dtype=torch.bfloat16):
         model(ids)
     recorder.force_flush()
     assert memory.points("kc.drift.tv_exact")[0].max > 1e-5
@@ -306,7 +312,7 @@ def test_a_shadow_runs_outside_of_autocast(recorders, memory, ids):
 def test_a_module_may_shadow_itself(recorders, memory, ids):
     """A module that is its own reference gives no drift and no endless recursion: the self-noise of a kernel."""
     model, recorder = Tiny().eval(), recorders()
-    with watching.shadow(model, model, recorder):
+    with watching.shadow(model, model, recorder, side="inference"):
         model(ids)
     recorder.force_flush()
     assert memory.points("kc.drift.tv_exact")[0].max == 0.0

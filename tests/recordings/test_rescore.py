@@ -253,6 +253,21 @@ def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, ba
     assert rescorer().run(threading.Event()).confirmed == 2
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.5, np.inf])
+def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
+    """Of one request it costs that one; of all, the run ends with an error and the spool keeps them."""
+
+    def some(_prompts, token_ids, _processing):
+        return [np.full(each.size, value if each.size == 6 else -1.1) for each in token_ids]
+
+    totals = rescorer(request("a"), request("b", tokens=7), score=some).run(threading.Event())
+    assert (totals.requests, totals.refused) == (1, {"scoring_failed": 1})
+    broken = rescorer(request("c"), request("d"), score=some)
+    with pytest.raises(RescoreError, match=f"returned {value:g}, which is no log-probability"):
+        broken.run(threading.Event())
+    assert broken.totals.confirmed == 0
+
+
 def test_a_busy_device_is_left_alone(rescorer):
     """Nothing is scored until the device is idle, and waiting ends when it is told to stop."""
     asked = []

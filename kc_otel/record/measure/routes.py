@@ -33,7 +33,7 @@ def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
         float64 [tokens, layers]; nan where either kernel chose nothing.
 
     Raises:
-        ValueError: If they are not such arrays.
+        ValueError: If they are not such arrays; one that says of each expert whether it was chosen is none.
     """
     ours, theirs = np.asarray(train), np.asarray(inference)
     for name, each in (("train", ours), ("inference", theirs)):
@@ -46,6 +46,10 @@ def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
     step = max(_BLOCK // max(layers * k * k, 1), 1)
     for start in range(0, tokens, step):
         a, b = ours[start : start + step], theirs[start : start + step]
+        for name, each in (("train", a), ("inference", b)):
+            ordered = np.sort(each, axis=-1)
+            if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+                raise ValueError(f"{name}: names an expert twice for one token; give the ids of the k that were chosen")
         agreed = (a[..., :, None] == b[..., None, :]).any(-1).mean(-1)
         nothing = (a.astype(np.int64) < 0).any(-1) | (b.astype(np.int64) < 0).any(-1)
         found[start : start + step] = np.where(nothing, np.nan, 1.0 - agreed)

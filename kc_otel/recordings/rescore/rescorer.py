@@ -22,6 +22,7 @@ import numpy as np
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from kc_otel.record.measure.arrays import host_rows
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.comparable import effective, refusal
 from kc_otel.recordings.request import SampledRequest, versions_per_token
@@ -31,6 +32,8 @@ from kc_otel.recordings.spool import SpoolReader
 __all__ = ["RescoreError", "RescoreTotals", "Rescorer", "TokenBudget", "batches", "length"]
 
 _log: Final = logging.getLogger("kc_otel")
+_ABOVE: Final = 1e-3
+"""How far above 0 a log-probability may be, as in `measure.checks`."""
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
@@ -228,6 +231,12 @@ def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: 
             raise RescoreError(
                 f"request {request.request_id}: the score function returned shape {np.shape(each)} for "
                 f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token{more}"
+            )
+        values = host_rows(each).read(...)
+        wrong = values[~(values <= _ABOVE)]
+        if wrong.size:
+            raise RescoreError(
+                f"request {request.request_id}: the score function returned {wrong[0]:g}, which is no log-probability"
             )
     return list(logprobs)
 

@@ -35,3 +35,12 @@ def test_what_is_no_routes_is_refused(wrong):
     """Shapes that differ, numbers that are no ids, and no experts at all."""
     with pytest.raises(ValueError, match="no experts' ids"):
         route_disagreement(np.zeros((2, 3, 0) if wrong.shape[-1] == 0 else (2, 3, 2), int), wrong)
+
+
+def test_what_says_of_each_expert_whether_it_was_chosen_is_refused():
+    """Zeros and ones are experts' ids, too: two kernels would agree on nearly all of them."""
+    ours = np.zeros((5, 2, 8), int)
+    ours[..., :2] = 1
+    with pytest.raises(ValueError, match="train: names an expert twice for one token; give the ids of the k"):
+        route_disagreement(ours, ours[..., ::-1])
+    assert np.isnan(route_disagreement([[[-1, -1]]], [[[-1, -1]]])).all()
