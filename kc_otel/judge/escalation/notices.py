@@ -10,13 +10,14 @@
 
 An alert that was said to fire is said to have resolved, also during a silence: whoever acted on the first has to hear
 of the second. Time towards a reminder is counted as the policy counts it: since the evaluation before, never less than
-zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders.
+zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders. What a step says
+of one pair of kernels is said again together, when the first of it is due: an incident that grew is one reminder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
@@ -107,6 +108,7 @@ def notices(
     notified: list[NotifiedAlert] = []
     fresh: set[str] = set()
     late: list[Notice] = []
+    waiting: dict[tuple[str, str, str], list[tuple[Alert, NotifiedAlert]]] = {}
     for alert in firing:
         before, muted = known.get(alert.fingerprint), bool(people.silencing(alert.cell, now))
         if before is None or alert.fingerprint in fired:
@@ -118,28 +120,25 @@ def notices(
             else:
                 late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.SILENCE_ENDED))
             continue
-        quiet = muted or people.acknowledged(alert.fingerprint) is not None
-        after, reminds = _waited(before, repeats.get(alert.step, 0.0), contract.observability.window, now, quiet=quiet)
-        notified.append(after)
-        if reminds:
-            late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
+        if muted or people.acknowledged(alert.fingerprint) is not None:
+            notified.append(replace(before, seen=now))
+            continue
+        waited = before.waited + min(max(0.0, now - before.seen), contract.observability.window)
+        of = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
+        waiting.setdefault(of, []).append((alert, replace(before, waited=waited, seen=now)))
+    for (step, *_), together in waiting.items():
+        repeat = repeats.get(step, 0.0)
+        due = repeat > 0 and any(one.waited >= repeat for _, one in together)
+        for alert, one in together:
+            notified.append(replace(one, times=one.times + 1, waited=0.0) if due else one)
+            if due:
+                late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
     first = [
         Notice(one, NoticeReason.FIRING if one.what is What.FIRING else NoticeReason.RESOLVED)
         for one in transitions
         if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
     ]
     return NotificationLog(contract.name, _sorted(notified)), (*first, *late)
-
-
-def _waited(
-    alert: NotifiedAlert, repeat: float, window: float, now: float, *, quiet: bool
-) -> tuple[NotifiedAlert, bool]:
-    if quiet:
-        return NotifiedAlert(alert.fingerprint, alert.times, alert.waited, now), False
-    waited = alert.waited + min(max(0.0, now - alert.seen), window)
-    if repeat > 0 and waited >= repeat:
-        return NotifiedAlert(alert.fingerprint, alert.times + 1, 0.0, now), True
-    return NotifiedAlert(alert.fingerprint, alert.times, waited, now), False
 
 
 def _sorted(alerts: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:

@@ -158,3 +158,19 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
         pager.people, _ = current(pager.people, {one.fingerprint for one in firing}, pager.now)
+
+
+def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
+    """Of three slices that broke one after the other, all are said again when the first is due, and then together."""
+    step = {"on": "fail", "repeat": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
+    contract = make_contract([step])
+    state, log, reminders = PolicyState(contract.name), NotificationLog(contract.name), []
+    for minute in range(35):
+        now = 1000.0 + 60.0 * minute
+        broken = [
+            make_verdict("FAIL", slice=name) for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at
+        ]
+        state, edges = advance(contract, state, broken, {}, now)
+        log, said = notices(contract, log, state.firing, edges, People(), now)
+        reminders.append(sum(one.reason == "reminder" for one in said))
+    assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}
