@@ -108,6 +108,8 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Con
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if _was_emptied(path):
+                raise _damaged(target, "it is empty, and beside it is the log of one that was not")
         connection = sqlite3.connect(target, isolation_level=None, timeout=patience, check_same_thread=False)
     except (sqlite3.Error, OSError) as error:
         raise _unusable(target, error) from None
@@ -125,6 +127,13 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Con
         connection.close()
         raise _damaged(target, found.splitlines()[-1])
     return connection
+
+
+def _was_emptied(path: Path) -> bool:
+    """Whether nothing is left of a file that an evaluator has written: the log beside it was begun after it."""
+    beside = [path, path.with_name(f"{path.name}-wal")]
+    log = path.with_name(f"{path.name}-log")
+    return path.exists() and not any(one.exists() and one.stat().st_size for one in beside) and log.is_dir()
 
 
 @contextmanager

@@ -84,3 +84,16 @@ def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> 
     assert aside.read_bytes() == b"no database" * 100
     with closing(open_state(path)) as connection:
         assert isinstance(connection, sqlite3.Connection)
+
+
+def test_a_file_that_was_emptied_is_damaged_where_there_is_a_log_of_it(tmp_path: Path) -> None:
+    """Pins and silences are lost with it, which has to be said; an empty file without one is a new one."""
+    path = tmp_path / "state.sqlite"
+    path.touch()
+    open_state(path).close()
+    path.write_bytes(b"")
+    (tmp_path / "state.sqlite-log").mkdir()
+    with pytest.raises(DamagedStateError, match="it is empty, and beside it is the log of one that was not"):
+        open_state(path)
+    set_aside(path, time.time())
+    open_state(path).close()
