@@ -40,7 +40,13 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 _BLOCKS: Final = 10
 _LEAST: Final = 3 * _BLOCKS
+_PARTS: Final = 60
+"""Parts at most that a run is looked at in for a level that changes at once."""
+_SHORTEST: Final = 3
+"""Parts at least that each level lasts."""
 _ALPHA: Final = 1e-3
+_APART: Final = 1.5
+"""Between the lowest tenth of the higher level and the highest tenth of the lower one: what wanders has no two levels."""
 _PERIODS: Final = range(2, 13)
 
 _Series = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -116,7 +122,31 @@ def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _trend(values: NDArray[np.float64], sign: int) -> bool:
-    """Whether it rises (1) or falls (-1), twofold at least."""
+    """Whether it rises (1) or falls (-1), twofold at least: step by step, or at once and for good."""
+    return _gradual(values, sign) or _jump(values, sign)
+
+
+def _jump(values: NDArray[np.float64], sign: int) -> bool:
+    """Whether all that comes after some step is another level, which ranks within either part do not show."""
+    many = min(_PARTS, values.size // 3)
+    medians = np.array([np.median(part) for part in np.array_split(values, many)])
+    cuts = range(_SHORTEST, many - _SHORTEST + 1)
+    for cut in cuts:
+        before, after = medians[:cut], medians[cut:]
+        low, high = (before, after) if sign > 0 else (after, before)
+        if not (np.median(high) >= 2.0 * np.median(low) and np.median(high) > 0.0):
+            continue
+        if np.median(after[-_SHORTEST:]) * sign < (np.median(before) * (2.0 if sign > 0 else 0.5)) * sign:
+            continue  # it came back
+        if np.quantile(high, 0.1) < _APART * np.quantile(low, 0.9):
+            continue  # it wanders
+        found = stats.mannwhitneyu(high, low, alternative="greater", method="exact")
+        if found.pvalue * len(cuts) < _ALPHA:
+            return True
+    return False
+
+
+def _gradual(values: NDArray[np.float64], sign: int) -> bool:
     medians = _medians(values)
     found = stats.kendalltau(np.arange(_BLOCKS), medians, alternative="greater" if sign > 0 else "less")
     before, after = np.median(medians[:3]), np.median(medians[-3:])
@@ -130,9 +160,9 @@ def _change(values: NDArray[np.float64]) -> str:
 
 
 def _onset(steps: NDArray[np.int64], values: NDArray[np.float64]) -> int:
-    """The step from which on the median of five stays above twice that of the first fifth."""
+    """The step from which on the median of five stays above twice that of the first tenth."""
     smooth = np.array([np.median(values[max(at - 4, 0) : at + 1]) for at in range(values.size)])
-    below = np.flatnonzero(smooth <= 2.0 * np.median(values[: max(values.size // 5, 1)]))
+    below = np.flatnonzero(smooth <= 2.0 * np.median(values[: max(values.size // 10, 3)]))
     return int(steps[min(int(below[-1]) + 1 if below.size else 0, steps.size - 1)])
 
 
@@ -262,9 +292,9 @@ RULES: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., str | None]]]] = 
 """Rule -> roles that it takes, and what says a sentence of their steps and values, or None."""
 
 _NOT: Final[Mapping[str, str]] = {
-    "drift-rises": "drift has no trend that is twofold",
-    "drift-before-collapse": "the reward did not fall after drift had risen",
-    "drift-and-entropy": "drift has no trend that is twofold",
+    "drift-rises": "drift does not rise twofold for good, neither step by step nor at once",
+    "drift-before-collapse": "drift did not rise twofold for good before the reward lost half of its gain",
+    "drift-and-entropy": "drift does not rise twofold for good, neither step by step nor at once",
     "wrong-distribution": "the mean of log Q - log P is not negative more often than not",
     "tokens-differ": "no token is likely in one kernel and unlikely in the other at many steps",
     "ess-falls": "the effective sample size neither halves nor ends below half of the batch",

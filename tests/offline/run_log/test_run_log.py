@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from contextlib import suppress
 
@@ -86,9 +87,9 @@ def test_what_moves_with_the_weights_is_told():
 
 @pytest.mark.slow
 def test_a_number_that_wanders_is_said_to_trend_as_often_as_the_handbook_says():
-    """17 of 200 random walks, whose logarithm moves by 5 % a step."""
+    """27 of 200 random walks, whose logarithm moves by 5 % a step."""
     walks = (1e-3 * np.exp(np.cumsum(np.random.default_rng(s).standard_normal(300) * 0.05)) for s in range(200))
-    assert sum("drift-rises" in said({"drift": walk}) for walk in walks) == 17
+    assert sum("drift-rises" in said({"drift": walk}) for walk in walks) == 27
 
 
 def test_a_trend_is_steady_and_twofold():
@@ -228,3 +229,30 @@ def test_a_folder_without_logs_says_what_would_be_one(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"step": 1, "reward": 1' + "0" * 400 + "}\n")
     with pytest.raises(RunLogError, match=r"a\.jsonl: int too large"):
         read_run_log(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("onset", [30, 150, 255])
+@pytest.mark.parametrize("factor", [3, 10, 100])
+def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
+    """As where a kernel was rolled out: both halves are level, and the reward falls after it."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        steps = np.arange(300)
+        drift = 0.002 * np.exp(0.15 * rng.standard_normal(300)) * np.where(steps >= onset, factor, 1)
+        reward = np.where(steps > onset + 15, 0.05, 0.2 + 0.5 * np.minimum(steps / onset, 1))
+        log = {"d": (steps, drift), "r": (steps, reward + 0.02 * rng.standard_normal(300))}
+        found = {one.rule: one for one in diagnose_run(log, {"drift": "d", "reward": "r"})}
+        assert found["drift-rises"].found
+        assert found["drift-before-collapse"].found
+        said = int(re.search(r"for good from step (\d+)", found["drift-rises"].said)[1])
+        assert abs(said - onset) <= 4
+
+
+def test_level_drift_rises_neither_step_by_step_nor_at_once():
+    """Whatever its noise, of runs of any length: no level after some step is twice that before it, and stays."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        size = int(rng.choice([30, 60, 300]))
+        drift = 0.002 * np.exp(rng.choice([0.3, 1.0]) * rng.standard_normal(size))
+        (found, *_) = diagnose_run({"d": (np.arange(size), drift)}, {"drift": "d"})
+        assert (found.rule, found.found) == ("drift-rises", False)
