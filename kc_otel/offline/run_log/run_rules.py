@@ -46,7 +46,7 @@ _SHORTEST: Final = 3
 """Parts at least that each level lasts."""
 _ALPHA: Final = 1e-3
 _APART: Final = 1.5
-"""Between the lowest tenth of the higher level and the highest tenth of the lower one: what wanders has no two levels."""
+"""Between the lowest tenth of the higher level and the highest tenth of the lower: what wanders has no two levels."""
 _PERIODS: Final = range(2, 13)
 
 _Series = tuple[NDArray[np.int64], NDArray[np.float64]]
