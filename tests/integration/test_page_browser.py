@@ -534,3 +534,36 @@ def test_a_report_opens_from_a_file_and_asks_for_nothing(
     assert browser.requests() == [target.as_uri()]
     assert browser.complaints() == []
     assert "routed to the training kernel" in (tmp_path / "report.md").read_text()
+
+
+def test_what_is_not_of_now_is_not_green(
+    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], tmp_path: Path
+) -> None:
+    """The evaluator answers and judges nothing any more: headline, title, dot and notice say so, and since when."""
+    evaluator = serve()
+    send(recorder(evaluator), np.random.default_rng(0), code=0.005)
+    browser.open(evaluator.api)
+    browser.wait("document.querySelector('#overview-title').textContent === 'Every promise holds'", 60.0)
+    browser.evaluate("""(() => {
+      const real = window.fetch;
+      window.fetch = async (...asked) => {
+        const answer = await real(...asked);
+        const overview = String(asked[0]).includes('/overview');
+        if (!answer.ok || !(overview || String(asked[0]).includes('/health'))) return answer;
+        const said = await answer.json();
+        if (overview) said.at = said.now - 75;
+        else said.failures = { '': 'the state cannot be written' };
+        return new Response(JSON.stringify(said));
+      };
+    })()""")
+    browser.wait("document.querySelector('#overview-title').textContent === 'Nothing has been judged for 1 min 15 s'")
+    assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
+    assert re.match(
+        r"At \d.*: Every promise holds\. ", browser.evaluate("document.querySelector('#overview-sub').textContent")
+    )
+    assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
+    assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
+    notice = browser.evaluate("document.querySelector('#notices').textContent")
+    assert "what is below is old; all contracts: the state cannot be written" in notice
+    browser.screenshot(tmp_path / "late.png")
+    assert (tmp_path / "late.png").stat().st_size

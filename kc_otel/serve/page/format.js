@@ -58,6 +58,11 @@ export function share(verdict) {
 
 const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
+const LATE = 30; // seconds: what is older is not of now, as /readyz has it
+
+/** Seconds since anything was judged, where that is too long; else 0. */
+export const lateness = (overview) => (overview?.at && overview.now - overview.at > LATE ? overview.now - overview.at : 0);
+
 /** What an undecided cell lacks, in a few words: its reason ends with it. */
 export function missing({ reason }) {
   const more = /([\d,]+) more needed$/.exec(reason);

@@ -1,7 +1,7 @@
 // Reads the API again and again, and lets each part of the page show what changed.
 
 import { byId, el, fill, sync } from "./dom.js";
-import { STATES, ZONE, clock, place } from "./format.js";
+import { STATES, ZONE, clock, lateness, place } from "./format.js";
 import { showDecisions, showHealth, showPromotions } from "./aside.js";
 import { closeCell, openCell, refreshCell } from "./cell.js";
 import { showEvents } from "./events.js";
@@ -47,7 +47,8 @@ async function look() {
     });
     show(lost ? "The evaluator answers again. " : "");
     lost = 0;
-    live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
+    if (lateness(overview)) live("lost", `Judged last at ${clock(overview.at)}`);
+    else live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
     await Promise.all([refreshCell(state), refreshIncident(state), showSparks(state)]);
   } catch (error) {
     lost ||= Date.now() / 1000;
@@ -90,7 +91,9 @@ function show(news = "") {
   announce(cells, news);
 }
 
-function title({ incidents }) {
+function title(overview) {
+  const { incidents } = overview;
+  if (lateness(overview)) return "! nothing is judged · kc-otel";
   const broken = incidents.filter((one) => one.status === "FAIL" && one.state === "broken").length;
   const contained = incidents.filter((one) => one.state === "contained").length;
   return broken ? `✕ ${broken} broken · kc-otel` : contained ? `◐ ${contained} contained · kc-otel` : "kc-otel";

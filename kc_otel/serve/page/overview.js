@@ -1,7 +1,7 @@
 // What is broken, since when, for whom, and what was done about it: in words, the worst first.
 
 import { byId, el, fill, svg, sync } from "./dom.js";
-import { STATES, address, clock, count, iso, kernel, listed, place, span, ZONE } from "./format.js";
+import { STATES, address, clock, count, iso, kernel, lateness, listed, place, span, ZONE } from "./format.js";
 
 const SLICES = 8;
 const DRAWN = 3; // incidents with a picture of their worst cell
@@ -17,9 +17,10 @@ export function showOverview({ overview, contracts, promotions }) {
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
   const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
-  byId("overview-title").textContent = headline(broken, contained, silent, totals, all, overview, contracts);
-  byId("overview-title").className = broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
-  byId("overview-sub").textContent = subtitle(overview, contracts, totals, all);
+  const [old, words] = [lateness(overview), headline(broken, contained, silent, totals, all, overview, contracts)];
+  byId("overview-title").textContent = old ? `Nothing has been judged for ${span(old, 2)}` : words;
+  byId("overview-title").className = old || broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-sub").textContent = `${old ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
