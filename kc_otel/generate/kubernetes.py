@@ -25,6 +25,9 @@ _USER: Final = 10001
 _STATE: Final = "/var/lib/kc-otel"
 _ACCESS: Final = f"{NAME}-access"
 _KUSTOMIZE: Final = "kustomize.config.k8s.io"
+_ALIVE: Final = ["python", "-m", "kc_otel.client.alive"]
+_NAMES: Final = (NAME, *(f"{NAME}.$(NAMESPACE){rest}" for rest in ("", ".svc", ".svc.cluster.local")))
+"""What clients call it by, from its own namespace and from others; Kubernetes fills the namespace in."""
 _GRACE: Final = 60
 """Seconds to write and send what was acknowledged before the pod is ended; the evaluator takes a few."""
 
@@ -74,18 +77,22 @@ def _base(texts: Mapping[str, str], image: str) -> list[GeneratedFile]:
 
 
 def _stateful_set(image: str) -> dict[str, Any]:
-    alive = {"exec": {"command": ["python", "-m", "kc_otel.client.alive"]}, "timeoutSeconds": 5}
+    alive = {"exec": {"command": _ALIVE}, "timeoutSeconds": 5}
+    judging = {"exec": {"command": [*_ALIVE, f"127.0.0.1:{_PORTS['api']}", "/readyz"]}, "timeoutSeconds": 5}
     container = {
         "name": "evaluator",
         "image": image,
         "args": [
             "serve", "/contracts", "--host=0.0.0.0", "--access=/access/access.yaml",
-            f"--state={_STATE}/state.sqlite", f"--allowed-host={NAME}", "--log-format=json",
+            f"--state={_STATE}/state.sqlite", *(f"--allowed-host={name}" for name in _NAMES), "--log-format=json",
         ],
+        "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
         "envFrom": [{"secretRef": {"name": f"{NAME}-webhooks", "optional": True}}],
         "startupProbe": {**alive, "periodSeconds": 5, "failureThreshold": 24},
-        "livenessProbe": {**alive, "periodSeconds": 20},
+        # Started again after five minutes in which it has judged nothing; what it takes meanwhile is on its disk, so
+        # that it stays ready for senders.
+        "livenessProbe": {**judging, "periodSeconds": 20, "failureThreshold": 15},
         "readinessProbe": {**alive, "periodSeconds": 10},
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": {

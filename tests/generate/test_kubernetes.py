@@ -108,6 +108,25 @@ def test_the_evaluator_is_started_with_options_that_it_has(documents):
     assert not any("--allow-unauthenticated" in option for option in options)
 
 
+def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
+    """Also from other namespaces, and started again where it is up and judges nothing."""
+    (pod,) = (each["spec"]["template"]["spec"] for each in documents if each["kind"] == "StatefulSet")
+    (container,) = pod["containers"]
+    (variable,) = container["env"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
+    given = [each.partition("=")[2] for each in container["args"] if each.startswith("--allowed-host=")]
+    names = {each.replace(f"$({variable['name']})", "rl") for each in given}
+    service = "kc-otel-evaluator"
+    assert names == {service, f"{service}.rl", f"{service}.rl.svc", f"{service}.rl.svc.cluster.local"}
+    probe = container["livenessProbe"]
+    assert probe["exec"]["command"][-1] == "/readyz"
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300
+    assert "/readyz" not in [
+        *container["readinessProbe"]["exec"]["command"],
+        *container["startupProbe"]["exec"]["command"],
+    ]
+
+
 def test_contracts_go_in_as_they_are(out):
     """The text with its comments, under the contract's name."""
     for path in CONTRACTS:
