@@ -1,8 +1,8 @@
 """Whether an evaluator beside us is up, with TLS or without: `python -m kc_otel.client.alive [HOST:PORT [PATH]]`.
 
-Exits with 0 or 1. For health checks of containers, which know neither whether the ports speak TLS, nor a name that the certificate is for,
-nor have a certificate of their own. Nothing secret is sent, so nothing is verified: whoever else answered on this
-machine's loopback would only be called alive. Standard library only, for it runs every few seconds.
+Exits with 0 or 1. For health checks of containers, which know neither whether the ports speak TLS, nor a name that the
+certificate is for, nor have a certificate of their own. Nothing secret is sent, so nothing is verified: whoever else
+answered on this machine's loopback would only be called alive. Standard library only, for it runs every few seconds.
 """
 
 from __future__ import annotations

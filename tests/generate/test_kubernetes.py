@@ -110,8 +110,7 @@ def test_the_evaluator_is_started_with_options_that_it_has(documents):
 
 def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
     """Also from other namespaces, and started again where it is up and judges nothing."""
-    (pod,) = (each["spec"]["template"]["spec"] for each in documents if each["kind"] == "StatefulSet")
-    (container,) = pod["containers"]
+    (container,) = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     (variable,) = container["env"]
     assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
     given = [each.partition("=")[2] for each in container["args"] if each.startswith("--allowed-host=")]
@@ -121,10 +120,7 @@ def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
     probe = container["livenessProbe"]
     assert probe["exec"]["command"][-1] == "/readyz"
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 300
-    assert "/readyz" not in [
-        *container["readinessProbe"]["exec"]["command"],
-        *container["startupProbe"]["exec"]["command"],
-    ]
+    assert all("/readyz" not in container[one]["exec"]["command"] for one in ("readinessProbe", "startupProbe"))
 
 
 def test_contracts_go_in_as_they_are(out):
