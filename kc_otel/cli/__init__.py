@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Annotated
 
 from kc_otel._extras import require
+from kc_otel.cli.unbroken_output import outlive_readers
 
 require("cli", "the command line", "typer", "httpx", "rich")
 
@@ -103,5 +104,6 @@ def main() -> None:
     """Run the command that the arguments name."""
     # Matrices of some hundred rows: threads of OpenBLAS for each core would wait for each other more than they compute.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    outlive_readers()
     _register(sys.argv[1] if len(sys.argv) > 1 else None)
     app()

@@ -166,15 +166,15 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
         inputs = [read_input(path, columns) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
         gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
-    _print(gate)
-    if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
-        for about, recording in inputs:
-            _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
     with unusable():
         try:
             _write(options, gate, text)
         except OSError as error:
             refuse(f"{error.filename}: cannot be written ({error.strerror})")
+    _print(gate)
+    if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
+        for about, recording in inputs:
+            _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
     raise typer.Exit(EXIT[gate.decision.outcome])
 
 
@@ -228,7 +228,11 @@ def _print(gate: OfflineGate) -> None:
     for one in gate.unjudged:
         typer.echo(f"  not judged: {one}" + ("; --allow-unjudged leaves it out" if waits else ""))
     for each in gate.decision.missing:
-        if "windows have passed" in each or each.startswith("held: logits") or each.endswith("no verdict yet"):
+        if (
+            "windows have passed" in each
+            or each.startswith(("held: logits", "held: the mean"))
+            or each.endswith("no verdict yet")
+        ):
             typer.echo(f"  {each}")
     for note in notes(gate):
         typer.echo(f"  note: {note}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -290,3 +293,17 @@ def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
     assert run("gate", "verify", tmp_path / "none.json")[0] == 2
     (tmp_path / "e.json").write_text("{}")
     assert run("gate", "verify", tmp_path / "e.json")[0] == 1
+
+
+@pytest.mark.parametrize(("code", "exits"), [(0.01, 0), (0.6, 1)])
+def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_path, code, exits):
+    """As `| head -1` does: the exit code is the decision's, and what was asked for is written."""
+    recording = write(tmp_path / "a.npz", code=code)
+    reads, writes = os.pipe()
+    os.close(reads)
+    words = [contract, recording, "--allow-unjudged", "--evidence", tmp_path / "gate"]
+    command = [sys.executable, "-m", "kc_otel", "gate", "run", *map(str, words)]
+    found = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writes)
+    assert (found.returncode, found.stderr) == (exits, "")
+    assert len(list((tmp_path / "gate").glob("*.json"))) == 1
