@@ -272,6 +272,19 @@ def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, e
     assert judge.points("kc.drift.advantage_drift_positive")
 
 
+def test_who_instruments_twice_counts_once(trainer, engine, recording, caplog):
+    """As a notebook's cell that runs again does: the later one takes the earlier one's place, and says so."""
+    recorder, judge = recording()
+    running = trainer(max_steps=2)
+    first = instrument(running, recorder)
+    with instrument(running, recorder):
+        assert "was instrumented for contract grpo already: this takes its place" in caplog.text
+        running.train()
+    recorder.force_flush()
+    assert judge.point("kc.drift.log_ratio").count == sum(len(completion) for _, completion in engine.sampled)
+    first.remove()
+
+
 def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkeypatch):
     """Each sequence has what TRL makes of its reward functions and their weights, through shuffling and batches."""
     changes = {"assumptions": {"reward_range": [0, 200]}}

@@ -36,6 +36,8 @@ from kc_otel.record.work import Processing, Weights
 __all__ = ["InstrumentedTrainer"]
 
 _log: Final = logging.getLogger("kc_otel")
+_watched: Final[weakref.WeakKeyDictionary[Any, list[InstrumentedTrainer]]] = weakref.WeakKeyDictionary()
+"""What instruments each trainer."""
 
 
 class InstrumentedTrainer:
@@ -75,15 +77,18 @@ class InstrumentedTrainer:
         # vLLM starts with the weights that training starts from; later on only a synchronisation tells.
         self._synced: Weights = 0 if trainer.use_vllm and trainer.state.global_step == 0 else None
         self._active = True
+        self._take_place()
         with ExitStack() as undo:
             self._attach(undo)
             self._undo = undo.pop_all()
+        _watched.setdefault(trainer, []).append(self)
 
     def remove(self) -> None:
         """Put back what was wrapped; calling it again does nothing. Wrappers that others put around ours go silent."""
         if self._active:
             self._active = False
             self._undo.close()
+            _watched[self._trainer].remove(self)
             if self._owned:
                 self.recorder.shutdown()
 
@@ -92,6 +97,14 @@ class InstrumentedTrainer:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+    def _take_place(self) -> None:
+        """One for each trainer and contract: a cell of a notebook that runs again would count every sequence twice."""
+        name = self.recorder.contract.name
+        for earlier in list(_watched.get(self._trainer, ())):
+            if earlier.recorder.contract.name == name:
+                _log.warning("the trainer was instrumented for contract %s already: this takes its place", name)
+                earlier.remove()
 
     def _attach(self, undo: ExitStack) -> None:
         trainer = self._trainer
