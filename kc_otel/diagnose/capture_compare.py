@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
@@ -37,6 +40,8 @@ from kc_otel.diagnose.located import (
 )
 
 __all__ = ["compare_captures"]
+
+_HEAD: Final = Boundary(None, "head")
 
 
 def compare_captures(
@@ -79,6 +84,9 @@ def compare_captures(
             prefill=np.asarray([_part(key, a, b, decode=False) for a, b in pairs]),
             decode=np.asarray([_part(key, a, b, decode=True) for a, b in pairs]),
         )
+    if SAMPLER in measured and _HEAD in measured:
+        inherited = _inherited(pairs, measured[_HEAD].drift)
+        measured[SAMPLER] = replace(measured[SAMPLER], train_noise=np.fmax(measured[SAMPLER].train_noise, inherited))
     embedding = measured.get(Boundary(None, "embedding"))
     if embedding is not None and float(np.median(embedding.drift)) > UNRELATED:
         raise NotComparableError(OTHER_EMBEDDINGS)
@@ -101,6 +109,19 @@ def compare_captures(
         seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
     )
+
+
+def _inherited(
+    pairs: Sequence[tuple[CapturedSequence, CapturedSequence]], of_logits: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """What the logits' own difference makes of log-probabilities, relative to these: each is its logit less a mean.
+
+    The mean differs by no more than the logits do, so that it is twice as much at most.
+    """
+    sizes = [[float(np.linalg.norm(a.outputs[key].astype(np.float64))) for key in (_HEAD, SAMPLER)] for a, _ in pairs]
+    logits, logprobs = np.array(sizes).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(2.0 * of_logits * logits / logprobs, dtype=np.float64)
 
 
 def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
@@ -159,14 +180,13 @@ def _same_model(ours: CapturedSequence, theirs: CapturedSequence, keys: Sequence
             "they are not the same checkpoint, or layers of one are not recognised"
         )
     other = [key for key in keys if ours.features[key] != theirs.features[key] and key != SAMPLER]
-    head = Boundary(None, "head")
     for key in other:
-        if key != head:
+        if key != _HEAD:
             raise NotComparableError(
                 f"{key} has {ours.features[key]} features in training and {theirs.features[key]} in inference: "
                 "the kernels are not the same checkpoint; give both the same"
             )
-    return [Divergence("shape", head, "", cut_vocabulary(ours.features[head], theirs.features[head])) for _ in other]
+    return [Divergence("shape", _HEAD, "", cut_vocabulary(ours.features[_HEAD], theirs.features[_HEAD])) for _ in other]
 
 
 def _notes(

@@ -15,9 +15,16 @@ from typer.testing import CliRunner
 
 from kc_otel import cli
 from kc_otel.contract.model import Contract
-from kc_otel.diagnose.boundaries import Boundary, fused
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
 from kc_otel.diagnose.capture_compare import compare_captures
-from kc_otel.diagnose.capture_file import Capture, CaptureWriter, projected, read_capture, relative_error
+from kc_otel.diagnose.capture_file import (
+    Capture,
+    CapturedSequence,
+    CaptureWriter,
+    projected,
+    read_capture,
+    relative_error,
+)
 from kc_otel.diagnose.kernel_capture import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -162,3 +169,27 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
     result = run("locate", "contract.yaml", *sides)
     assert result.exit_code == 1, result.output
     assert "culprit: layer 1, o_proj" in result.output
+
+
+@pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])
+def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, named):
+    """Logits that differ by a number format make other log-probabilities; another temperature makes far more so."""
+    rng = np.random.default_rng(0)
+    head = Boundary(None, "head")
+
+    def capture(rounded):
+        made = []
+        for number in range(24):
+            logits = np.random.default_rng(number).standard_normal((8, 32)).astype(np.float32) * 4
+            noise = 0.003 * rng.standard_normal(logits.shape).astype(np.float32) if rounded else 0.0
+            logits = logits * (1.0 + noise)
+            scaled = logits / (temperature if rounded else 1.0)
+            logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+            outputs = {head: logits.astype(np.float32), SAMPLER: logprobs.astype(np.float32)}
+            tokens = tuple(range(number, number + 8))
+            precision = {head: 0.003}
+            made.append(CapturedSequence(tokens, 2, np.arange(8), outputs, dict.fromkeys(outputs, 32), {}, precision))
+        return Capture("rounded" if rounded else "exact", tuple(made))
+
+    found = compare_captures(CONTRACT, capture(False), capture(True)).findings
+    assert [one.kind for one in found] == (["sampler"] if named else [])
