@@ -20,11 +20,13 @@ __all__ = ["RunLog", "RunLogError", "read_run_log"]
 RunLog = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 """Name -> steps that rise, int64 [n], and values, float64 [n]; of a step that was written twice, the last value."""
 
-_STEPS: Final = ("step", "_step", "Step", "global_step", "train/global_step")
+_STEPS: Final = ("step", "_step", "Step", "global_step", "train/global_step", "trainer/global_step", "iteration")
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _MOST_BYTES: Final = 1 << 30
 _FAR: Final = 1 << 53
+_RUN: Final = 10
+"""Steps of which two files say other numbers that make them two runs."""
 
 
 class RunLogError(ValueError):
@@ -39,7 +41,7 @@ def read_run_log(path: Path) -> RunLog:
     that is in it, the same step of the last one counting.
 
     Raises:
-        RunLogError: If there is no such file, or none holds a number by step.
+        RunLogError: If there is no such file, none holds a number by step, or there are those of several runs.
         OSError: If a file cannot be read.
     """
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
@@ -49,17 +51,33 @@ def read_run_log(path: Path) -> RunLog:
             "or .jsonl, verl's console output, or trainer_state.json"
         )
     found: dict[str, dict[int, float]] = {}
+    before: Path | None = None
     for file in files:
+        own: dict[str, dict[int, float]] = {}
         try:
             for step, name, value in _scalars(file):
                 if not -_FAR < step < _FAR:
                     raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
-                found.setdefault(name, {})[step] = value
+                own.setdefault(name, {})[step] = value
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
+        if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
+            raise RunLogError(
+                f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
+            )
+        for name, by_step in own.items():
+            found.setdefault(name, {}).update(by_step)
+        before = file if own else before
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
+
+
+def _are_two(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Whether two files say another number of most steps: one that was gone on with says a few of them anew."""
+    both = one.keys() & other.keys()
+    apart = sum(not math.isclose(one[step], other[step], rel_tol=1e-4, abs_tol=1e-12) for step in both)
+    return apart > 0.5 * min(len(one), len(other)) and apart >= _RUN
 
 
 def _columns(by_step: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -84,7 +102,7 @@ def _scalars(file: Path) -> Iterable[Scalar]:
         return wandb_scalars(data)
     if "tfevents" in file.name:
         return event_scalars(data)
-    text = data.decode("utf-8", "replace")
+    text = data.decode("utf-8-sig", "replace")
     if file.suffix == ".csv":
         return _csv(text)
     if file.suffix == ".json":
@@ -127,7 +145,14 @@ def _values(step: int, values: Mapping[str, Any]) -> Iterator[Scalar]:
 
 
 def _csv(text: str) -> Iterator[Scalar]:
-    for row in csv.DictReader(text.splitlines()):
+    lines = text.splitlines()
+    head = lines[0] if lines else ""
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=head.count))
+    columns = [name for name in table.fieldnames or () if " - " in name and not name.endswith(("__MIN", "__MAX"))]
+    runs = list(dict.fromkeys(name.rpartition(" - ")[0] for name in columns if name.rpartition(" - ")[2] not in _STEPS))
+    if len(runs) > 1:
+        raise RunLogError(f"has the columns of {len(runs)} runs, {', '.join(runs[:5])}; export one run alone")
+    for row in table:
         # W&B's page writes a column "RUN - METRIC" for each run, and its extremes beside it.
         values = {
             name.rpartition(" - ")[2]: value

@@ -40,6 +40,9 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 _BLOCKS: Final = 10
 _LEAST: Final = 3 * _BLOCKS
+_EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
+_WORST: Final = frozenset({"drift-rises", "drift-before-collapse"})
+"""Rules of how large drift is."""
 _PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _SHORTEST: Final = 3
@@ -80,9 +83,9 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
             raise ValueError(f"--name {role}={name}: the log has no such name; it has {', '.join(list(log)[:40])}")
     found = dict(given or {})
     for role, names in ROLES.items():
-        matching = (has for name in names for has in log if has == name or has.endswith("/" + name))
-        if role not in found and (first := next(matching, None)) is not None:
-            found[role] = first
+        matching = [has for name in names for has in log if has == name or has.endswith("/" + name)]
+        if role not in found and matching:  # of training where evaluation has the same
+            found[role] = min(matching, key=lambda has: has.partition("/")[0] in _EVALUATION)
     return found
 
 
@@ -99,11 +102,14 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
             found.append(RunFinding(rule, None, f"not in the log: {', '.join(map(_wanted, missing))}"))
             continue
         parts = [log[roles[role]] for role in needed]
+        if rule in _WORST:  # a drift that is no number is no smaller than any
+            (at, drift), *others = parts
+            parts = [(at, np.where(np.isfinite(drift), drift, math.inf)), *others]
         steps = parts[0][0]
         for other, _ in parts[1:]:
             steps = np.intersect1d(steps, other)
         aligned = [values[np.isin(at, steps)] for at, values in parts]
-        finite = np.isfinite(aligned).all(axis=0)
+        finite = np.isfinite(aligned[1:] if rule in _WORST else aligned).all(axis=0) & ~np.isnan(aligned[0])
         kept = [values[finite] for values in aligned]
         if rule != "not-finite" and finite.sum() < _LEAST:
             found.append(RunFinding(rule, None, f"only {finite.sum()} steps have all numbers; it takes {_LEAST}"))

@@ -256,3 +256,64 @@ def test_level_drift_rises_neither_step_by_step_nor_at_once():
         drift = 0.002 * np.exp(rng.choice([0.3, 1.0]) * rng.standard_normal(size))
         (found, *_) = diagnose_run({"d": (np.arange(size), drift)}, {"drift": "d"})
         assert (found.rule, found.found) == ("drift-rises", False)
+
+
+def rows(*, runs=("",), metric="rewards/mean", steps=40):
+    """A history as CSV, of one run or of several."""
+    names = [f"{run} - {metric}" if run else metric for run in runs]
+    body = "".join(f"{step},{','.join(str(step * (at + 1)) for at in range(len(runs)))}\n" for step in range(steps))
+    return f"step,{','.join(names)}\n{body}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + rows(),
+        rows().replace(",", ";"),
+        rows().replace(",", "\t"),
+        rows().replace("step,", "trainer/global_step,"),
+        rows(runs=("policy-7b",)),
+    ],
+    ids=["bom", "semicolon", "tab", "lightning", "one-run"],
+)
+def test_a_csv_of_any_program_is_read(tmp_path, text):
+    """Whatever stands before, between and above its numbers."""
+    (tmp_path / "run.csv").write_text(text, encoding="utf-8")
+    steps, values = read_run_log(tmp_path / "run.csv")["rewards/mean"]
+    assert steps.tolist() == values.tolist() == list(range(40))
+
+
+def test_a_log_of_two_runs_is_refused(tmp_path):
+    """Or the last one would stand for both, and the one that collapsed would be sound."""
+    (tmp_path / "two.csv").write_text(rows(runs=("collapsed", "healthy")))
+    with pytest.raises(RunLogError, match="has the columns of 2 runs, collapsed, healthy; export one run alone"):
+        read_run_log(tmp_path / "two.csv")
+    first, second = tmp_path / "runs" / "a" / "run.csv", tmp_path / "runs" / "b" / "run.csv"
+    for file in (first, second):
+        file.parent.mkdir(parents=True)
+        file.write_text(rows())
+    second.write_text(rows().replace("\n39,39", "\n39,7"))
+    assert read_run_log(tmp_path / "runs")["rewards/mean"][1][-1] == 7  # gone on with: its last step is said anew
+    second.write_text("step,rewards/mean\n" + "".join(f"{step},{3 * step + 1}\n" for step in range(40)))
+    with pytest.raises(
+        RunLogError, match=r"a/run.csv and .*b/run.csv: say other numbers of the same steps, as two runs"
+    ):
+        read_run_log(tmp_path / "runs")
+
+
+def test_training_is_read_where_evaluation_has_the_same_names():
+    """Its numbers come every step, and its drift is what is asked about."""
+    log = {f"{part}/reward": (STEPS, STEPS * 1.0) for part in ("eval", "train")}
+    assert roles_of(log, None)["reward"] == "train/reward"
+    assert roles_of({"eval/reward": log["eval/reward"]}, None)["reward"] == "eval/reward"
+
+
+def test_drift_that_is_no_number_when_the_reward_falls_is_found():
+    """It is no smaller than any: the steps of the collapse are not left out."""
+    drift = np.where(STEPS >= 200, np.nan, 1e-3 * (1.0 + 0.05 * np.random.default_rng(0).standard_normal(300)))
+    reward = np.where(STEPS > 215, 0.0, 0.2 + 0.5 * np.minimum(STEPS / 200, 1)) + 0.0
+    log = {"d": (STEPS, drift), "r": (STEPS, reward + 0.01 * np.random.default_rng(1).standard_normal(300))}
+    found = {one.rule: one for one in diagnose_run(log, {"drift": "d", "reward": "r"})}
+    assert found["not-finite"].found
+    assert found["drift-before-collapse"].found, found["drift-before-collapse"].said
+    assert re.search("to inf, .* for good from step 20[0-4]$", found["drift-rises"].said)
