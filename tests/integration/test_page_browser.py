@@ -543,7 +543,7 @@ def test_what_is_not_of_now_is_not_green(
     evaluator = serve()
     send(recorder(evaluator), np.random.default_rng(0), code=0.005)
     browser.open(evaluator.api)
-    browser.wait("document.querySelector('#overview-title').textContent === 'Every promise holds'", 60.0)
+    browser.wait("document.querySelector('#overview-title')?.textContent === 'Every promise holds'", 60.0)
     browser.evaluate("""(() => {
       const real = window.fetch;
       window.fetch = async (...asked) => {
@@ -556,7 +556,7 @@ def test_what_is_not_of_now_is_not_green(
         return new Response(JSON.stringify(said));
       };
     })()""")
-    browser.wait("document.querySelector('#overview-title').textContent === 'Nothing has been judged for 1 min 15 s'")
+    browser.wait("document.querySelector('#overview-title')?.textContent === 'Nothing has been judged for 1 min 15 s'")
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
     assert re.match(
         r"At \d.*: Every promise holds\. ", browser.evaluate("document.querySelector('#overview-sub').textContent")

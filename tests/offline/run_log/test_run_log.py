@@ -295,9 +295,7 @@ def test_a_log_of_two_runs_is_refused(tmp_path):
     second.write_text(rows().replace("\n39,39", "\n39,7"))
     assert read_run_log(tmp_path / "runs")["rewards/mean"][1][-1] == 7  # gone on with: its last step is said anew
     second.write_text("step,rewards/mean\n" + "".join(f"{step},{3 * step + 1}\n" for step in range(40)))
-    with pytest.raises(
-        RunLogError, match=r"a/run.csv and .*b/run.csv: say other numbers of the same steps, as two runs"
-    ):
+    with pytest.raises(RunLogError, match=r"a/run.csv and .*b/run.csv: say other numbers of the same steps"):
         read_run_log(tmp_path / "runs")
 
 
