@@ -52,9 +52,11 @@ def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **argumen
         raise typer.Exit(2) from None
     if response.is_error:
         try:
-            detail = response.json().get("detail", response.text)
-        except ValueError:
-            detail = response.text
+            detail = response.json()["detail"]
+        except (ValueError, LookupError, TypeError):
+            detail = (
+                f"this is no evaluator's API, which is on port 4320 unless --api-port said otherwise: {response.text}"
+            )
         print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
         raise typer.Exit(2)
     return response.json()

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.terminal import refuse
-from kc_otel.client.doctor import Finding, of_evaluator, of_sender
+from kc_otel.client.doctor import Finding, of_evaluator, of_path, of_sender
 from kc_otel.contract import ContractError, load_all
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
@@ -47,10 +47,13 @@ def doctor(
         loaded = load_all(contracts or [])
     except ContractError as error:
         refuse(error)
-    sections = {
-        "This process's environment": list(of_sender(os.environ, loaded, path)),
-        f"The evaluator at {url}": _evaluator(url, loaded),
-    }
+    if path is MeasuringPath.GATE:  # recordings are judged where they are
+        sections = {"The gate": list(of_path(loaded, path))}
+    else:
+        sections = {
+            "This process's environment": list(of_sender(os.environ, loaded, path)),
+            f"The evaluator at {url}": _evaluator(url, loaded),
+        }
     if as_json:
         typer.echo(json.dumps({name: [asdict(one) for one in found] for name, found in sections.items()}, indent=2))
     else:

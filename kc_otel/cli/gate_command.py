@@ -14,7 +14,6 @@ from kc_otel.cli.gate_live import live
 from kc_otel.cli.gate_matrix import matrix
 from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
 from kc_otel.cli.terminal import refuse, unusable
-from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.stages import Stage
 
@@ -160,11 +159,11 @@ def verify(
     if head is not None:
         refuse(f"--head: {record} is no chain, which has a last link; name the chain (.jsonl), or leave --head out")
     from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file, read_evidence  # noqa: PLC0415
 
     file = evidence_file(record)
     try:
-        content = read_json_text(file.read_text(encoding="utf-8"))
+        content = read_evidence(file)
         if recordings:
             verify_recordings(content, [each for path in recordings for each in _files(path)])
         else:

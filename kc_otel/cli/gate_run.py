@@ -168,13 +168,15 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
         gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
     with unusable():
         try:
-            _write(options, gate, text)
+            written = _write(options, gate, text)
         except OSError as error:
             refuse(f"{error.filename}: cannot be written ({error.strerror})")
     _print(gate)
     if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
         for about, recording in inputs:
             _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
+    for line in written:
+        typer.echo(line)
     raise typer.Exit(EXIT[gate.decision.outcome])
 
 
@@ -250,7 +252,8 @@ def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:
     return observations_to_pass(gate.contract, found, slice).observations is None
 
 
-def _write(options: Options, gate: OfflineGate, contract: str) -> None:
+def _write(options: Options, gate: OfflineGate, contract: str) -> list[str]:
+    """Write what was asked for; what is to be said of it."""
     from kc_otel.offline.gate.evidence import offline_evidence  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import write_evidence, write_text  # noqa: PLC0415
     from kc_otel.offline.gate.junit import junit  # noqa: PLC0415
@@ -264,11 +267,13 @@ def _write(options: Options, gate: OfflineGate, contract: str) -> None:
     if os.environ.get(_SUMMARY):
         with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
             file.write(summary + "\n")
+    said: list[str] = []
     if options.evidence is not None:
         evidence = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
-        typer.echo(f"evidence: {evidence}")
+        said.append(f"evidence: {evidence}")
         if options.chain is not None:
             from kc_otel.offline.gate.evidence_chain import add_to_chain  # noqa: PLC0415
 
             recordings = [Path(about.name) for about in gate.inputs]
-            typer.echo(f"chain: its head is {add_to_chain(options.chain, [*recordings, evidence], gate.at)}")
+            said.append(f"chain: its head is {add_to_chain(options.chain, [*recordings, evidence], gate.at)}")
+    return said

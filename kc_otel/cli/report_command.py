@@ -11,7 +11,6 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.terminal import refuse, seconds
-from kc_otel.contract.json_text import read_json_text
 
 if TYPE_CHECKING:
     from kc_otel.report.document import Block
@@ -57,10 +56,11 @@ def report(
 
 
 def _of_evidence(path: Path) -> tuple[Block, ...]:
-    from kc_otel.report.gate_report import gate_blocks  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.gate.evidence_files import read_evidence  # noqa: PLC0415 - a quick --help
+    from kc_otel.report.gate_report import gate_blocks  # noqa: PLC0415
 
     try:
-        return gate_blocks(read_json_text(path.read_text(encoding="utf-8")))
+        return gate_blocks(read_evidence(path))
     except OSError as error:
         refuse(f"{path}: cannot be read ({error.strerror})")
     except ValueError as error:

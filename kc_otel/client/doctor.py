@@ -20,7 +20,7 @@ from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Finding", "connects", "of_evaluator", "of_sender"]
+__all__ = ["Finding", "connects", "of_evaluator", "of_path", "of_sender"]
 
 _PROTOCOLS: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
@@ -110,8 +110,13 @@ def of_sender(
     yield from _interval(environment, contracts)
     if path is MeasuringPath.VLLM or environment.get("KC_OTEL_CONTRACT"):
         yield from _vllm(environment)
-    for contract in contracts if path is not None else ():
-        assert path is not None
+    if path is not None:
+        yield from of_path(contracts, path)
+
+
+def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Finding]:
+    """What a way of measuring never fills, and where attributes come from with it."""
+    for contract in contracts:
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():
             yield Finding("warning", f"{contract.name}: {path} never measures clause {clause}", why)
@@ -149,7 +154,7 @@ def of_evaluator(
             "set both with NTP: points of more than 30 s ahead are refused",
         )
     yield from _versions(served, contracts)
-    yield from _arrived(health)
+    yield from _arrived(health, served)
     yield from _silent(served, verdicts)
     for name, reasons in health["invalid"].items():
         for reason, count in reasons.items():
@@ -285,12 +290,16 @@ def _versions(served: Sequence[Mapping[str, Any]], contracts: Sequence[Contract]
             yield Finding("error", what, "restart it with this file, or give recorders the one that it has")
 
 
-def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
+def _arrived(health: Mapping[str, Any], served: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     requests: dict[str, int] = {}
     for name, count in health["requests"].items():
         outcome = name.split(" ", 1)[1]
         requests[outcome] = requests.get(outcome, 0) + count
     points = health["points"]
+    if not requests and not points and any(each["kernels"] for each in served):
+        said = "kernels have reported; how many requests it took, this token may not see"
+        yield Finding("ok", said)
+        return
     taken = sum(count for outcome, count in requests.items() if outcome in _TAKEN)
     counted = sum(count for outcome, count in points.items() if outcome in _COUNTED)
     if not taken:

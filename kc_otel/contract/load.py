@@ -136,9 +136,12 @@ def check_text(text: str, source: str = "<text>") -> Checked:
             findings = _lint_the_rest(document, error)
         else:
             findings = lint(contract)
+        # What could not be read has a value that stands in for it, about which there is nothing to say.
+        unread = {(problem.line, problem.field) for problem in problems}
         problems += [
             ContractProblem(source, document.line(found.loc), field_path(found.loc), found.message, found.level)
             for found in findings
+            if (document.line(found.loc), field_path(found.loc)) not in unread
         ]
     refused = any(problem.level == "error" for problem in problems)
     return Checked(source, None if refused else contract, tuple(sorted(problems)), document)

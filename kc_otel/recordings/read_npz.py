@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     source = str(path)
     try:
         # Opened here: of an archive that is broken, NumPy leaves the file open.
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with path.open("rb") as content:
+            is_one = content.read(2) == b"PK"
+            content.seek(0)
+            with np.load(content, allow_pickle=False) if is_one else nullcontext() as file:
+                arrays = {} if file is None else {name: file[name] for name in file.files}
     except OSError as error:
         raise RecordingError(f"{source}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:
@@ -38,6 +42,8 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
         ) from None
     except Exception as error:  # noqa: BLE001 - zipfile and NumPy raise what they like for a broken archive
         raise RecordingError(f"{source}: is not a .npz file ({error})") from None
+    if not is_one:
+        raise RecordingError(f"{source}: is not a .npz file, whatever its name says; numpy.savez writes one")
     names = resolve(source, arrays, columns)
     chosen = {role: arrays[name] for role, name in names.items()}
     problems = Problems(source)

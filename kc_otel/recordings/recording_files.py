@@ -130,7 +130,9 @@ def format_of(path: Path) -> Format:
             "its arrays with numpy.savez(file, train_logprobs=..., inference_logprobs=..., mask=...)"
         )
         raise RecordingError(msg)
-    raise RecordingError(f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet; say the format")
+    raise RecordingError(
+        f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet: give it the ending of what it is"
+    )
 
 
 def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:

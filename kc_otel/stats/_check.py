@@ -35,7 +35,8 @@ def real(
     if not infinite:
         wrong |= np.isinf(array)
     if wrong.any():
-        msg = f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} in [{low:g}, {high:g}]"
+        within = f"of at least {low:g}" if high == math.inf and not infinite else f"in [{low:g}, {high:g}]"
+        msg = f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} {within}"
         raise ValueError(msg)
     array = np.clip(array, low, high)
     return cast("Real", array if array.ndim else float(array))

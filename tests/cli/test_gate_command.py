@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import gate_command
+from kc_otel.contract.load import check_text
 from kc_otel.recordings import Recording, save_recording
 
 pytestmark = pytest.mark.slow
@@ -307,3 +308,21 @@ def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_p
     os.close(writes)
     assert (found.returncode, found.stderr) == (exits, "")
     assert len(list((tmp_path / "gate").glob("*.json"))) == 1
+
+
+def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, tmp_path):
+    """With what writes one; whatever the file's name promises."""
+    text = tmp_path / "a.npz"
+    text.write_text("hello")
+    code, _, err = run("gate", "run", contract, text)
+    assert (code, "a.npz: is not a .npz file, whatever its name says; numpy.savez writes one" in err) == (2, True)
+    code, _, err = run("gate", "verify", contract)
+    assert (code, "is no evidence, which is JSON" in err, "gate run ... --evidence FILE" in err) == (1, True, True)
+
+
+def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
+    """What stands in for it is not what was written."""
+    found = check_text(CONTRACT.replace("limit: 0.05}]\nruntime", "limit: .nan}]\nruntime")).problems
+    assert [(one.level, one.message) for one in found if one.field == "statistical[0].limit"] == [
+        ("error", ".nan is not a finite number")
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from kc_otel.client.doctor import Finding, connects, of_evaluator, of_sender
+from kc_otel.client.doctor import Finding, _arrived, connects, of_evaluator, of_path, of_sender
 from kc_otel.contract import load_text
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
@@ -236,3 +236,18 @@ def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contra
             one.send(Sender(metric, slice=slice, start=one.now - 5))
     one.core.tick(one.now)
     assert errors(iter(one.findings(contract))) == []
+
+
+def test_a_gate_needs_no_endpoint_and_no_evaluator(contract: Contract) -> None:
+    """Of recordings only what they never hold is said."""
+    found = list(of_path([contract], MeasuringPath.GATE))
+    assert found
+    assert {one.level for one in found} <= {"ok", "warning"}
+
+
+def test_who_may_not_see_requests_is_not_told_that_there_are_none() -> None:
+    """Numbers of the whole evaluator are kept from a tenant's token; its own kernels are not."""
+    health = {"requests": {}, "points": {}}
+    (found,) = _arrived(health, [{"name": "policy", "kernels": [{"role": "train"}]}])
+    assert (found.level, "this token may not see" in found.what) == ("ok", True)
+    assert [one.level for one in _arrived(health, [{"name": "policy", "kernels": []}])] == ["error"]

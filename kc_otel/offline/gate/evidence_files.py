@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.errors import ContractError
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.recorded_gate import digest_of
 
-__all__ = ["beside_problems", "evidence_file", "recording_beside", "write_evidence", "write_text"]
+__all__ = ["beside_problems", "evidence_file", "read_evidence", "recording_beside", "write_evidence", "write_text"]
 
 _NAME: Final = "evidence.json"
 _CONTRACT: Final = "contract.yaml"
@@ -41,6 +42,21 @@ def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None 
         write_text(file.with_name(_CONTRACT), contract)
     write_text(file, json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
     return file
+
+
+def read_evidence(file: Path) -> Any:
+    """What is in a record's file, any JSON.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not JSON.
+    """
+    try:
+        return read_json_text(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"is no evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
+        ) from None
 
 
 def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
