@@ -92,6 +92,8 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     assert "where 0.02 is the limit" in said
     assert "routed to the training kernel" in said
     assert "pager" in said
+    browser.wait("document.querySelector('#events').innerText.includes('Then:')")
+    assert "a webhook to pager" in browser.evaluate("document.querySelector('#events').innerText")
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("◐ 1 contained")
 
