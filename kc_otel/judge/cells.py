@@ -4,8 +4,8 @@ A contract's cells are its clauses x (`all` and its slices) x the kernel pairs t
 its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
 out takes the place of the one before. Current pairs that went silent stay while all of them are silent, or while what
 they broke is held against them and they were not replaced, but fell silent beside others: then they are NO_DATA, and
-so is a slice on which no current pair has observations: for the pairs that came first, or whoever
-invents kernels would have a cell for each of them on every slice.
+so is a slice on which no current pair has observations: for the pairs that came first, or whoever invents kernels would
+have a cell for each of them on every slice.
 """
 
 from __future__ import annotations

@@ -317,8 +317,10 @@ def _counts(given: Any) -> NDArray[np.int64]:
 
 
 def _check(point: Any, counted: int) -> None:
-    if counted != point.count or not 0 <= counted < _MOST:
+    if counted != point.count:
         raise _MalformedError(f"its buckets hold {counted} observations, its count is {point.count}")
+    if counted >= _MOST:
+        raise _MalformedError(f"{counted} observations are more than one stream can have")
     if not (point.HasField("sum") and math.isfinite(point.sum)):
         raise _MalformedError("its sum is missing or not finite")
 
