@@ -71,7 +71,7 @@ class RecordingVerdicts:
             return ""
         return (
             f"the mean of P(y)/Q(y) is at least {self.mean_ratio:.3g}, and at most 1 over tokens that the inference "
-            "kernel sampled: are they the training kernel's, or sampled with other parameters than these are of, or are "
+            "kernel sampled: are they the training kernel's, sampled with other parameters than these are of, or are "
             "the two sides the wrong way round?"
         )
 
