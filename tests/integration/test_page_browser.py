@@ -565,6 +565,8 @@ def test_what_is_not_of_now_is_not_green(
     )
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"
+    never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"
+    assert [browser.evaluate(never.format(since)) for since in (960, 980)] == [40, 0]
     notice = browser.evaluate("document.querySelector('#notices').textContent")
     assert "what is below is old; all contracts: the state cannot be written" in notice
     browser.screenshot(tmp_path / "late.png")

@@ -50,6 +50,7 @@ class Overviews:
         lasting = core.incidents()
         return Overview(
             at=core.evaluated_at,
+            started_at=core.started_at,
             now=time.time(),
             version=self._version,
             heard=heard,

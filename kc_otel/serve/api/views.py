@@ -236,6 +236,8 @@ class Overview(_View):
 
     at: float | None
     """Unix time of the last evaluation; null before the first."""
+    started_at: float
+    """Unix time of the start of the evaluator."""
     now: float
     """Unix time of the answer."""
     version: str

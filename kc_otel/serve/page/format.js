@@ -61,7 +61,10 @@ const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFra
 const LATE = 30; // seconds: what is older is not of now, as /readyz has it
 
 /** Seconds since anything was judged, where that is too long; else 0. */
-export const lateness = (overview) => (overview?.at && overview.now - overview.at > LATE ? overview.now - overview.at : 0);
+export function lateness(overview) {
+  const age = overview ? overview.now - (overview.at ?? overview.started_at) : 0;
+  return age > LATE ? age : 0;
+}
 
 /** What an undecided cell lacks, in a few words: its reason ends with it. */
 export function missing({ reason }) {

@@ -47,7 +47,7 @@ async function look() {
     });
     show(lost ? "The evaluator answers again. " : "");
     lost = 0;
-    if (lateness(overview)) live("lost", `Judged last at ${clock(overview.at)}`);
+    if (lateness(overview)) live("lost", overview.at ? `Judged last at ${clock(overview.at)}` : "Nothing judged yet");
     else live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
     await Promise.all([refreshCell(state), refreshIncident(state), showSparks(state)]);
   } catch (error) {

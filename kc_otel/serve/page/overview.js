@@ -20,7 +20,7 @@ export function showOverview({ overview, contracts, promotions }) {
   const [old, words] = [lateness(overview), headline(broken, contained, silent, totals, all, overview, contracts)];
   byId("overview-title").textContent = old ? `Nothing has been judged for ${span(old, 2)}` : words;
   byId("overview-title").className = old || broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
-  byId("overview-sub").textContent = `${old ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
+  byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
