@@ -13,6 +13,8 @@ from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 
 __all__ = ["GateFinding", "findings", "for_whom", "how_far", "notes"]
 
+_REPEATED: Final = 0.1
+"""Share of sequences that occur again from which on it is said: some do where few completions are likely."""
 _ORDER: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 
 
@@ -76,6 +78,12 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if one.identical
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    said += [
+        f"{one.name}: {one.repeated:,} of {one.sequences:,} sequences are others of it again, number for number; bounds "
+        f"take each for one that was sampled by itself, and are too narrow"
+        for one in gate.inputs
+        if one.repeated > _REPEATED * one.sequences
+    ]
     said += [
         f"{one.name}: {judged.sampled_elsewhere}"
         for one, judged in zip(gate.inputs, gate.judged, strict=True)

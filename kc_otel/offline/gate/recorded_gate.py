@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +37,10 @@ __all__ = [
     "not_judged",
     "read_input",
 ]
+
+
+_TELLING: Final = 8
+"""Tokens from which on a sequence that occurs again was not sampled again by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class GatedRecording:
         coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
             from the bytes, so that evidence does not repeat it.
         sampling: Values of each sampling parameter that its sequences name, where the contract lists any.
+        content: SHA-256 of the numbers in it, 64 hex digits; the same for a file that was saved in another way.
+        repeated: Sequences that are an earlier one again, number for number.
     """
 
     name: str
@@ -84,6 +91,8 @@ class GatedRecording:
     identical: bool
     coarse: CoarseSide | None = None
     sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
+    content: str = ""
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +142,26 @@ def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tu
         int(recording.train.size),
         identical,
         coarse_side(recording.train, recording.inference),
+        content=_content(recording),
+        repeated=_repeated(recording),
     )
     return about, recording
+
+
+def _content(recording: Recording) -> str:
+    found = hashlib.sha256()
+    for numbers in (recording.lengths, recording.train, recording.inference):
+        found.update(np.ascontiguousarray(numbers).data)
+    return found.hexdigest()
+
+
+def _repeated(recording: Recording) -> int:
+    """Sequences of some tokens that are an earlier one again: two that were sampled differ somewhere by then."""
+    long = np.flatnonzero(recording.lengths >= _TELLING)
+    ends = np.cumsum(recording.lengths)[long]
+    parts = zip((ends - recording.lengths[long]).tolist(), ends.tolist(), strict=True)
+    seen = {recording.train[a:b].tobytes() + recording.inference[a:b].tobytes() for a, b in parts}
+    return int(long.size) - len(seen)
 
 
 def digest_of(path: Path) -> tuple[str, int]:
@@ -166,12 +193,13 @@ def gate_recordings(
     """
     seen: dict[str, str] = {}
     for about, _ in recordings:
-        if about.sha256 in seen:
+        content = about.content or about.sha256
+        if content in seen:
             raise ValueError(
-                f"{about.name}: has the same content as {seen[about.sha256]}; windows that share data count once, so "
-                f"leave one of them out"
+                f"{about.name}: has the same content as {seen[content]}; windows that share data count once, so leave "
+                f"one of them out"
             )
-        seen[about.sha256] = about.name
+        seen[content] = about.name
     check_terms(contract, terms)
     allowed = contract.promotion.sampling
     inputs = tuple(replace(about, sampling=in_force(about.name, recording, allowed)) for about, recording in recordings)

@@ -16,7 +16,7 @@ from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_r
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
-from kc_otel.recordings import Recording
+from kc_otel.recordings import Recording, save_recording
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -323,3 +323,22 @@ def test_a_mean_ratio_is_not_called_above_one_by_chance():
             inference = inference.astype(np.float16).astype(np.float64)
         made = Recording(train, np.minimum(inference, 0.0), np.full(n // 20, 20), ({},) * (n // 20))
         assert RecordingObservations(made).mean_ratio < 1.0
+
+
+def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
+    """In one file they are told of; a file that was saved in another way is the same window."""
+    made = recording(sequences=30)
+    many = Recording(
+        np.tile(made.train, 20), np.tile(made.inference, 20), np.tile(made.lengths, 20), made.attributes * 20
+    )
+    save_recording(many, tmp_path / "many.npz")
+    save_recording(many, tmp_path / "many.jsonl")
+    inputs = [read_input(tmp_path / name) for name in ("many.npz", "many.jsonl")]
+    gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, TOLERANT, 0.0)
+    (said,) = [each for each in notes(gate) if "again" in each]
+    assert "570 of 600 sequences are others of it again, number for number" in said
+    with pytest.raises(ValueError, match=r"many\.jsonl: has the same content as .*many\.npz"):
+        gate_recordings(CONTRACT, inputs, KERNELS, TOLERANT, 0.0)
+    save_recording(recording(sequences=600), tmp_path / "own.npz")
+    sound = gate_recordings(CONTRACT, [read_input(tmp_path / "own.npz")], KERNELS, TOLERANT, 0.0)
+    assert not [each for each in notes(sound) if "again" in each]
