@@ -79,8 +79,8 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
     ]
     said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
     said += [
-        f"{one.name}: {one.repeated:,} of {one.sequences:,} sequences are others of it again, number for number; bounds "
-        f"take each for one that was sampled by itself, and are too narrow"
+        f"{one.name}: {one.repeated:,} of {one.sequences:,} sequences are others of it again, number for number; "
+        f"bounds take each for one that was sampled by itself, and are too narrow"
         for one in gate.inputs
         if one.repeated > _REPEATED * one.sequences
     ]
