@@ -28,8 +28,12 @@ def outlive_readers() -> None:
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         return
+    try:
+        descriptor = out.fileno()
+    except io.UnsupportedOperation:  # it is kept in memory by who called, and nobody reads it meanwhile
+        return
     out.flush()
-    raw = _Unbroken(out.fileno(), "w", closefd=False)
+    raw = _Unbroken(descriptor, "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=out.encoding, errors=out.errors, line_buffering=out.line_buffering
     )
