@@ -132,6 +132,8 @@ class Core:
             )
             self.gate_history = GateHistory()
             self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events)
+            for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
+                self._enqueue(contract, [message], now)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
 
     @property
@@ -395,7 +397,7 @@ class Core:
                 reason=one.reason.value,
                 incident=one.incident,
                 lasting=one.lasting,
-                kernels=self.evaluator.kernels(contract.name),
+                kernels=self.evaluator.kernels(contract.name) if contract.name in self.contracts else (),
             )
             self.outbox.enqueue(one.endpoint, contract.name, encode(body), now)
 

@@ -38,6 +38,8 @@ from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from kc_otel.serve.stream_places import tick_of
+from kc_otel.serve.webhooks.formats.pagerduty import events
+from kc_otel.serve.webhooks.formats.slack import message
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.judge.conftest import Sender
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
@@ -227,9 +229,35 @@ def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(
     core.tick(time.time())
     connection.close()
     other = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"name": "other"})})
-    again = Core([other], open_file(path), external_url="", now=time.time())
+    connection = open_file(path)
+    again = Core([other], connection, external_url="", now=time.time())
     assert again.decisions.routes == ()
     assert [event.kind for event in again.events.newest("policy", 2)] == ["resolved", "resolved"]
+    connection.close()
+    once_more = Core([other], open_file(path), external_url="", now=time.time())
+    ended, began = (json.loads(message.body) for message in once_more.outbox.messages())
+    assert (ended["status"], ended["notification_reason"], ended["receiver"]) == ("resolved", "unfollowed", "pager")
+    assert ended["groupKey"] == began["groupKey"]
+    assert {one["fingerprint"] for one in ended["alerts"]} == {one["fingerprint"] for one in began["alerts"]}
+    assert "nobody follows this" in ended["alerts"][0]["annotations"]["description"]
+    assert events(ended, "key")[0]["event_action"] == "resolve"
+    assert message(ended)["text"].startswith("No longer followed: policy")
+
+
+def test_a_contract_that_is_gone_and_cannot_be_read_any_more_stops_no_start(
+    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path, caplog
+) -> None:
+    """Written by another version of the evaluator, it is named in the log, and the others are judged."""
+    path = tmp_path / "state.sqlite"
+    connection = open_file(path)
+    core = make_core(connection)
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    connection.execute("UPDATE key_values SET content = replace(content, 'KernelContract', 'Other')")
+    connection.close()
+    again = Core([], open_file(path), external_url="", now=time.time())
+    assert len(again.outbox.messages()) == 1
+    assert "policy: its contract cannot be read any more" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to look like a file" * 40, b"\0" * 5000])

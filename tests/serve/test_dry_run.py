@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
 
 
 def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
-    """A person lifts it; what holds for as long as an alert ends with it, and nobody is told that it is mended."""
+    """A person lifts it; what holds for as long as an alert ends with it, and who was told hears that nobody follows."""
     path, request = tmp_path / "state.sqlite", drift(0.3)
     core = start(path, dry=False)
     core.metrics(request)
@@ -98,7 +99,8 @@ def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: C
     assert {route.slice for route in again.decisions.routes} == {"all", "code"}
     assert again.decisions.directives == ()
     assert again.decisions.version > core.decisions.version
-    assert len(again.outbox.messages()) == 1
+    told = [json.loads(message.body)["notification_reason"] for message in again.outbox.messages()]
+    assert told == ["unfollowed", "firing"]  # newest first
 
 
 def test_a_dry_run_goes_on_after_a_restart(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:

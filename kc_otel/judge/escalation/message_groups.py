@@ -21,7 +21,7 @@ from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident
 
-__all__ = ["AT_ONCE", "GroupTiming", "IncidentMessage", "MessageGroup", "group_messages"]
+__all__ = ["AT_ONCE", "GroupTiming", "IncidentMessage", "MessageGroup", "group_messages", "last_messages"]
 
 _AT_ONCE_REASONS: Final = (NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
 
@@ -128,6 +128,28 @@ def group_messages(
     return tuple(sorted(after, key=lambda one: (one.incident, one.endpoint))), tuple(
         sorted(messages, key=lambda one: one.endpoint)
     )
+
+
+def last_messages(
+    groups: Iterable[MessageGroup], ended: Iterable[Transition], incidents: Iterable[Incident]
+) -> tuple[IncidentMessage, ...]:
+    """The webhooks to whoever was told of a contract's alerts, when nobody follows them any more.
+
+    Args:
+        groups: What `group_messages` returned last.
+        ended: The alerts that fired until now, resolved.
+        incidents: The contract's incidents, ended.
+    """
+    by_id = {one.id: one for one in incidents}
+    over = {one.fingerprint: one for one in ended}
+    messages: list[IncidentMessage] = []
+    for group in groups:
+        waiting = {one.transition.fingerprint: one.transition for one in group.pending}
+        alerts = tuple(edge for told in group.told if (edge := over.get(told) or waiting.get(told)) is not None)
+        if alerts:
+            incident = by_id.get(group.incident)
+            messages.append(IncidentMessage(group.endpoint, NoticeReason.UNFOLLOWED, incident, alerts, 0))
+    return tuple(messages)
 
 
 def _heard(group: MessageGroup) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class NoticeReason(StrEnum):
     RESOLVED = "resolved"
     REMINDER = "reminder"
     SILENCE_ENDED = "silence-ended"
+    UNFOLLOWED = "unfollowed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ ALERT_NAMES: Final = {
 _AGAIN: Final = {
     "reminder": "Reminder: it has fired for {lasted} and nobody has acknowledged it.",
     "silence-ended": "A silence has ended and it still fires, for {lasted} now.",
+    "unfollowed": "The contract is not served any more, or runs dry: nobody follows this, and nothing says it was mended.",
 }
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
@@ -60,8 +61,8 @@ def alert_body(
         receiver: Name of the endpoint.
         external_url: Base URL of the evaluator as people reach it; links are left empty without it.
         max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
-        reason: Why it is sent: `firing`, `update`, `resolved`, `reminder` or `silence-ended`; empty for the first alert
-            and the last.
+        reason: Why it is sent: `firing`, `update`, `resolved`, `reminder`, `silence-ended` or `unfollowed`; empty for
+            the first alert and the last.
         incident: What it is about: receivers that follow incidents get one for all its messages.
         lasting: Alerts of the incident that the receiver knows to fire, after this message.
         kernels: What kernel versions have said of themselves, for their names.

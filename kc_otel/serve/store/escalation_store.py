@@ -6,30 +6,33 @@ of notifications and what people decided are single values.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.table import DecisionTable, apply, forget
 from kc_otel.judge.escalation.alert_lifecycle import retire
 from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.escalation.message_groups import MessageGroup
+from kc_otel.judge.escalation.message_groups import IncidentMessage, MessageGroup, last_messages
 from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.serve.store.incident_store import IncidentStore
+from kc_otel.serve.store.incident_store import IncidentStore, ended
 from kc_otel.serve.store.policy_store import PolicyStore
 
 __all__ = ["EscalationStore", "KeyValueStore"]
 
+_log: Final = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 _DECISIONS = "decision table"
 _DRY_RUN_DECISIONS = "decision table of dry runs"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
+_SERVED = "contracts that are served"
 
 
 class KeyValueStore:
@@ -90,7 +93,34 @@ class EscalationStore:
         state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
         self.save(loaded, state)
         self._values.save(_DRY_RUN, sorted(dry_run & contracts.keys()))
+        self._values.save(_SERVED, {name: one.model_dump_json(by_alias=True) for name, one in contracts.items()})
         return state
+
+    def last_messages(
+        self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
+    ) -> Iterator[tuple[Contract, IncidentMessage]]:
+        """What is still to be said of alerts that nobody follows from now on, and of which contract; before `begin`.
+
+        Args:
+            contracts: Contracts that are served from now on, by name.
+            dry_run: Names of those that run dry.
+            now: Unix time, seconds.
+        """
+        followed = contracts.keys() - dry_run
+        for name, text in (self._values.load(_SERVED, dict[str, str]) or {}).items():
+            if name in followed:
+                continue
+            try:
+                contract = Contract.model_validate_json(text)
+            except ValueError:
+                _log.warning("%s: its contract cannot be read any more, and webhooks do not say that it is gone", name)
+                continue
+            groups = self._values.load(_groups(name), tuple[MessageGroup, ...]) or ()
+            _, resolved = retire(self._events.load(name), now)
+            lasting = self.incidents.lasting(name)
+            incidents = lasting if name in contracts else [ended(one, now) for one in lasting]
+            for message in last_messages(groups, resolved, incidents):
+                yield contract, message
 
     def save(self, before: EscalationState, after: EscalationState) -> None:
         """Write what differs."""
@@ -155,8 +185,7 @@ class EscalationStore:
     ) -> EscalationState:
         """A contract that begins or ceases to run dry starts over: what it asked for until now ends, but for routes.
 
-        Routes stay because only a person gives traffic back to a kernel that was found broken. Nobody is told of the
-        alerts that end so: what broke is not mended.
+        Routes stay because only a person gives traffic back to a kernel that was found broken.
         """
         ran_dry = self._ran_dry()
         for name in sorted((ran_dry ^ dry_run) & contracts.keys()):

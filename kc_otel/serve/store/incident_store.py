@@ -14,7 +14,13 @@ from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
 
-__all__ = ["IncidentStore"]
+__all__ = ["IncidentStore", "ended"]
+
+
+def ended(one: Incident, now: float) -> Incident:
+    """An incident that is over because nobody follows it any more."""
+    cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in one.cells)
+    return replace(one, cells=cells, state=IncidentState.RESOLVED, resolved_at=now)
 
 
 class IncidentStore:
@@ -59,8 +65,7 @@ class IncidentStore:
         for (text,) in self._connection.execute("SELECT content FROM incidents WHERE resolved IS NULL").fetchall():
             one = read_json(Incident, text)
             if one.contract not in contracts:
-                cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in one.cells)
-                self.close([replace(one, cells=cells, state=IncidentState.RESOLVED, resolved_at=now)])
+                self.close([ended(one, now)])
 
     def lasting(self, contract: str) -> tuple[Incident, ...]:
         """A contract's incidents that are not over, as they were written last."""

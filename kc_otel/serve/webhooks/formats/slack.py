@@ -16,7 +16,7 @@ _COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4"
 _RESOLVED: Final = "#2ca02c"
 _SECTION: Final = 3000
 """Characters that Slack takes in a section."""
-_WORDS: Final = {"reminder": "Reminder", "silence-ended": "A silence has ended", "update": "Update"}
+_WORDS: Final = {"reminder": "Reminder", "silence-ended": "A silence has ended", "update": "Update", "unfollowed": "No longer followed"}
 _MOST: Final = 20
 """Attachments beyond this many make a message that nobody reads; Slack refuses more than 100."""
 
@@ -35,7 +35,7 @@ def message(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_incident(body: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
     contract, reason = body["kernelContract"], body["kernelContract"]["reason"]
-    word = "Resolved" if body["status"] == "resolved" else _WORDS.get(reason, incident["state"].capitalize())
+    word = _WORDS.get(reason, "Resolved" if body["status"] == "resolved" else incident["state"].capitalize())
     title = f"{word}: {contract['name']}: {incident['headline']}"
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     facts = [f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"]
