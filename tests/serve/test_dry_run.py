@@ -88,7 +88,7 @@ def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
 
 
 def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
-    """A person lifts it; what holds for as long as an alert ends with it, and who was told hears that nobody follows."""
+    """A person lifts it; what holds while an alert fires ends with it, and who was told hears that nobody follows."""
     path, request = tmp_path / "state.sqlite", drift(0.3)
     core = start(path, dry=False)
     core.metrics(request)

@@ -36,7 +36,7 @@ ALERT_NAMES: Final = {
 _AGAIN: Final = {
     "reminder": "Reminder: it has fired for {lasted} and nobody has acknowledged it.",
     "silence-ended": "A silence has ended and it still fires, for {lasted} now.",
-    "unfollowed": "The contract is not served any more, or runs dry: nobody follows this, and nothing says it was mended.",
+    "unfollowed": "The contract is served no more, or runs dry: nobody follows this, and nothing says it was mended.",
 }
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 

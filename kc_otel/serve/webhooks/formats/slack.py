@@ -16,7 +16,12 @@ _COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4"
 _RESOLVED: Final = "#2ca02c"
 _SECTION: Final = 3000
 """Characters that Slack takes in a section."""
-_WORDS: Final = {"reminder": "Reminder", "silence-ended": "A silence has ended", "update": "Update", "unfollowed": "No longer followed"}
+_WORDS: Final = {
+    "reminder": "Reminder",
+    "silence-ended": "A silence has ended",
+    "update": "Update",
+    "unfollowed": "No longer followed",
+}
 _MOST: Final = 20
 """Attachments beyond this many make a message that nobody reads; Slack refuses more than 100."""
 
