@@ -87,6 +87,10 @@ def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
     _ids_to_base64(tree)
     try:
         json_format.ParseDict(tree, request, ignore_unknown_fields=True)
+    except SystemError:  # what protobuf's table of names raises of a key that is no text
+        raise BadRequestError(
+            f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: a key has an unpaired surrogate"
+        ) from None
     except _PARSER_ERRORS as error:
         raise BadRequestError(
             f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {str(error)[:_QUOTED]}"

@@ -82,6 +82,7 @@ def test_numbers_may_be_strings_and_unknown_fields_are_ignored() -> None:
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": -1}]}]}]}',
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": 1e999}]}]}]}',
         b"[" * 100_000, b'{"a":' * 100_000, b'{"startTimeUnixNano": ' + b"9" * 6000 + b"}",
+        b'{"\\ud800resourceMetrics": []}',
     ],
 )  # fmt: skip
 def test_bad_json_is_refused(body: bytes) -> None:
