@@ -81,7 +81,8 @@ def test_the_generated_tests_notice_a_changed_rule(promtool, policy: Contract, t
     text = rules.read_text()
     assert old in text
     rules.write_text(text.replace(old, new))
-    code, said = promtool("test", "rules", tmp_path / "prometheus" / "tests" / rules.name)
+    tests = tmp_path / "prometheus" / "tests" / rules.name
+    code, said = promtool("test", "rules", "--run=^reward", tests)  # a clause's tests are enough to notice
     assert (code, "FAILED" in said) == (1, True), said
 
 
@@ -108,7 +109,12 @@ def test_the_standalone_tests_notice_a_changed_rule(promtool, policy: Contract, 
     text = rules.read_text()
     assert old in text
     rules.write_text(text.replace(old, new))
-    code, said = promtool("test", "rules", tmp_path / "prometheus" / "standalone" / "tests" / rules.name)
+    code, said = promtool(
+        "test",
+        "rules",
+        "--run=^(token-tv|logit-drift) on|stops",
+        tmp_path / "prometheus" / "standalone" / "tests" / rules.name,
+    )
     assert (code, "FAILED" in said) == (1, True), said
 
 
