@@ -179,8 +179,8 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found: Counter[str] = Counter()
-    for key, series in state.series.items() if INVALID in state.newest else ():
-        if key.metric == INVALID and (content := series.rings[LONG].window(now)) is not None and content.count:
+    for key, series in state.series_of(INVALID).items():
+        if (content := series.rings[LONG].window(now)) is not None and content.count:
             found[key.slice] += content.count
     if found:
         reason, count = found.most_common(1)[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -108,6 +108,7 @@ class ContractState:
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
+        self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
         self._evicted_at = 0.0
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
@@ -282,6 +283,10 @@ class ContractState:
         """Series of a metric on a slice, by kernel pair."""
         return self._by_slice.get((metric, slice), {})
 
+    def series_of(self, metric: str) -> Mapping[SeriesKey, Series]:
+        """Series of a metric, by key."""
+        return self._by_metric.get(metric, {})
+
     def unsaved(self) -> Iterator[UnsavedPane]:
         """What differs from what was saved, by pane."""
         self.panes.settle()
@@ -443,6 +448,7 @@ class ContractState:
             for window, ring in zip(self.windows, series.rings, strict=True):
                 window.begin(series.row, ring, empty=empty)
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
+        self._by_metric.setdefault(key.metric, {})[key] = series
         self.version += 1
         return series
 
@@ -470,6 +476,10 @@ class ContractState:
             del pairs[key.pair]
             if not pairs:
                 del self._by_slice[key.metric, key.slice]
+            alike = self._by_metric[key.metric]
+            del alike[key]
+            if not alike:
+                del self._by_metric[key.metric]
             self.events["series_evicted"] += 1
 
 

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
@@ -66,7 +64,6 @@ _SAID: Final = {
 _HELD: Final = frozenset({"accepted", "baseline"})
 """Outcomes of points that the next ones of their stream are held against."""
 _MESSAGES: Final = 3
-_NONE: Final = np.zeros(0, np.int64)
 _NOBODY: Final[Pair] = ("", "")
 _MOST_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
@@ -246,10 +243,15 @@ class Evaluator:
                 self.facts[name][1].offer(example, now)
         return ExportResult()
 
-    def evaluate(self, now: float) -> dict[str, Evaluation]:
-        """Verdicts of every cell at `now`, Unix seconds, by the contract's name.
+    def evaluate(self, now: float, *, later: bool = False) -> dict[str, Evaluation]:
+        """Verdicts of every cell, by the contract's name.
 
         What cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
+
+        Args:
+            now: Unix time in seconds.
+            later: Whether verdicts may wait until one is asked for, to be judged together with those of the other
+                evaluations that wait. They are the same.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
@@ -258,7 +260,7 @@ class Evaluator:
         gc.disable()  # tens of objects for each cell, and no cycles: the collector would look at all of them in vain
         try:
             return {
-                name: Evaluation(now, self._judged(state, now), dict(self.steps[name]))
+                name: Evaluation(now, self._judged(state, now, later=later), dict(self.steps[name]))
                 for name, state in self.states.items()
             }
         finally:
@@ -269,10 +271,9 @@ class Evaluator:
         """Sequences that failed an input check within the last `window` seconds, by reason."""
         state = self.states[contract]
         found: Counter[str] = Counter()
-        for key, series in state.series.items():
-            if key.metric == INVALID:
-                content = _within(state, series, now, window)
-                found[key.slice] += content.count if content is not None else 0
+        for key, series in state.series_of(INVALID).items():
+            content = _within(state, series, now, window)
+            found[key.slice] += content.count if content is not None else 0
         return {reason: count for reason, count in sorted(found.items()) if count}
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
@@ -319,18 +320,17 @@ class Evaluator:
             total.update(state.events)
         return total
 
-    def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
+    def _judged(self, state: ContractState, now: float, *, later: bool) -> Sequence[Verdict]:
         contract = state.contract
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            places, columns, failed = self._rosters[contract.name].judge(now, self._listen(now))
-            self._places[contract.name] = places
-            others = np.setdiff1d(np.arange(len(places)), np.concatenate([_NONE, *(of for of, _ in columns)])).tolist()
-            items = [evidence_of(state, places[number], now) for number in others]
+            judged = self._rosters[contract.name].judge(now, self._listen(now), later=later)
+            self._places[contract.name] = judged.places
+            items = [evidence_of(state, judged.places[number], now) for number in judged.left]
             made, errors = decide_apart(contract, items, now, self._memos[contract.name])
-            errors = failed | errors
-            verdicts: Sequence[Verdict] = Verdicts(len(places), dict(zip(others, made, strict=True)), columns)
+            errors = judged.errors | errors
+            verdicts: Sequence[Verdict] = Verdicts(judged, dict(zip(judged.left, made, strict=True)))
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
             # The cells that there were: one that is gone would resolve its alerts.
             before = [Evidence(place.cell, place.clause, _nothing) for place in self._places.get(contract.name, ())]

@@ -9,9 +9,10 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, overload
+from itertools import zip_longest
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,76 +22,92 @@ from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Wi
 from kc_otel.judge.cells import Current, Place, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import union
+from kc_otel.judge.faults import decide_apart
+from kc_otel.judge.histograms import Histogram, union
 from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
-from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.judge.verdicts import verdict_of
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdicts import Memo, verdict_of
+from kc_otel.judge.window_rows import WindowState, WindowStates
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
-__all__ = ["ClauseColumns", "Roster", "Verdicts"]
+__all__ = ["ClauseColumns", "Judged", "Roster", "Verdicts", "cells_of", "selected"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_AT_ONCE: Final = 512
+"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClauseColumns:
-    """What was found of cells of one clause; all columns are [cells].
+    """What was found of cells of one clause at one time; all columns are [cells].
 
     Attributes:
         state: What is remembered of the contract.
         at: Unix time of the evaluation, seconds.
         alpha: Error probability of the upper bounds.
         level: Error probability of the lower bounds.
-        terms: What the clause says of each.
         method: Name of the interval.
-        places: The cells.
+        group: The cells that are judged alike.
+        which: Numbers of those that were judged.
         passes: Whether they PASS; the others are INCONCLUSIVE.
         window: Number of the deciding window.
         bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells].
         notes: What a reader has to know of them.
         shares: What is held against them; nan where they are judged once.
-        rows: Their rows in the panes.
         held: What each window held.
+        above: Whether the estimate of any is above its limit.
     """
 
     state: ContractState
     at: float
     alpha: float
     level: float
-    terms: Sequence[Terms]
     method: str
-    places: Sequence[Place]
+    group: _Group
+    which: Numbers
     passes: NDArray[np.bool_]
     window: Numbers
     bounds: Floats
     notes: NDArray[np.object_]
     shares: Floats
-    rows: Numbers
     held: tuple[WindowContent, WindowContent]
+    above: bool
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
-        place, window = self.places[number], _WINDOWS[self.window[number]]
-
-        def sample(_: Window) -> Binned:
-            parts = self.held[self.window[number]].parts(int(self.rows[number]))
-            return (union(parts) if parts else ExponentialHistogram.empty(0)).binned()
-
         estimate, lower, upper, samples = self.bounds[:, number].tolist()
-        interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
-        item = Evidence(
-            place.cell,
-            place.clause,
-            sample,
-            alarm=Alarm(round(float(self.shares[number]), SHARE_DIGITS), failing=False),
+        place, share = int(self.which[number]), float(self.shares[number])
+        case = JudgedWindow(
+            self.group.evidence(place, self.held, share),
+            _WINDOWS[self.window[number]],
+            self.group.terms[place],
+            self.level,
+            Interval(estimate, lower, upper, int(samples), self.method, self.notes[number]),
+            Status.PASS if self.passes[number] else Status.INCONCLUSIVE,
         )
-        status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
-        case = JudgedWindow(item, window, self.terms[number], self.level, interval, status)
         return verdict_of(self.state.contract, case, self.alpha, self.at)
+
+
+class Judged(NamedTuple):
+    """What a roster found.
+
+    Attributes:
+        places: Every cell, by clause, slice and pair.
+        columns: Numbers of cells that were judged, with what was found.
+        left: Numbers of those that are to be judged one by one.
+        errors: What failed, by where.
+        waiting: Cells that can be judged at once, and wait.
+    """
+
+    places: list[Place]
+    columns: list[tuple[Numbers, ClauseColumns]]
+    left: list[int]
+    errors: dict[str, Exception]
+    waiting: _Waiting | None
 
 
 class Roster:
@@ -104,47 +121,123 @@ class Roster:
         self._state = state
         self._cells: dict[str, _ClauseCells] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
+        self._waiting: list[_Waiting] = []
 
-    def judge(
-        self, now: float, listening: Listening
-    ) -> tuple[list[Place], list[tuple[Numbers, ClauseColumns]], dict[str, Exception]]:
+    def judge(self, now: float, listening: Listening, *, later: bool = False) -> Judged:
         """Judge what can be judged at once.
 
         Args:
             now: Unix time in seconds.
             listening: When silence counts.
-
-        Returns:
-            Every cell, by clause, slice and pair; of those that were judged their numbers, with what was found; and
-            what failed, by where.
+            later: Whether what needs nothing but the windows may wait, until somebody asks for a verdict of it: then it
+                is judged together with all that waits.
         """
         state = self._state
         for window in state.windows:
             window.move(now)
         held = (state.panes.window(SHORT, now), state.panes.window(LONG, now))
-        everything: list[Place] = []
-        groups: list[tuple[int, _Group]] = []
-        for clause in state.contract.clauses:
-            of = current(state, clause, now, listening)
-            cells = self._cells.get(clause.id)
-            if cells is None or cells.of != of:
-                cells = self._cells[clause.id] = _ClauseCells(state, clause, of)
-            groups += [(len(everything), group) for group in cells.groups]
-            everything += cells.places
+        short, long = (window.state(lasting=later) for window in state.windows)
+        seen = _Seen(now, (short, long), held)
+        everything, groups = self._groups(now, listening)
         found: list[tuple[Numbers, ClauseColumns]] = []
         once: list[tuple[Numbers, ClauseColumns]] = []
+        put_off: list[tuple[int, _Group, _Asked]] = []
         errors: dict[str, Exception] = {}
         family, usual = sum(group.size for _, group in groups if not group.detected), True
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
+            asked = group.ask(seen)
+            if later and group.detected:
+                put_off.append((begin, group, asked))
+                continue
             try:
-                numbers, columns, above = group.judge(now, level, self._alpha, held)
+                (columns,) = group.judge([asked], [WindowStates([short]), WindowStates([long])], level, self._alpha)
             except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
                 errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
                 continue
-            (found if group.detected else once).append((begin + numbers, columns))
-            usual &= group.detected or (numbers.size == group.size and not above)
-        return everything, found + once if usual else found, errors
+            (found if group.detected else once).append((begin + group.numbers[columns.which], columns))
+            usual &= group.detected or (columns.which.size == group.size and not columns.above)
+        found += once if usual else []
+        left = np.ones(len(everything), np.bool_)
+        for numbers in (
+            *(numbers for numbers, _ in found),
+            *(begin + group.numbers[asked.plain] for begin, group, asked in put_off),
+        ):
+            left[numbers] = False
+        return Judged(everything, found, np.flatnonzero(left).tolist(), errors, self._put_off(seen, put_off))
+
+    def _groups(self, now: float, listening: Listening) -> tuple[list[Place], list[tuple[int, _Group]]]:
+        """Every cell, and those that are judged alike, with where the cells of their clause begin."""
+        everything: list[Place] = []
+        groups: list[tuple[int, _Group]] = []
+        for clause in self._state.contract.clauses:
+            of = current(self._state, clause, now, listening)
+            cells = self._cells.get(clause.id)
+            if cells is None or cells.of != of:
+                self._settle()  # what waits is about the cells that there were
+                cells = self._cells[clause.id] = _ClauseCells(self._state, clause, of)
+            groups += [(len(everything), group) for group in cells.groups]
+            everything += cells.places
+        return everything, groups
+
+    def _put_off(self, seen: _Seen, groups: Sequence[tuple[int, _Group, _Asked]]) -> _Waiting | None:
+        """Judge these later."""
+        if not groups:
+            return None
+        if self._waiting and not seen.is_beside(self._waiting[0].seen):
+            self._settle()
+        self._waiting.append(_Waiting(seen, groups, self._settle))
+        return self._waiting[-1]
+
+    def _settle(self) -> None:
+        """Judge all that waits."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        windows = [WindowStates([one.seen.states[number] for one in waiting]) for number in (SHORT, LONG)]
+        for asked in zip(*(one.put_off for one in waiting), strict=True):
+            begin, group, _ = asked[0]
+            try:
+                judged = group.judge([one for _, _, one in asked], windows, self._alpha, self._alpha)
+            except Exception:  # noqa: BLE001 - they are judged one by one
+                judged = []
+            for one, columns in zip_longest(waiting, judged):
+                if columns is not None:
+                    one.columns.append((begin + group.numbers[columns.which], columns))
+        for one in waiting:
+            one.decide_others(self._state)
+
+
+class _Seen(NamedTuple):
+    """What the windows held at the time of an evaluation.
+
+    Attributes:
+        at: Unix time in seconds.
+        states: The rows of each.
+        held: The panes of each.
+    """
+
+    at: float
+    states: tuple[WindowState, WindowState]
+    held: tuple[WindowContent, WindowContent]
+
+    def is_beside(self, other: _Seen) -> bool:
+        """Whether rows of both can be in one matrix."""
+        return all(one.is_beside(another) for one, another in zip(self.states, other.states, strict=True))
+
+
+class _Asked(NamedTuple):
+    """What cells of a group were to be judged by at one time, besides their windows' bounds.
+
+    Attributes:
+        seen: The windows.
+        plain: Whether each is in rows, and was at no alarm that it is to be judged by [cells].
+        shares: What is held against each [cells].
+    """
+
+    seen: _Seen
+    plain: NDArray[np.bool_]
+    shares: Floats
 
 
 class _ClauseCells:
@@ -170,65 +263,92 @@ class _Group:
         detected: Whether something can be held against their limits.
 
     Attributes:
+        numbers: Their numbers among the clause's cells.
         size: How many they are.
         clause: Their clause.
+        places: The cells.
+        rows: Their rows in the panes.
+        terms: What the clause says of each.
     """
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
         self.detected, self.size = detected, len(numbers)
-        self._state, self._numbers = state, np.array(numbers)
-        self._places = [places[number] for number in numbers]
-        self.clause = self._places[0].clause
-        slices = {place.cell.slice for place in self._places}
+        self._state, self.numbers = state, np.array(numbers)
+        self.places = [places[number] for number in numbers]
+        self.clause = self.places[0].clause
+        slices = {place.cell.slice for place in self.places}
         terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
-        self._terms = [terms[place.cell.slice] for place in self._places]
-        self._limits = np.array([one.limit for one in self._terms])
-        self._none = np.array([one.allows_none for one in self._terms])
-        self._rows = np.array([-1 if place.series is None else place.series.row for place in self._places])
-        self._held_rows = np.array([-1 if place.series is None else place.series.number for place in self._places])
+        self.terms = [terms[place.cell.slice] for place in self.places]
+        self._limits = np.array([one.limit for one in self.terms])
+        self._none = np.array([one.allows_none for one in self.terms])
+        self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
+        self.rows = np.array([-1 if place.series is None else place.series.number for place in self.places])
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
-        self._known = tuple(_Bounds(self.clause, state, number, self._rows) for number in (SHORT, LONG))
+        self._known = tuple(_Bounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
 
-    def judge(
-        self, now: float, level: float, alpha: float, held: tuple[WindowContent, WindowContent]
-    ) -> tuple[Numbers, ClauseColumns, bool]:
-        """Judge those that can be judged at once.
+    def ask(self, seen: _Seen) -> _Asked:
+        """What has to be known of the time of an evaluation to judge it later."""
+        return _Asked(seen, self._plain(seen.at), self._shares())
 
-        Returns:
-            Their numbers among the clause's cells, what was found, and whether any estimate is above its limit.
+    def judge(
+        self, asked: Sequence[_Asked], windows: Sequence[WindowStates], level: float, alpha: float
+    ) -> list[ClauseColumns]:
+        """Judge those that can be judged at once, at each of some times.
+
+        Args:
+            asked: What was asked at each time, in their order.
+            windows: What each window held at these times.
+            level: Error probability of the lower bounds.
+            alpha: Error probability of the upper bounds.
         """
-        short, long = self._known
-        usual = self._plain(now)
-        short.look(np.flatnonzero(usual), level, alpha)
+        usual = np.array([one.plain for one in asked])
+        short = self._known[SHORT].look(windows[SHORT], usual, level, alpha)
         usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long.look(np.flatnonzero(open_), level, alpha)
+        long = self._known[LONG].look(windows[LONG], open_, level, alpha)
         usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
-        later, _ = self._said(long.values)
-        which = np.flatnonzero(usual)
-        window = np.where(open_, LONG, SHORT)[which]
-        values = np.where(window == LONG, long.values[:, which], short.values[:, which])
-        passes = np.where(window == LONG, later[which], passes[which])
-        estimates = (short.values[0, which], values[0])
-        columns = ClauseColumns(
-            state=self._state,
-            at=now,
-            alpha=alpha,
-            level=level,
-            terms=[self._terms[number] for number in which.tolist()] if which.size < self.size else self._terms,
-            method=short.method or long.method,
-            places=[self._places[number] for number in which.tolist()] if which.size < self.size else self._places,
-            passes=passes,
-            window=window,
-            bounds=values,
-            notes=np.where(window == LONG, long.notes[which], short.notes[which]),
-            shares=self._shares()[which],
-            rows=self._held_rows[which],
-            held=held,
-        )
-        return self._numbers[which], columns, any((each > self._limits[which]).any() for each in estimates)
+        values = np.where(open_, long.values, short.values)
+        above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
+        passes = np.where(open_, self._said(long.values)[0], passes)
+        notes = np.where(open_, long.notes, short.notes)
+        method = self._known[SHORT].method or self._known[LONG].method
+        found = []
+        for number, one in enumerate(asked):
+            which = np.flatnonzero(usual[number])
+            found.append(
+                ClauseColumns(
+                    state=self._state,
+                    at=one.seen.at,
+                    alpha=alpha,
+                    level=level,
+                    method=method,
+                    group=self,
+                    which=which,
+                    passes=passes[number, which],
+                    window=np.where(open_[number, which], LONG, SHORT),
+                    bounds=values[:, number, which],
+                    notes=notes[number, which],
+                    shares=one.shares[which],
+                    held=one.seen.held,
+                    above=bool(above[number].any()),
+                )
+            )
+        return found
+
+    def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
+        """What was known of a cell at a time, where it was at no alarm that it was to be judged by."""
+
+        def parts(window: Window) -> tuple[Histogram, ...]:
+            return tuple(held[_WINDOWS.index(window)].parts(int(self.rows[number])))
+
+        def sample(window: Window) -> Binned:
+            known = parts(window)
+            return (union(known) if known else ExponentialHistogram.empty(0)).binned()
+
+        place = self.places[number]
+        return Evidence(place.cell, place.clause, sample, alarm=Alarm(round(share, SHARE_DIGITS), failing=False))
 
     def _plain(self, now: float) -> NDArray[np.bool_]:
         """Which cells are in rows, and were at no alarm that they are to be judged by."""
@@ -238,7 +358,7 @@ class _Group:
         seen, alarmed = self._state.contract.observability, self._state.evidence.alarmed
         if alarmed:
             recent = now - max(seen.window, seen.long_window)
-            for number, place in enumerate(self._places):
+            for number, place in enumerate(self.places):
                 held = alarmed.get(place.cell)
                 plain[number] &= held is None or not (held.failing or held.peak > recent)
         return plain
@@ -246,7 +366,7 @@ class _Group:
     def _said(self, values: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which cells pass, and in which enough observations are above the limit."""
         estimate, lower, upper, samples = values
-        enough = samples >= self._terms[0].needed
+        enough = samples >= self.terms[0].needed
         kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
         return kept & enough & ~(lower > self._limits), (lower > self._limits) & enough
 
@@ -255,48 +375,119 @@ class _Group:
         if not self.detected:
             return np.full(self.size, math.nan)
         if self._held_at != evidence.version:
-            held = [evidence.cells.get(place.cell) for place in self._places]
+            held = [evidence.cells.get(place.cell) for place in self.places]
             self._held = np.array([-1 if one is None else one.number for one in held])
             self._held_at = evidence.version
         return evidence.shares(self._held)
 
 
-class _Bounds:
-    """The bounds of a group's cells in one window, of the observations that there were when they were asked for.
+class _Found(NamedTuple):
+    """Bounds of a group's cells at some times.
 
     Attributes:
-        values: Estimate, lower and upper bound, and observations [4, cells].
-        odd: Whether a cell is to be judged by itself [cells].
-        notes: What a reader has to know [cells].
+        values: Estimate, lower and upper bound, and observations [4, times, cells].
+        odd: Whether a cell is to be judged by itself [times, cells].
+        notes: What a reader has to know [times, cells].
+    """
+
+    values: Floats
+    odd: NDArray[np.bool_]
+    notes: NDArray[np.object_]
+
+
+class _Bounds:
+    """The bounds of a group's cells in one window: those of rows that have not changed are not computed again.
+
+    Attributes:
         method: Name of the interval.
     """
 
-    def __init__(self, clause: Clause, state: ContractState, window: int, rows: Numbers) -> None:
-        self._clause, self._assumptions = clause, state.contract.assumptions
-        self._window, self._rows = state.windows[window], rows
+    def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
+        self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
         self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
-        self.values, self.odd = np.tile(_NOTHING, (1, rows.size)), np.zeros(rows.size, np.bool_)
-        self.notes, self.method = np.full(rows.size, "", np.object_), ""
+        self._last = _nothing(rows.size)
+        self.method = ""
 
-    def look(self, cells: Numbers, level: float, alpha: float) -> None:
-        """Bring these cells up to date, for an error probability of the lower side and one of the upper side."""
+    def look(self, window: WindowStates, wanted: NDArray[np.bool_], level: float, alpha: float) -> _Found:
+        """Bounds of those that are wanted [times, cells], with an error probability of the lower and the upper side."""
         if self._levels != (level, alpha):
             self._levels, self._version[:] = (level, alpha), -1
-        new = cells[self._version[cells] != self._window.version[self._rows[cells]]]
-        if not new.size:
-            return
-        self._version[new] = self._window.version[self._rows[new]]
-        self.values[:, new], self.odd[new], self.notes[new] = _NOTHING, False, ""
-        rows = self._window.rows(self._rows[new])
-        if not rows.places.size:
-            return
-        found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-        at = new[rows.places]
-        if found is None:
-            self.odd[at] = True
-        else:
-            self.values[:, at] = (found.estimate, found.lower, found.upper, found.samples)
-            self.odd[at], self.notes[at], self.method = found.odd, found.note, found.method
+        found = _nothing(wanted.size)
+        cells, times = np.nonzero(wanted.T)
+        if cells.size:
+            version = window.version[times, self._rows[cells]]
+            first = np.diff(cells, prepend=-1) > 0
+            before = np.where(first, self._version[cells], np.roll(version, 1))
+            new = np.flatnonzero(version != before)
+            known = _joined(self._last, self._compute(window, times[new], cells[new], level, alpha))
+            # Of each, where it is known from: those that are not new say what the same cell said before.
+            source = np.where(first, cells, -1)
+            source[new] = self._rows.size + np.arange(new.size)
+            source = source[np.maximum.accumulate(np.where(source >= 0, np.arange(cells.size), 0))]
+            at = times * self._rows.size + cells
+            for one, of in zip(found, known, strict=True):
+                one[..., at] = of[..., source]
+            last = np.flatnonzero(np.diff(cells, append=-1))
+            self._version[cells[last]] = version[last]
+            for one, of in zip(self._last, known, strict=True):
+                one[..., cells[last]] = of[..., source[last]]
+        shape = wanted.shape
+        return _Found(found.values.reshape(4, *shape), found.odd.reshape(shape), found.notes.reshape(shape))
+
+    def _compute(self, window: WindowStates, times: Numbers, cells: Numbers, level: float, alpha: float) -> _Found:
+        found = _nothing(cells.size)
+        for begin in range(0, cells.size, _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            rows = window.rows(times[part], self._rows[cells[part]])
+            at = begin + rows.places
+            if not at.size:
+                continue
+            some = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
+            if some is None:
+                found.odd[at] = True
+            else:
+                found.values[:, at] = (some.estimate, some.lower, some.upper, some.samples)
+                found.odd[at], found.notes[at], self.method = some.odd, some.note, some.method
+        return found
+
+
+def _nothing(size: int) -> _Found:
+    return _Found(np.tile(_NOTHING, (1, size)), np.zeros(size, np.bool_), np.full(size, "", np.object_))
+
+
+def _joined(one: _Found, other: _Found) -> _Found:
+    return _Found(*(np.concatenate(parts, axis=-1) for parts in zip(one, other, strict=True)))
+
+
+class _Waiting:
+    """Cells of an evaluation that are not judged yet.
+
+    Args:
+        seen: The windows at its time.
+        put_off: Groups, where the cells of their clauses begin, and what was asked of them.
+        settle: Judges all that waits.
+
+    Attributes:
+        columns: Numbers of cells that were judged, with what was found.
+        made: Verdicts of those that had to be judged one by one, by their numbers.
+    """
+
+    def __init__(self, seen: _Seen, put_off: Sequence[tuple[int, _Group, _Asked]], settle: Callable[[], None]) -> None:
+        self.seen, self.put_off, self.settle = seen, put_off, settle
+        self.columns: list[tuple[Numbers, ClauseColumns]] = []
+        self.made: dict[int, Verdict] = {}
+
+    def decide_others(self, state: ContractState) -> None:
+        """Judge what could not be judged at once."""
+        judged = {number for numbers, _ in self.columns for number in numbers.tolist()}
+        items = {
+            begin + int(group.numbers[place]): group.evidence(place, self.seen.held, float(asked.shares[place]))
+            for begin, group, asked in self.put_off
+            for place in np.flatnonzero(asked.plain).tolist()
+            if begin + int(group.numbers[place]) not in judged
+        }
+        made, _ = decide_apart(state.contract, [*items.values()], self.seen.at, Memo())
+        self.made = dict(zip(items, made, strict=True))
 
 
 _NOTHING: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
@@ -306,17 +497,36 @@ class Verdicts(Sequence[Verdict]):
     """Verdicts of all cells of a contract, made of columns when they are asked for.
 
     Args:
-        size: How many there are.
+        judged: What the roster found.
         made: Those that were made one by one, by their numbers.
-        columns: The others.
     """
 
-    def __init__(self, size: int, made: dict[int, Verdict], columns: Sequence[tuple[Numbers, ClauseColumns]]) -> None:
-        self._made: list[Verdict | None] = [made.get(number) for number in range(size)]
-        self._columns = [each for _, each in columns]
-        self._where = np.zeros((size, 2), np.int64)
-        for column, (numbers, _) in enumerate(columns):
-            self._where[numbers, 0], self._where[numbers, 1] = column, np.arange(numbers.size)
+    def __init__(self, judged: Judged, made: dict[int, Verdict]) -> None:
+        self._judged = judged
+        self._made: list[Verdict | None] = [made.get(number) for number in range(len(judged.places))]
+        self._passes = np.zeros(len(self._made), np.bool_)
+        self._where = np.full((len(self._made), 2), -1)
+        self._columns: list[ClauseColumns] = []
+        self._numbers: dict[Cell, int] = {}
+        self._take(judged.columns)
+
+    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
+        self._settle()
+        wanted = self._where[:, 0] >= 0
+        wanted &= np.where(self._passes, Status.PASS in statuses, Status.INCONCLUSIVE in statuses)
+        numbers = {*np.flatnonzero(wanted).tolist()}
+        numbers |= {number for number, one in enumerate(self._made) if one is not None and one.status in statuses}
+        if cells := [*cells]:
+            if not self._numbers:
+                self._numbers = {place.cell: number for number, place in enumerate(self._judged.places)}
+            numbers |= {self._numbers[cell] for cell in cells if cell in self._numbers}
+        return [self[number] for number in sorted(numbers)]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, in the order of their verdicts."""
+        return [place.cell for place in self._judged.places]
 
     def __len__(self) -> int:
         return len(self._made)
@@ -330,6 +540,36 @@ class Verdicts(Sequence[Verdict]):
             return [self[each] for each in range(*number.indices(len(self)))]
         verdict = self._made[number]
         if verdict is None:
+            self._settle()
             column, place = self._where[number].tolist()
-            verdict = self._made[number] = self._columns[column].verdict(place)
+            verdict = self._made[number] = self._made[number] or self._columns[column].verdict(place)
         return verdict
+
+    def _settle(self) -> None:
+        """See to it that all are judged."""
+        waiting = self._judged.waiting
+        if waiting is not None:
+            waiting.settle()
+            self._judged = self._judged._replace(waiting=None)
+            for number, verdict in waiting.made.items():
+                self._made[number] = verdict
+            self._take(waiting.columns)
+
+    def _take(self, columns: Sequence[tuple[Numbers, ClauseColumns]]) -> None:
+        for numbers, found in columns:
+            self._where[numbers, 0], self._where[numbers, 1] = len(self._columns), np.arange(numbers.size)
+            self._passes[numbers] = found.passes
+            self._columns.append(found)
+
+
+def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+    """Verdicts that have one of some statuses, and those of some cells, in their order."""
+    if isinstance(verdicts, Verdicts):
+        return verdicts.selected(statuses, cells)
+    also = {*cells}
+    return [one for one in verdicts if one.status in statuses or one.cell in also]
+
+
+def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
+    """The cells that verdicts are about, in their order."""
+    return verdicts.cells if isinstance(verdicts, Verdicts) else [one.cell for one in verdicts]

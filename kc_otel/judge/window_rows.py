@@ -9,8 +9,8 @@ not fit beside the others (explicit bounds, another scale, extremes that nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from kc_otel.judge.ring import Ring
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import Bins, HistogramRows
 
-__all__ = ["WindowRows"]
+__all__ = ["WindowRows", "WindowState", "WindowStates"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -32,6 +32,66 @@ _SPARE: Final = 16
 _NOTHING: Final = np.array([0.0, np.inf, -np.inf, -np.inf])[:, None, None]
 _MOST: Final = 2.0**53
 """Observations up to which a double counts them exactly."""
+
+
+class WindowState(NamedTuple):
+    """What the rows of a window say at one time.
+
+    Attributes:
+        edges: Lower and upper edges of the bins [2, B].
+        version: A number that is another one once the row has changed [rows].
+        counts: Observations [rows, B].
+        sum: Exact sums [rows].
+        minimum: No observation is smaller [rows].
+        maximum: No observation is larger [rows].
+        observed: Whether `maximum` is an observation [rows].
+    """
+
+    edges: Floats
+    version: Numbers
+    counts: Floats
+    sum: Floats
+    minimum: Floats
+    maximum: Floats
+    observed: NDArray[np.bool_]
+
+    def is_beside(self, other: WindowState) -> bool:
+        """Whether its rows have the bins of another state's."""
+        return self.edges is other.edges and self.counts.shape == other.counts.shape
+
+
+class WindowStates:
+    """Rows of a window at several times, one beside the other.
+
+    Args:
+        states: Those of each time, in the same bins.
+
+    Attributes:
+        version: Of each row at each time [times, rows].
+    """
+
+    def __init__(self, states: Sequence[WindowState]) -> None:
+        self._edges = states[0].edges
+        said = [np.array(of) if len(of) > 1 else of[0][None] for of in [*zip(*states, strict=True)][1:]]
+        self.version, self._said = said[0], said[1:]
+
+    def rows(self, times: Numbers, rows: Numbers) -> HistogramRows:
+        """Rows that are `following`, at their times, for bounds of all that hold anything; `places` are among these."""
+        counts, sums, minimum, maximum, observed = self._said
+        count = counts[times, rows]
+        total = count.sum(axis=1)
+        places = np.flatnonzero(total)
+        if places.size < rows.size:
+            times, rows, count, total = times[places], rows[places], count[places], total[places]
+        used = np.flatnonzero(count.any(axis=0))
+        part = slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(0, 1)
+        return HistogramRows.of(
+            places,
+            self._edges[:, part],
+            np.ascontiguousarray(count[:, part]),
+            total,
+            *(each[times, rows] for each in (sums, minimum, maximum, observed)),
+        )
 
 
 class WindowRows:
@@ -115,27 +175,13 @@ class WindowRows:
         """Whether each of some rows says what its window holds."""
         return self._follows[rows]
 
-    def rows(self, rows: Numbers) -> HistogramRows:
-        """Rows that are `following`, for bounds of all of them that hold anything; `places` are numbers of `rows`."""
-        count = self._counts[rows]
-        total = count.sum(axis=1)
-        places = np.flatnonzero(total)
-        if places.size < rows.size:
-            rows, count, total = rows[places], count[places], total[places]
-        used = np.flatnonzero(count.any(axis=0))
-        part = slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(0, 1)
-        sums, minimum, maximum, observed = self._by_pane[:, :, rows]
+    def state(self, *, lasting: bool) -> WindowState:
+        """What all rows say now; a `lasting` state goes on saying so when they change."""
+        sums, minimum, maximum, observed = self._by_pane
         most = maximum.max(axis=0)
-        return HistogramRows.of(
-            places,
-            self._edges[:, part],
-            np.ascontiguousarray(count[:, part]),
-            total,
-            sums.sum(axis=0),
-            minimum.min(axis=0),
-            most,
-            observed.max(axis=0) == most,
-        )
+        counts, version = (self._counts.copy(), self.version.copy()) if lasting else (self._counts, self.version)
+        reached = observed.max(axis=0) == most
+        return WindowState(self._edges, version, counts, sums.sum(axis=0), minimum.min(axis=0), most, reached)
 
     def _add(self, fresh: list[PaneContent]) -> None:
         first, end = self._oldest, self._oldest + 2 * self._size

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.panes import PaneColumns, PaneGrid
 from kc_otel.judge.ring import Ring
-from kc_otel.judge.window_rows import WindowRows
+from kc_otel.judge.window_rows import WindowRows, WindowStates
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
 
@@ -78,7 +78,7 @@ def test_rows_are_the_panes_put_together(taken: Any) -> None:
 def compare(windows: WindowRows, rings: list[Ring], now: float) -> None:
     """Each row that follows says what its ring does."""
     numbers = np.flatnonzero(windows.following(np.arange(len(rings))))
-    found = windows.rows(numbers)
+    found = WindowStates([windows.state(lasting=True)]).rows(np.zeros_like(numbers), numbers)
     whole = [[part for part in rings[number].parts(now) if is_usual(part)] for number in numbers.tolist()]
     assert [place for place, parts in enumerate(whole) if parts] == found.places.tolist()
     for at, place in enumerate(found.places.tolist()):

@@ -34,6 +34,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
+from kc_otel.judge.roster import selected
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.record.measure.reasons import remedy
 
@@ -97,9 +98,11 @@ def advance(
     Raises:
         ValueError: If the state or a verdict belongs to another contract.
     """
-    for name in {state.contract, *(verdict.cell.contract for verdict in verdicts)} - {contract.name}:
+    matching = {_MATCHES[step.on] for step in contract.escalation}
+    concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
+    for name in {state.contract, *(verdict.cell.contract for verdict in concerned)} - {contract.name}:
         raise ValueError(f"contract {contract.name!r} was given state or verdicts of {name!r}; pass only its own")
-    by_cell = {verdict.cell: verdict for verdict in verdicts}
+    by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     keys = step_keys(contract)
     transitions = [

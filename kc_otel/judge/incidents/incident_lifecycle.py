@@ -33,6 +33,7 @@ from kc_otel.judge.incidents.incident import (
     PersonsWord,
 )
 from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.roster import selected
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = ["by_urgency", "follow", "with_actions", "with_diagnosis", "with_told", "with_word"]
@@ -156,10 +157,8 @@ def _broken(
     """What is broken now, by incident and place."""
     known_before = {(one.key, (cell.clause, cell.slice)) for one in before for cell in one.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
-    for verdict in verdicts:
-        cell, on = verdict.cell, _BREAKS.get(verdict.status)
-        if on is None:
-            continue
+    for verdict in selected(verdicts, _BREAKS):
+        cell, on = verdict.cell, _BREAKS[verdict.status]
         key = (on, cell.kernel_train, cell.kernel_inference)
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)

@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.statistics import metric_name
 
 __all__ = ["not_recorded", "unmeasured"]
 
 
-def not_recorded(contract: Contract, judged: Collection[tuple[str, str]]) -> Iterator[str]:
+def not_recorded(contract: Contract, silent: Collection[tuple[str, str]]) -> Iterator[str]:
     """What never had an observation.
 
     Args:
         contract: The contract that was replayed.
-        judged: (clause, slice) of every cell that was not NO_DATA at some time.
+        silent: (clause, slice) of every cell that was NO_DATA throughout.
     """
-    silent = {clause.id for clause in contract.clauses if not any(one == clause.id for one, _ in judged)}
+    slices = (ALL, *contract.slices)
+    never = {clause.id for clause in contract.clauses if all((clause.id, slice) in silent for slice in slices)}
     for clause in contract.clauses:
-        if clause.id in silent:
+        if clause.id in never:
             yield f"{clause.id}: nothing of {metric_name(clause)} was recorded, so the clause is NO_DATA throughout"
-    if len(silent) == len(contract.clauses):
+    if len(never) == len(contract.clauses):
         return
     for slice in contract.slices:
-        empty = [c.id for c in contract.clauses if c.id not in silent and (c.id, slice) not in judged]
-        if empty and len(empty) + len(silent) == len(contract.clauses):
+        empty = [c.id for c in contract.clauses if c.id not in never and (c.id, slice) in silent]
+        if empty and len(empty) + len(never) == len(contract.clauses):
             yield f"slice {slice}: nothing was recorded of it; recorders slice by their own copy of the contract"
         elif empty:
             yield f"slice {slice}: nothing was recorded of it for {', '.join(empty)}"

@@ -7,12 +7,13 @@ kernel does not end the drift of that slice, and nobody silences or resumes anyt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
@@ -22,6 +23,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
+from kc_otel.judge.roster import cells_of, selected
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.replay.coverage import not_recorded
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
@@ -31,6 +33,8 @@ __all__ = ["replay"]
 
 _MANY_BYTES: Final = 16 * 1024 * 1024
 """Of the evaluator's own log, after which it is read as columns: until then the compiler would take longer."""
+_TOGETHER: Final = 64
+"""Evaluations that are judged together."""
 _MOST_ITEMS: Final = 60_000
 """Points of a message that is read so; larger ones are read by protobuf."""
 
@@ -91,7 +95,8 @@ class _Run:
         self._decisions = DecisionTable()
         self._spans = SpanCollector()
         self._messages: list[SentWebhook] = []
-        self._judged: set[tuple[str, str]] = set()
+        self._waiting: list[tuple[float, Sequence[Verdict], Mapping[str, int]]] = []
+        self._silent = {(clause.id, slice) for clause in contract.clauses for slice in (ALL, *contract.slices)}
         self._start = self._end = math.nan
         self._evaluations = self._requests = self._cells = 0
 
@@ -114,8 +119,20 @@ class _Run:
     def judge(self, now: float) -> None:
         """Every cell is evaluated."""
         contract = self._contract
-        verdicts = self._evaluator.evaluate(now)[contract.name].verdicts
+        verdicts = self._evaluator.evaluate(now, later=True)[contract.name].verdicts
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
+        self._waiting.append((now, verdicts, invalid))
+        if len(self._waiting) >= _TOGETHER:
+            self._escalate_all()
+
+    def _escalate_all(self) -> None:
+        """What the evaluations that wait mean."""
+        waiting, self._waiting = self._waiting, []
+        for now, verdicts, invalid in waiting:
+            self._escalate(now, verdicts, invalid)
+
+    def _escalate(self, now: float, verdicts: Sequence[Verdict], invalid: Mapping[str, int]) -> None:
+        contract = self._contract
         self._policy, transitions = advance(
             contract, self._policy, verdicts, invalid, now, kept_from(self._decisions, contract.name)
         )
@@ -135,16 +152,17 @@ class _Run:
 
     def timeline(self) -> ReplayTimeline:
         """What came of it."""
+        self._escalate_all()
         contract = self._contract
         return ReplayTimeline(
             name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
             end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
             points=dict(sorted(self._evaluator.counters.items())), alerts=self._spans.alerts,
             decisions=self._spans.decisions, messages=tuple(self._messages),
-            not_recorded=tuple(not_recorded(contract, self._judged)),
+            not_recorded=tuple(not_recorded(contract, self._silent)),
         )  # fmt: skip
 
     def _note(self, verdicts: Sequence[Verdict]) -> None:
-        self._judged.update(
-            (verdict.cell.clause, verdict.cell.slice) for verdict in verdicts if verdict.status is not Status.NO_DATA
-        )
+        if self._silent:
+            silent = {verdict.cell for verdict in selected(verdicts, {Status.NO_DATA})}
+            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(verdicts) if cell not in silent}
