@@ -92,7 +92,7 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
 
 def current(state: ContractState, clause: Clause, now: float, listening: Listening) -> Current:
     """What says which cells a clause has."""
-    metric = metric_name(clause)
+    metric = state.metrics[clause.id]
     pairs, silence, fallen = _current(state, clause, metric, now, listening)
     first = islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT)
     return Current(frozenset(pairs), frozenset(first), silence, fallen, _oldest(state, now), state.version)
@@ -100,7 +100,7 @@ def current(state: ContractState, clause: Clause, now: float, listening: Listeni
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
     """A clause's cells, by slice and pair."""
-    contract, metric = state.contract, metric_name(clause)
+    contract, metric = state.contract, state.metrics[clause.id]
     without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
     for slice in (ALL, *contract.slices):
         here = state.pairs(metric, slice)

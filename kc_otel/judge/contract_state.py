@@ -93,6 +93,7 @@ class ContractState:
         version: Another number whenever there may be other cells than before.
         arrived: What was counted in explicit bounds since the last evaluation, by series.
         evidence: What is held against the limits.
+        metrics: Names of the metrics that clauses are computed from, by the clause's id.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
     """
 
@@ -122,7 +123,8 @@ class ContractState:
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
-        self._judged = {metric_name(clause) for clause in contract.clauses}
+        self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
+        self._judged = {*self.metrics.values()}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
@@ -217,10 +219,10 @@ class ContractState:
         at: dict[tuple[str, Pair], float] = {}
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
             series = self.series.get(key)
-            if series is None or key.slice == OTHER or any(ring.has_explicit for ring in series.rings):
+            if series is None or key.slice == OTHER or series.has_explicit:
                 self.count(key, columns[number], time, when)
                 continue
-            where = (key.metric, key.pair)
+            where = (key.metric, key[2:])
             if where not in at and not self._has_room(key, min(time, when), when):
                 self.count(key, columns[number], time, when)
                 continue

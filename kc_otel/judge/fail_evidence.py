@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -248,9 +249,11 @@ class FailEvidence:
         gains = self._gains(cells, numbers, found.parts, columns or HistogramColumns.of(()), more)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
-        reached = before.log_evidence >= self.level
-        after = before.clipped(self.level)
-        rows[:, :_MEAN], rows[:, _MEAN], rows[:, _PANE] = after.log_sums, after.log_evidence, pane
+        found_now = before.log_evidence
+        reached = found_now >= self.level
+        after = before.clipped(self.level) if reached.any() else before
+        rows[:, :_MEAN], rows[:, _PANE] = after.log_sums, pane
+        rows[:, _MEAN] = after.log_evidence if reached.any() else found_now
         self._rows[numbers] = rows
         if self.alarmed:
             self._follow_peaks(zip(found.cells, found.parts.tolist(), strict=True), columns, more, now)
@@ -271,6 +274,9 @@ class FailEvidence:
             held = [self._held(cell) for cell in cells]
             numbers = np.array([one.number for one in held], np.int64)
             parts = np.array([part for _, part in found], np.int64)
+            alike = np.argsort(self._kinds[numbers], kind="stable")  # so that what is computed alike stands together
+            cells, held = [cells[place] for place in alike.tolist()], [held[place] for place in alike.tolist()]
+            numbers, parts = numbers[alike], parts[alike]
             known = self._known = _Arrivals(series, self.version, cells, held, numbers, parts)
         return known
 
@@ -294,10 +300,13 @@ class FailEvidence:
         gains = np.zeros((numbers.size, BETS.size))
         gains[: which.size] = math.nan
         kinds = self._kinds[numbers]
-        for kind in np.unique(kinds[: which.size]).tolist():
-            places = np.flatnonzero(kinds[: which.size] == kind)
-            for rows in rows_of_columns(columns.taken(which[places]), np.arange(places.size)):
-                gains[places[rows.places]] = self._different[kind].gains_of_rows(rows)
+        every = np.arange(which.size)
+        some = columns if which.size == len(columns) and (which == every).all() else columns.taken(which)
+        for rows in rows_of_columns(some, every):
+            begins = np.flatnonzero(np.diff(kinds[rows.places], prepend=-1))
+            for begin, end in pairwise([*begins.tolist(), rows.places.size]):
+                part = rows.part(begin, end)
+                gains[part.places] = self._different[kinds[part.places[0]]].gains_of_rows(part)
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
             gains[place] = self._different[kinds[place]].gains(columns[int(which[place])].binned())
         if more:

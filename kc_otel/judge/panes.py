@@ -244,7 +244,7 @@ class PaneColumns:
         for number, grid in enumerate(self._grids):
             panes = np.floor(times / grid.width).astype(np.int64)
             kept = panes >= np.floor(now / grid.width).astype(np.int64) - grid.size
-            for pane in np.unique(panes[kept]).tolist():
+            for pane in sorted({*panes[kept].tolist()}):
                 which = np.flatnonzero(kept & (panes == pane))
                 some = columns if which.size == rows.size else columns.taken(which)
                 self._add(number, pane, *merged(rows[which], some))

@@ -9,7 +9,7 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, NamedTuple, overload
@@ -37,6 +37,8 @@ __all__ = ["ClauseColumns", "Judged", "Roster", "Verdicts", "cells_of", "selecte
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_UNKNOWN: Final = -1
+"""Of a cell that is not judged yet, in place of the code of its status."""
 _AT_ONCE: Final = 512
 """Rows whose bounds are computed together: their matrices stay in a core's cache."""
 
@@ -501,27 +503,27 @@ class Verdicts(Sequence[Verdict]):
         made: Those that were made one by one, by their numbers.
     """
 
-    def __init__(self, judged: Judged, made: dict[int, Verdict]) -> None:
-        self._judged = judged
-        self._made: list[Verdict | None] = [made.get(number) for number in range(len(judged.places))]
-        self._passes = np.zeros(len(self._made), np.bool_)
-        self._where = np.full((len(self._made), 2), -1)
+    def __init__(self, judged: Judged, made: Mapping[int, Verdict]) -> None:
+        self._judged, size = judged, len(judged.places)
+        self._made: list[Verdict | None] = [None] * size
+        self._status = np.full(size, _UNKNOWN, np.int8)
+        self._where = np.zeros((2, size), np.int64)
         self._columns: list[ClauseColumns] = []
         self._numbers: dict[Cell, int] = {}
-        self._take(judged.columns)
+        self._take(made, judged.columns)
 
     def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
         """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
         self._settle()
-        wanted = self._where[:, 0] >= 0
-        wanted &= np.where(self._passes, Status.PASS in statuses, Status.INCONCLUSIVE in statuses)
-        numbers = {*np.flatnonzero(wanted).tolist()}
-        numbers |= {number for number, one in enumerate(self._made) if one is not None and one.status in statuses}
-        if cells := [*cells]:
+        wanted = np.zeros(self._status.size, np.bool_)
+        for status in statuses:
+            wanted |= self._status == status.code
+        for cell in cells:
             if not self._numbers:
                 self._numbers = {place.cell: number for number, place in enumerate(self._judged.places)}
-            numbers |= {self._numbers[cell] for cell in cells if cell in self._numbers}
-        return [self[number] for number in sorted(numbers)]
+            if cell in self._numbers:
+                wanted[self._numbers[cell]] = True
+        return [self[number] for number in np.flatnonzero(wanted).tolist()]
 
     @property
     def cells(self) -> list[Cell]:
@@ -541,7 +543,7 @@ class Verdicts(Sequence[Verdict]):
         verdict = self._made[number]
         if verdict is None:
             self._settle()
-            column, place = self._where[number].tolist()
+            column, place = self._where[:, number].tolist()
             verdict = self._made[number] = self._made[number] or self._columns[column].verdict(place)
         return verdict
 
@@ -551,14 +553,14 @@ class Verdicts(Sequence[Verdict]):
         if waiting is not None:
             waiting.settle()
             self._judged = self._judged._replace(waiting=None)
-            for number, verdict in waiting.made.items():
-                self._made[number] = verdict
-            self._take(waiting.columns)
+            self._take(waiting.made, waiting.columns)
 
-    def _take(self, columns: Sequence[tuple[Numbers, ClauseColumns]]) -> None:
+    def _take(self, made: Mapping[int, Verdict], columns: Sequence[tuple[Numbers, ClauseColumns]]) -> None:
+        for number, verdict in made.items():
+            self._made[number], self._status[number] = verdict, verdict.status.code
         for numbers, found in columns:
-            self._where[numbers, 0], self._where[numbers, 1] = len(self._columns), np.arange(numbers.size)
-            self._passes[numbers] = found.passes
+            self._where[0, numbers], self._where[1, numbers] = len(self._columns), np.arange(numbers.size)
+            self._status[numbers] = np.where(found.passes, Status.PASS.code, Status.INCONCLUSIVE.code)
             self._columns.append(found)
 
 

@@ -57,6 +57,12 @@ class Series:
         """Its row in the panes."""
         return self.rings[SHORT].row
 
+    @property
+    def has_explicit(self) -> bool:
+        """Whether it holds histograms of explicit bounds."""
+        short, long = self.rings
+        return short.has_explicit or long.has_explicit
+
     def accepts(self, histogram: Histogram) -> bool:
         """Whether its buckets are those of what is in the panes."""
         return all(ring.accepts(histogram) for ring in self.rings)

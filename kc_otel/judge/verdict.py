@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kc_otel.contract.clause import About
 
@@ -24,7 +24,10 @@ class Status(StrEnum):
     @property
     def code(self) -> int:
         """Value of the metric `kc.verdict`: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL."""
-        return list(Status).index(self)
+        return _CODES[self]
+
+
+_CODES: Final = {status: code for code, status in enumerate(Status)}
 
 
 class Cell(NamedTuple):

@@ -119,7 +119,7 @@ class WindowRows:
         self._versions = 0
         self.version = np.zeros(0, np.int64)
         self._follows = np.zeros(0, np.bool_)
-        self._counts = np.zeros((0, 1))
+        self._counts, self._total = np.zeros((0, 1)), np.zeros(0)
         self._by_pane = np.zeros((4, 2 * grid.size, 0))
         """Sum, minimum, maximum, and the largest observation that is known, by pane [4, panes, rows]."""
 
@@ -210,7 +210,7 @@ class WindowRows:
         self._follows |= follows
 
     def _clear(self, rows: Numbers) -> None:
-        self._counts[rows] = 0.0
+        self._counts[rows] = self._total[rows] = 0.0
         self._by_pane[:, :, rows] = _NOTHING
         self._changed(rows)
 
@@ -242,13 +242,14 @@ class WindowRows:
         for side, of in ((parts.positive, bins.of_positive), (parts.negative, bins.of_negative)):
             np.add.at(flat, np.repeat(begins, side.size) + of(side.numbers()), sign * side.counts)
         np.add.at(flat, begins + bins.zero, sign * parts.zero_count)
+        np.add.at(self._total, rows, sign * parts.count)
         if sign > 0.0:
             at = (panes % (2 * self._size), rows)
             np.add.at(self._by_pane[0], at, parts.sum)
             np.minimum.at(self._by_pane[1], at, parts.minimum)
             np.maximum.at(self._by_pane[2], at, parts.maximum)
             np.maximum.at(self._by_pane[3], at, np.where(parts.observed, parts.maximum, -np.inf))
-            self._follows[rows[self._counts[rows].sum(axis=1) >= _MOST]] = False
+            self._follows[rows[self._total[rows] >= _MOST]] = False
         self._changed(rows)
 
     def _following(self, one: PaneContent) -> PaneContent:
@@ -277,4 +278,5 @@ class WindowRows:
         self._edges = bins.edges(*(self._kind or (0, 0.0)))
         self._by_pane = np.concatenate([self._by_pane, np.tile(_NOTHING, (1, 2 * self._size, more))], axis=2)
         self._follows = np.concatenate([self._follows, np.zeros(more, np.bool_)])
+        self._total = np.concatenate([self._total, np.zeros(more)])
         self.version = np.concatenate([self.version, np.zeros(more, np.int64)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,15 +30,13 @@ _WIDEST: Final = 2048
 """Bins that rows may have together."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class HistogramRows:
     """Samples [R] of at least one observation each, in the same bins [B], in ascending order.
 
     Attributes:
         places: Number of each among what was given, int64 [R].
         shared: Edges that no extreme draws in: lower and upper, float64 [2, B].
-        lower: Lower edges [R, B].
-        upper: Upper edges [R, B].
         count: Observations, as doubles [R, B].
         total: Observations, as doubles [R].
         sum: Exact sums [R].
@@ -45,12 +44,11 @@ class HistogramRows:
         maximum: No observation is larger; inf where that is unknown [R].
         observed: Whether `maximum` is an observation [R].
         ends: The first and the last bin with an observation, int64 [2, R].
+        own: Lower and upper edges of these, drawn in to the extremes [2, 2, R].
     """
 
     places: NDArray[np.int64]
     shared: Floats
-    lower: Floats
-    upper: Floats
     count: Floats
     total: Floats
     sum: Floats
@@ -58,6 +56,7 @@ class HistogramRows:
     maximum: Floats
     observed: NDArray[np.bool_]
     ends: NDArray[np.int64]
+    own: Floats
 
     @classmethod
     def of(
@@ -72,8 +71,42 @@ class HistogramRows:
         observed: NDArray[np.bool_],
     ) -> HistogramRows:
         """Rows whose outermost bins are drawn in to their extremes."""
-        lower, upper, ends = _drawn_in(shared, count, minimum, maximum)
-        return cls(places, shared, lower, upper, count, total, sum, minimum, maximum, observed, ends)
+        used = count > 0
+        ends = np.array([used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)])
+        own = _drawn_in(shared[:, ends], minimum, maximum, ends)
+        return cls(places, shared, count, total, sum, minimum, maximum, observed, ends, own)
+
+    def part(self, begin: int, end: int) -> HistogramRows:
+        """Some of the rows that follow on each other."""
+        here = slice(begin, end)
+        return HistogramRows(
+            self.places[here],
+            self.shared,
+            self.count[here],
+            self.total[here],
+            self.sum[here],
+            self.minimum[here],
+            self.maximum[here],
+            self.observed[here],
+            self.ends[:, here],
+            self.own[..., here],
+        )
+
+    @cached_property
+    def lower(self) -> Floats:
+        """Lower edges [R, B]."""
+        return self._edges(0)
+
+    @cached_property
+    def upper(self) -> Floats:
+        """Upper edges [R, B]."""
+        return self._edges(1)
+
+    def _edges(self, side: int) -> Floats:
+        edges, row = np.tile(self.shared[side], (len(self.count), 1)), np.arange(len(self.count))
+        for end in (0, 1):
+            edges[row, self.ends[end]] = self.own[side, end]
+        return edges
 
     def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
         """What a function of the bins' lower edges, or their upper ones, adds up to in each row [R, J].
@@ -83,12 +116,13 @@ class HistogramRows:
             weight: How often each edge counts [R, B].
             upper: Whether the upper edges are meant.
         """
-        own, row, left = self.upper if upper else self.lower, np.arange(len(weight)), weight.copy()
-        outermost = []
-        for end in self.ends:  # these may have edges of their own
-            outermost.append(of(own[row, end]) * left[row, end][:, None])
-            left[row, end] = 0.0
-        total: Floats = left @ of(self.shared[int(upper)]) + outermost[0] + outermost[1]
+        side, row = int(upper), np.arange(len(weight))
+        shared = of(self.shared[side])
+        total: Floats = weight @ shared
+        for end, drawn, again in zip(self.ends, self.own[side], (-1, self.ends[0]), strict=True):
+            moved = np.flatnonzero((drawn != self.shared[side, end]) & (end != again))
+            bins = end[moved]
+            total[moved] += (of(drawn[moved]) - shared[bins]) * weight[row[moved], bins][:, None]
         return total
 
     def surely_above(self, threshold: float) -> Floats:
@@ -137,9 +171,29 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
             of = np.repeat(np.arange(some.size), sizes[some])
             which = begins[some][of] + np.arange(of.size) - (np.cumsum(sizes[some]) - sizes[some])[of]
             parts = columns if which.size == len(columns) else columns.taken(which)
-            rows = _rows(row[begins[some]], parts, of, int(scale), threshold, known=bool(is_known))
-            if rows is not None:
-                yield rows
+            yield from _fitting(row[begins[some]], parts, of, int(scale), threshold, known=bool(is_known))
+
+
+def _fitting(
+    places: NDArray[np.int64],
+    parts: HistogramColumns,
+    row: NDArray[np.int64],
+    scale: int,
+    threshold: float,
+    *,
+    known: bool,
+) -> Iterator[HistogramRows]:
+    """Rows of one kind; those that are too far apart for one matrix are in several."""
+    rows = _rows(places, parts, row, scale, threshold, known=known)
+    if rows is not None:
+        yield rows
+    elif places.size > 1:
+        middle = places.size // 2
+        for half, first, which in (
+            (places[:middle], 0, np.flatnonzero(row < middle)),
+            (places[middle:], middle, np.flatnonzero(row >= middle)),
+        ):
+            yield from _fitting(half, parts.taken(which), row[which] - first, scale, threshold, known=known)
 
 
 def _rows(
@@ -228,15 +282,11 @@ class Bins(NamedTuple):
         return np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
 
 
-def _drawn_in(
-    shared: Floats, count: Floats, minimum: Floats, maximum: Floats
-) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Edges drawn in to the extremes, as `binned.clipped` draws them in: that moves the outermost bins only."""
-    used, row = count > 0, np.arange(len(count))
-    first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
-    lower, upper = np.tile(shared[0], (len(count), 1)), np.tile(shared[1], (len(count), 1))
-    lower[row, first] = np.maximum(lower[row, first], np.minimum(minimum, upper[row, first]))
-    upper[row, last] = np.minimum(upper[row, last], np.maximum(maximum, lower[row, last]))
-    upper[row, first] = np.maximum(upper[row, first], lower[row, first])
-    upper[row, last] = np.maximum(upper[row, last], lower[row, last])
-    return lower, upper, np.array([first, last])
+def _drawn_in(edges: Floats, minimum: Floats, maximum: Floats, ends: NDArray[np.int64]) -> Floats:
+    """Edges of the outermost bins [2, 2, R], drawn in to the extremes, as `binned.clipped` draws them in."""
+    (low, last_low), (high, last_high) = edges
+    only = ends[0] == ends[1]
+    low = np.maximum(low, np.minimum(minimum, high))
+    last_low = np.where(only, low, last_low)
+    last_high = np.maximum(np.minimum(last_high, np.maximum(maximum, last_low)), last_low)
+    return np.array([[low, last_low], [np.where(only, last_high, np.maximum(high, low)), last_high]])
