@@ -169,6 +169,7 @@ class FailEvidence:
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
         self._different: list[MeanTest] = []
         self._number_of: dict[MeanTest, int] = {}
+        self._tables: dict[int, tuple[Floats, Floats]] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
         self._known = _Arrivals((), -1, [], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -207,7 +208,7 @@ class FailEvidence:
         if self.level <= 0.0 or not len(self._rows):
             return np.zeros(numbers.size)
         held = np.where(numbers < 0, 0.0, self._rows[numbers, _MEAN])
-        return np.clip(held / self.level, 0.0, 1.0)
+        return np.minimum(np.maximum(held / self.level, 0.0), 1.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
         """What is held against a cell, from each side that its limit has; nothing before the first observation."""
@@ -305,8 +306,8 @@ class FailEvidence:
         for rows in rows_of_columns(some, every):
             begins = np.flatnonzero(np.diff(kinds[rows.places], prepend=-1))
             for begin, end in pairwise([*begins.tolist(), rows.places.size]):
-                part = rows.part(begin, end)
-                gains[part.places] = self._different[kinds[part.places[0]]].gains_of_rows(part)
+                part, kind = rows.part(begin, end), int(kinds[rows.places[begin]])
+                gains[part.places] = self._different[kind].gains_of_rows(part, self._gains_at(kind, rows.shared))
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
             gains[place] = self._different[kinds[place]].gains(columns[int(which[place])].binned())
         if more:
@@ -315,6 +316,13 @@ class FailEvidence:
                 place = place_of[cell]
                 gains[place] += sum(self._different[kinds[place]].gains(part.binned()) for part in parts)
         return gains
+
+    def _gains_at(self, kind: int, shared: Floats) -> Floats:
+        """What each bet gains from each bin: the same bins as the last time, mostly."""
+        known = self._tables.get(kind)
+        if known is None or known[0] is not shared:
+            known = self._tables[kind] = (shared, self._different[kind].gains_of_edges(shared))
+        return known[1]
 
     def _follow_peaks(
         self,

@@ -63,14 +63,26 @@ class MeanTest:
         values, counts = self.in_limits(sample)
         return np.asarray(counts @ _gain(values))
 
-    def gains_of_rows(self, rows: HistogramRows) -> Floats:
-        """What each bet gains from each of many samples [R, bets]."""
+    def gains_of_rows(self, rows: HistogramRows, shared: Floats | None = None) -> Floats:
+        """What each bet gains from each of many samples [R, bets].
+
+        Args:
+            rows: The samples.
+            shared: What `gains_of_edges` says of their shared edges, where that is known.
+        """
         if self.above is not None:
             surely = rows.surely_above(self.above)
             return np.array([rows.total - surely, surely]).T @ _gain(np.array([0.0, 1.0 / self.limit]))
-        if (top := self.top) is not None:
-            return rows.added_up(lambda x: _gain((top - np.minimum(x, top)) / self.limit), rows.count, upper=True)
-        return rows.added_up(lambda x: _gain((np.clip(x, self.low, self.cap) - self.low) / self.limit), rows.count)
+        return rows.added_up(self._gain_at, rows.count, upper=self.top is not None, shared=shared)
+
+    def gains_of_edges(self, shared: Floats) -> Floats:
+        """What each bet gains from an observation in each bin, of lower and upper edges [2, B], of a mean [B, bets]."""
+        return self._gain_at(shared[int(self.top is not None)])
+
+    def _gain_at(self, edges: Floats) -> Floats:
+        if self.top is not None:
+            return _gain((self.top - np.minimum(edges, self.top)) / self.limit)
+        return _gain((np.minimum(np.maximum(edges, self.low), self.cap) - self.low) / self.limit)
 
 
 def _gain(values: Floats) -> Floats:

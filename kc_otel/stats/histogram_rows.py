@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 
 _ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
+_STEP: Final = 16
+"""Buckets that rows' bins are a multiple of."""
 _WIDEST: Final = 2048
 """Bins that rows may have together."""
 
@@ -108,21 +110,25 @@ class HistogramRows:
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
 
-    def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
+    def added_up(
+        self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False, shared: Floats | None = None
+    ) -> Floats:
         """What a function of the bins' lower edges, or their upper ones, adds up to in each row [R, J].
 
         Args:
             of: Takes edges [k] to values [k, J].
             weight: How often each edge counts [R, B].
             upper: Whether the upper edges are meant.
+            shared: What it takes the shared edges to, where that is known [B, J].
         """
-        side, row = int(upper), np.arange(len(weight))
-        shared = of(self.shared[side])
-        total: Floats = weight @ shared
+        side = int(upper)
+        values = of(self.shared[side]) if shared is None else shared
+        total: Floats = weight @ values
         for end, drawn, again in zip(self.ends, self.own[side], (-1, self.ends[0]), strict=True):
-            moved = np.flatnonzero((drawn != self.shared[side, end]) & (end != again))
-            bins = end[moved]
-            total[moved] += (of(drawn[moved]) - shared[bins]) * weight[row[moved], bins][:, None]
+            (moved,) = np.nonzero((drawn != self.shared[side, end]) & (end != again))
+            if moved.size:
+                bins = end[moved]
+                total[moved] += (of(drawn[moved]) - values[bins]) * weight[moved, bins][:, None]
         return total
 
     def surely_above(self, threshold: float) -> Floats:
@@ -205,7 +211,7 @@ def _rows(
     *,
     known: bool,
 ) -> HistogramRows | None:
-    bins = Bins(*parts.negative.span, *parts.positive.span)
+    bins = Bins(*_rounded(parts.negative.span), *_rounded(parts.positive.span))
     if bins.size > _WIDEST:
         return None
     begins = np.flatnonzero(np.diff(row, prepend=-1))
@@ -276,10 +282,23 @@ class Bins(NamedTuple):
         return self.down_end - 1 - bucket
 
     def edges(self, scale: int, threshold: float) -> Floats:
-        """Lower and upper edges [2, B]."""
-        above = np.maximum(edges_of(self.up_first, self.up_end, scale), threshold)
-        below = -np.maximum(edges_of(self.down_first, self.down_end, scale), threshold)[::-1]
-        return np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
+        """Lower and upper edges [2, B], not to be written; the same object for the same bins, mostly."""
+        return _edges(self, scale, threshold)
+
+
+@lru_cache(maxsize=256)
+def _edges(bins: Bins, scale: int, threshold: float) -> Floats:
+    above = np.maximum(edges_of(bins.up_first, bins.up_end, scale), threshold)
+    below = -np.maximum(edges_of(bins.down_first, bins.down_end, scale), threshold)[::-1]
+    edges = np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
+    edges.flags.writeable = False
+    return edges
+
+
+def _rounded(span: tuple[int, int]) -> tuple[int, int]:
+    """The same buckets and a few more, so that what came a moment later mostly has the same bins."""
+    first, end = span
+    return first // _STEP * _STEP, -(-end // _STEP) * _STEP
 
 
 def _drawn_in(edges: Floats, minimum: Floats, maximum: Floats, ends: NDArray[np.int64]) -> Floats:

@@ -85,6 +85,8 @@ class IntervalRows(Sequence[Interval | None]):
 
 _TOLERANCE: Final = 1e-9
 _STEPS: Final = 50
+_ROWS: Final = 128
+"""Rows whose bounds are looked for together: their matrices stay in a core's cache."""
 
 
 def maximum_intervals(rows: HistogramRows) -> IntervalRows:
@@ -205,6 +207,11 @@ def _dot(a: Floats, b: Floats) -> Floats:
 
 def _lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
     """`mixture.lower_bound` of each row [R], of bets [J] and their scores [R, J]."""
+    parts = [slice(begin, begin + _ROWS) for begin in range(0, n.size, _ROWS)]
+    return np.concatenate([_few_lower_bounds(bets, scores[part], n[part]) for part in parts])
+
+
+def _few_lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
     mean = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
     active = np.arange(n.size)
     for _ in range(_STEPS):
