@@ -216,7 +216,9 @@ class ContractState:
     ) -> None:
         """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
         usual: list[int] = []
+        rows: list[int] = []
         at: dict[tuple[str, Pair], float] = {}
+        renewed = self._long - self.grids[LONG].width
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
             series = self.series.get(key)
             if series is None or key.slice == OTHER or series.has_explicit:
@@ -227,18 +229,18 @@ class ContractState:
                 self.count(key, columns[number], time, when)
                 continue
             usual.append(number)
+            rows.append(series.number)
             at[where] = max(at.get(where, 0.0), time)
-            if series.newest < when - self._long + self.grids[LONG].width:
+            if series.newest < when - renewed:
                 self.version += 1
             series.newest = max(series.newest, time)
         for (metric, pair), time in at.items():
             newest = self.newest.setdefault(metric, {})
             newest[pair] = max(newest.get(pair, 0.0), time)
         which = np.array(usual, np.int64)
-        rows = np.array([self.series[keys[number]].number for number in usual], np.int64)
         some = columns if which.size == len(columns) else columns.taken(which)
         if which.size:
-            self.panes.count_all(rows, np.array(times)[which], np.array(now)[which], some)
+            self.panes.count_all(np.array(rows), np.array(times)[which], np.array(now)[which], some)
 
     def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
         """Into the panes."""

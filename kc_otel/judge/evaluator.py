@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
@@ -32,7 +33,7 @@ from kc_otel.stats import Binned, ExponentialHistogram
 if TYPE_CHECKING:
     from kc_otel.judge.columns.stream_columns import StreamColumns
 
-__all__ = ["Evaluator", "SeriesId"]
+__all__ = ["Evaluator", "SeriesId", "without_collector"]
 
 _REJECTED: Final = frozenset(
     {
@@ -256,16 +257,11 @@ class Evaluator:
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
         self.judged_at = now
-        collects = gc.isenabled()
-        gc.disable()  # tens of objects for each cell, and no cycles: the collector would look at all of them in vain
-        try:
+        with without_collector():
             return {
                 name: Evaluation(now, self._judged(state, now, later=later), dict(self.steps[name]))
                 for name, state in self.states.items()
             }
-        finally:
-            if collects:
-                gc.enable()
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
         """Sequences that failed an input check within the last `window` seconds, by reason."""
@@ -418,6 +414,18 @@ class Evaluator:
                 pair = _pair(point.attributes)
                 outcome = state.take(point, slices, pair, horizons[state.contract.name], now)
         return outcome
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Look for no cycles: there are tens of objects for each cell, all of which would be looked at, and no cycles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _nothing(_: str) -> Binned:

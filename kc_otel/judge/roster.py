@@ -481,6 +481,8 @@ class _Waiting:
 
     def decide_others(self, state: ContractState) -> None:
         """Judge what could not be judged at once."""
+        if sum(of.size for of, _ in self.columns) == sum(np.count_nonzero(of.plain) for _, _, of in self.put_off):
+            return
         judged = {number for numbers, _ in self.columns for number in numbers.tolist()}
         items = {
             begin + int(group.numbers[place]): group.evidence(place, self.seen.held, float(asked.shares[place]))

@@ -20,7 +20,7 @@ from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.message_groups import GroupTiming, MessageGroup, group_messages
 from kc_otel.judge.escalation.notices import NotificationLog, notices
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.roster import cells_of, selected
@@ -31,8 +31,8 @@ from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
 
-_MANY_BYTES: Final = 16 * 1024 * 1024
-"""Of the evaluator's own log, after which it is read as columns: until then the compiler would take longer."""
+_MANY_BYTES: Final = 2 * 1024 * 1024
+"""Of the evaluator's own log, after which it is read as columns: until then to read what was compiled takes longer."""
 _TOGETHER: Final = 64
 """Evaluations that are judged together."""
 _MOST_ITEMS: Final = 60_000
@@ -55,7 +55,11 @@ def replay(
     """
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
-    run = _Run(contract, timing)
+    with without_collector():
+        return _replayed(_Run(contract, timing), entries, every)
+
+
+def _replayed(run: _Run, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
     due = math.nan
     for entry in entries:
         run.started(entry.at)
