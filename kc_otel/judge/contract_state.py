@@ -111,6 +111,7 @@ class ContractState:
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
         self._evicted_at = 0.0
+        self._silent_since = -math.inf  # nothing has been silent for longer than since then
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
@@ -160,6 +161,7 @@ class ContractState:
                 return "over_cap"
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
+        self._silent_since = min(self._silent_since, now)
         if not self._fits(point, slices, pair, now):
             self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
             return "other_buckets"
@@ -205,6 +207,7 @@ class ContractState:
         if series.newest < now - self._long + self.grids[LONG].width:
             self.version += 1
         series.newest = max(series.newest, time)
+        self._silent_since = min(self._silent_since, series.newest)
         if key.slice == OTHER:
             return judged
         newest = self.newest.setdefault(key.metric, {})
@@ -324,6 +327,7 @@ class ContractState:
         """A series that the store remembers, made anew."""
         series = self.series.get(key) or self._create(key, empty=False)
         series.newest = max(series.newest, newest)
+        self._silent_since = -math.inf
         self.version += 1
         self.clock = max(self.clock, newest)
         return series
@@ -339,12 +343,24 @@ class ContractState:
             return False
         self._evicted_at = now
         self._full.clear()
-        silent = now - self._long - self._window
         for number, grid in enumerate(self.grids):  # windows that nobody reads do not follow what is older
             self.panes.forget(number, grid.oldest(now) - grid.size)
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
             self.version += 1
+        return self.has_silent(now) and self._forget_silent(now)
+
+    def has_silent(self, now: float) -> bool:
+        """Whether anything may have been silent for so long that it is to be forgotten."""
+        return self._silent_since < now - self._long - self._window
+
+    def look_for_silent(self) -> None:
+        """Look at everything the next time: streams or series were put here by others."""
+        self._silent_since = -math.inf
+
+    def _forget_silent(self, now: float) -> bool:
+        """Forget what was silent for so long. Returns whether there was any."""
+        silent = now - self._long - self._window
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
             del self.streams[name]
@@ -352,15 +368,17 @@ class ContractState:
             self.events["streams_evicted"] += 1
         gone = [key for key, series in self.series.items() if series.newest < silent]
         self._drop(gone)
-        alive = {key.metric for key in self.series} | self._judged
+        alive = self._by_metric.keys() | self._judged
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
             del self.newest[metric]
         for metric in {key.metric for key in gone} & self.newest.keys():
             self._forget_pairs(metric)
-        in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
-        for pair in self.heard.keys() - in_use:
-            if self.heard[pair].last < silent:
+        if quiet := {pair for pair, heard in self.heard.items() if heard.last < silent}:
+            in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
+            for pair in quiet - in_use:
                 del self.heard[pair]
+        heard = [stream.heard for stream in self.streams.values()] + [pair.last for pair in self.heard.values()]
+        self._silent_since = min([now, *heard, *(series.newest for series in self.series.values())])
         return bool(streams or gone)
 
     def _believes(self, count: int, now: float) -> bool:
@@ -411,7 +429,7 @@ class ContractState:
     def _turn_back(self, now: float) -> None:
         """The clock went back: nothing that is remembered is later than now."""
         self.events["clock_went_back"] += 1
-        self.clock = now
+        self.clock, self._silent_since = now, -math.inf
         self._full.clear()
         self.panes.turn_back(now)
         for key, series in self.series.items():

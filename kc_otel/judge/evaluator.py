@@ -191,6 +191,8 @@ class Evaluator:
 
     def relearn(self) -> None:
         """Read streams from `states` anew: they were changed there."""
+        for state in self.states.values():
+            state.look_for_silent()
         if self._columns is not None:
             self._columns.settle()
             self._columns.forget()
@@ -199,6 +201,8 @@ class Evaluator:
         """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""
         if self._columns is not None:
             self._columns.settle_series()
+            if state.has_silent(now):
+                self._columns.tell_heard()
         if state.evict(now) and self._columns is not None:
             self._columns.forget_gone(state.contract.name)
 

@@ -9,7 +9,7 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, NamedTuple, overload
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, current, places
 from kc_otel.judge.contract_state import ContractState
@@ -28,6 +29,7 @@ from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict_reasons import kept
 from kc_otel.judge.verdicts import Memo, verdict_of
 from kc_otel.judge.window_rows import WindowState, WindowStates
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
@@ -82,16 +84,32 @@ class ClauseColumns:
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
         estimate, lower, upper, samples = self.bounds[:, number].tolist()
-        place, share = int(self.which[number]), float(self.shares[number])
-        case = JudgedWindow(
-            self.group.evidence(place, self.held, share),
-            _WINDOWS[self.window[number]],
-            self.group.terms[place],
-            self.level,
-            Interval(estimate, lower, upper, int(samples), self.method, self.notes[number]),
-            Status.PASS if self.passes[number] else Status.INCONCLUSIVE,
+        place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
+        interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
+        terms, contract = self.group.terms[place], self.state.contract
+        if not self.passes[number] or terms.allows_none:
+            status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
+            evidence = self.group.evidence(place, self.held, share)
+            case = JudgedWindow(evidence, window, terms, self.level, interval, status)
+            return verdict_of(contract, case, self.alpha, self.at)
+        # The same for what mostly is, without what only the other sentences are made of.
+        return Verdict(
+            self.group.places[place].cell,
+            Status.PASS,
+            self.at,
+            terms.limit,
+            estimate,
+            lower,
+            upper,
+            interval.samples,
+            window,
+            self.method,
+            kept(interval, terms.limit, terms.what, self.group.spans[window]),
+            contract.metadata.version,
+            contract.hash,
+            terms.about,
+            round(share, SHARE_DIGITS),
         )
-        return verdict_of(self.state.contract, case, self.alpha, self.at)
 
 
 class Judged(NamedTuple):
@@ -271,6 +289,7 @@ class _Group:
         places: The cells.
         rows: Their rows in the panes.
         terms: What the clause says of each.
+        spans: The windows' lengths, in words.
     """
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
@@ -281,6 +300,8 @@ class _Group:
         slices = {place.cell.slice for place in self.places}
         terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
         self.terms = [terms[place.cell.slice] for place in self.places]
+        seen = state.contract.observability
+        self.spans = {"short": format_duration(seen.window), "long": format_duration(seen.long_window)}
         self._limits = np.array([one.limit for one in self.terms])
         self._none = np.array([one.allows_none for one in self.terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
@@ -534,6 +555,9 @@ class Verdicts(Sequence[Verdict]):
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[number] for number in range(len(self._made)))
 
     @overload
     def __getitem__(self, number: int) -> Verdict: ...

@@ -11,8 +11,9 @@ from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_evidence import JudgedWindow
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
+from kc_otel.stats import Interval
 
-__all__ = ["reason_of"]
+__all__ = ["kept", "reason_of"]
 
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
@@ -42,8 +43,14 @@ def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
         return said + once
     if case.status is Status.PASS:
-        return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+        return kept(interval, limit, what, span)
     return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
+
+
+def kept(interval: Interval, limit: float, what: str, span: str) -> str:
+    """Why a cell passes whose upper bound is within its limit."""
+    note = f" ({interval.note})" if interval.note else ""
+    return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
 
 
 def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:

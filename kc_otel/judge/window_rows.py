@@ -197,7 +197,8 @@ class WindowRows:
 
     def _read(self, panes: range, now: float) -> None:
         """Put together what does not follow its panes, if it fits beside the others."""
-        unread = [row for row, ring in self._rings.items() if not (self._follows[row] or ring.is_explicit(now))]
+        left = np.flatnonzero(~self._follows).tolist()
+        unread = [row for row in left if row in self._rings and not self._rings[row].is_explicit(now)]
         if not unread:
             return
         rows = np.array(unread)

@@ -243,8 +243,11 @@ class StreamColumns:
         self._rows.unload(self._contract[contract])
 
     def settle_series(self) -> None:
-        """Bring all series up to date, and say of all streams when they were heard of."""
+        """Bring all series up to date."""
         self._slots.settle()
+
+    def tell_heard(self) -> None:
+        """Say of all streams when they were heard of."""
         self._rows.tell_heard()
 
     def settle(self) -> None:
