@@ -16,6 +16,8 @@ from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram_rows import rows_of
 from tests.judge.conftest import NOW, make_contract
 
 WIDTH = 30.0
@@ -174,3 +176,21 @@ def test_what_came_after_an_older_peak_is_not_after_a_newer_one() -> None:
         evidence.take({key: [histogram(np.array(values))]}, NOW)
         after = evidence.cells[cell].after
         assert (after and after.count) == counted_apart
+
+
+@pytest.mark.parametrize("test", [MeanTest(0.1, cap=1.0), MeanTest(0.3, above=0.2), MeanTest(0.5, top=2.0)])
+@pytest.mark.parametrize("counts", [[7], [1, 3], [2, 0, 0, 5]])
+def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> None:
+    """Also where the extremes draw in a single bucket from both ends, or none."""
+    side, none = Buckets(-12, np.array(counts)), Buckets.empty()
+    first, end = 2.0 ** (-12 / 16), 2.0 ** ((-12 + len(counts)) / 16)
+    samples = [
+        ExponentialHistogram(4, sum(counts), 0.7 * sum(counts), 0, side, none, minimum, maximum, 2.0**-30)
+        for minimum, maximum in ((first * 1.01, end / 1.01), (first * 1.01, end), (first, end / 1.01), (first, end))
+    ]
+    (rows,) = rows_of([[sample] for sample in samples])
+    expected = [test.gains(sample.binned()) for sample in samples]
+    assert test.gains_of_rows(rows) == pytest.approx(np.array(expected), rel=1e-12)
+    if test.above is None:
+        known = test.gains_of_rows(rows, test.gains_of_edges(rows.shared))
+        assert known == pytest.approx(np.array(expected), rel=1e-12)

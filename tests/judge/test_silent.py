@@ -1,0 +1,59 @@
+"""What has been silent for too long is forgotten when it is, though nobody looks for it all the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from kc_otel.judge.evaluator import Evaluator
+from tests.judge.conftest import NOW, Sender, make_contract, merge
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([1.0, 10.0, 40.0, 100.0, 300.0, 500.0, -8.0, -200.0]),
+        st.sets(st.integers(0, 5)),
+        st.sampled_from([0.0, 0.0, 0.0, 50.0, 250.0]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.parametrize("columns", [False, True])
+@given(steps)
+@example(
+    [*((pause, {0}, 0.0) for pause in (10.0, 300.0, 100.0)), (1.0, {3}, 250.0), (100.0, {0}, 0.0), (40.0, {0}, 0.0)]
+)
+def test_the_same_is_forgotten_as_if_everything_were_looked_at_each_time(columns: bool, taken: Any) -> None:
+    """Streams, series, pairs of kernels and the newest of each metric, also of late points and clocks that go back."""
+    if columns:
+        pytest.importorskip("numba")
+    made = make_contract(observability={"window": "1m", "long_window": "5m", "min_samples": 30, "max_series": 5})
+    evaluators, now = [Evaluator([made]), Evaluator([made])], NOW
+    (state, other) = (one.states[made.name] for one in evaluators)
+    other.has_silent = lambda _now: True  # type: ignore[method-assign]
+    senders = [Sender(slice=slice, inference=kernel * 12) for slice in ("all", "code") for kernel in "bcd"]
+    for evaluator in evaluators if columns else ():
+        evaluator.use_columns()
+    for pause, speaking, late in taken:
+        now += pause
+        if speaking:
+            for one in speaking:
+                if not senders[one].samples:
+                    senders[one].restart(now - late - 1.0)
+            request = merge(*(senders[one].request(now - late, np.full(9, 0.01)) for one in sorted(speaking)))
+            for evaluator in evaluators:
+                body = evaluator.columns_of(request.SerializeToString(), 1000) if columns else None
+                evaluator.ingest_metrics(request if body is None else body, now)
+        for evaluator in evaluators:
+            evaluator.evaluate(now)
+        assert state.streams.keys() == other.streams.keys()
+        assert state.series.keys() == other.series.keys()
+        assert state.heard.keys() == other.heard.keys()
+        assert state.newest == other.newest
+        assert state.events == other.events
