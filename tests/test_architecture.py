@@ -1,6 +1,7 @@
 """The arrows of the design: each room imports only rooms above it."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,3 +83,24 @@ def test_a_name_means_one_thing() -> None:
         node.name for path in files for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
     ]
     assert twice(name for name in classes if not name.startswith("_")) == []
+
+
+@pytest.mark.slow
+def test_names_are_the_fields_words() -> None:
+    """Words that meant something in this house only are in no name: not of a file, class, function or attribute."""
+    slang = {"standing", "rounds", "ring", "rings", "readings", "deeds", "untold", "tap", "handover", "book", "roster"}
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        names = {path.stem}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+        words = {name: set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")) for name in names}
+        found |= {f"{path.relative_to(ROOT)}: {name}" for name in names if words[name] & slang}
+    assert not found

@@ -180,7 +180,7 @@ def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found: Counter[str] = Counter()
     for key, series in state.series_of(INVALID).items():
-        if (content := series.rings[LONG].window(now)) is not None and content.count:
+        if (content := series.histories[LONG].window(now)) is not None and content.count:
             found[key.slice] += content.count
     if found:
         reason, count = found.most_common(1)[0]
@@ -226,13 +226,13 @@ def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> S
 class _Windows:
     """What the windows hold that cells are judged by."""
 
-    __slots__ = ("_now", "_opposite", "_rings")
+    __slots__ = ("_histories", "_now", "_opposite")
 
     def __init__(self, series: Series, now: float, opposite: Series | None) -> None:
-        self._rings, self._now, self._opposite = series.rings, now, opposite
+        self._histories, self._now, self._opposite = series.histories, now, opposite
 
     def sample(self, window: Window) -> Binned:
-        own = self._rings[SHORT if window == "short" else LONG].binned(self._now)
+        own = self._histories[SHORT if window == "short" else LONG].binned(self._now)
         return (
             own
             if self._opposite is None
@@ -240,7 +240,7 @@ class _Windows:
         )
 
     def parts(self, window: Window) -> tuple[Histogram, ...]:
-        return self._rings[SHORT if window == "short" else LONG].parts(self._now)
+        return self._histories[SHORT if window == "short" else LONG].parts(self._now)
 
 
 def _alarm(

@@ -26,10 +26,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
+from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
-from kc_otel.judge.ring import Ring
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
@@ -56,13 +56,13 @@ class UnsavedPane(NamedTuple):
     """What some series hold in a pane, and the store does not know.
 
     Attributes:
-        ring: SHORT or LONG.
+        grid: SHORT or LONG.
         pane: Its number.
         keys: The series.
         held: A histogram of each; none at all where they hold nothing any more.
     """
 
-    ring: int
+    grid: int
     pane: int
     keys: Sequence[SeriesKey]
     held: HistogramColumns | Sequence[Histogram]
@@ -84,7 +84,7 @@ class ContractState:
         events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
             `clock_went_back`.
         changed_streams: Streams that differ from what was saved.
-        changed_panes: (series, ring, pane) of explicit bounds that differ from what was saved; of the others `panes`
+        changed_panes: (series, grid, pane) of explicit bounds that differ from what was saved; of the others `panes`
             knows.
         clock: Latest time seen, Unix seconds.
         grids: The panes of the short and of the long window.
@@ -247,17 +247,17 @@ class ContractState:
 
     def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
         """Into the panes."""
-        for number, (ring, window) in enumerate(zip(series.rings, self.windows, strict=True)):
-            if ring.make_way(increment):
+        for number, (history, window) in enumerate(zip(series.histories, self.windows, strict=True)):
+            if history.make_way(increment):
                 self.events["layout_changed"] += 1
                 self.changed_panes.update(
-                    (key, number, index) for index in range(ring.grid.oldest(now), ring.grid.index(now) + 1)
+                    (key, number, index) for index in range(history.grid.oldest(now), history.grid.index(now) + 1)
                 )
                 if series.row >= 0:
                     window.read_anew(series.row)
             if isinstance(increment, ExplicitHistogram):
-                ring.add(time, now, increment)
-                self.changed_panes.add((key, number, ring.grid.index(time)))
+                history.add(time, now, increment)
+                self.changed_panes.add((key, number, history.grid.index(time)))
                 if series.row >= 0:
                     window.read_anew(series.row)
         if isinstance(increment, ExponentialHistogram):
@@ -278,7 +278,7 @@ class ContractState:
         since: dict[SeriesKey, list[Histogram]] = {}
         for key, parts in self.arrived.items():
             series = self.series.get(key)
-            replaced = series is not None and not series.rings[LONG].has_explicit
+            replaced = series is not None and not series.histories[LONG].has_explicit
             (before if replaced else since)[key] = _merged(parts)
         self.arrived.clear()
         if before:  # their series have had other buckets since
@@ -297,20 +297,20 @@ class ContractState:
     def unsaved(self) -> Iterator[UnsavedPane]:
         """What differs from what was saved, by pane."""
         self.panes.settle()
-        for key, ring, pane in self.changed_panes:
+        for key, grid, pane in self.changed_panes:
             if (series := self.series.get(key)) is not None:
-                content = series.rings[ring].pane(pane)
-                yield UnsavedPane(ring, pane, [key], [] if content is None else [content])
-        for (ring, pane), changed in self.panes.changed.items():
+                content = series.histories[grid].pane(pane)
+                yield UnsavedPane(grid, pane, [key], [] if content is None else [content])
+        for (grid, pane), changed in self.panes.changed.items():
             rows = np.unique(np.concatenate(changed))
             rows = rows[[self._keys[row] is not None for row in rows.tolist()]]
-            whole = self.panes.whole(ring, pane)
+            whole = self.panes.whole(grid, pane)
             if whole is not None:
                 at = np.flatnonzero(np.isin(whole.rows, rows))
-                yield UnsavedPane(ring, pane, self._keys_of(whole.rows[at]), whole.columns.taken(at))
+                yield UnsavedPane(grid, pane, self._keys_of(whole.rows[at]), whole.columns.taken(at))
                 rows = np.setdiff1d(rows, whole.rows)
-            gone = [key for key in self._keys_of(rows) if not self.series[key].rings[ring].has_explicit]
-            yield UnsavedPane(ring, pane, gone, [])
+            gone = [key for key in self._keys_of(rows) if not self.series[key].histories[grid].has_explicit]
+            yield UnsavedPane(grid, pane, gone, [])
 
     def _keys_of(self, rows: NDArray[np.int64]) -> list[SeriesKey]:
         """The series of rows in the panes; none of one that is gone."""
@@ -433,8 +433,8 @@ class ContractState:
         self._full.clear()
         self.panes.turn_back(now)
         for key, series in self.series.items():
-            for number, ring in enumerate(series.rings):
-                self.changed_panes.update((key, number, index) for index in ring.turn_back(now))
+            for number, history in enumerate(series.histories):
+                self.changed_panes.update((key, number, index) for index in history.turn_back(now))
             series.newest = min(series.newest, now)
         for stream in self.streams.values():
             stream.heard = min(stream.heard, now)
@@ -467,8 +467,8 @@ class ContractState:
         if key.metric in self._judged and key.slice != OTHER:
             series.row = self._free_rows.pop() if self._free_rows else self._rows
             self._rows = max(self._rows, series.row + 1)
-            for window, ring in zip(self.windows, series.rings, strict=True):
-                window.begin(series.row, ring, empty=empty)
+            for window, history in zip(self.windows, series.histories, strict=True):
+                window.begin(series.row, history, empty=empty)
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
         self._by_metric.setdefault(key.metric, {})[key] = series
         self.version += 1
@@ -477,7 +477,10 @@ class ContractState:
     def empty_series(self, number: int = -1) -> Series:
         """One that holds nothing; by itself it has no number."""
         return Series(
-            (Ring(self.grids[SHORT], self.panes, SHORT, number), Ring(self.grids[LONG], self.panes, LONG, number))
+            (
+                PaneHistory(self.grids[SHORT], self.panes, SHORT, number),
+                PaneHistory(self.grids[LONG], self.panes, LONG, number),
+            )
         )
 
     def _drop(self, gone: Sequence[SeriesKey]) -> None:

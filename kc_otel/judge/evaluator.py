@@ -13,6 +13,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.judge.cell_columns import CellColumns, Verdicts
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
@@ -23,7 +24,6 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, walk
-from kc_otel.judge.roster import Roster, Verdicts
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -139,7 +139,7 @@ class Evaluator:
         self.faults = Faults()
         self._tolerance = tolerance
         self._memos = {name: Memo() for name in self.states}
-        self._rosters = {name: Roster(state) for name, state in self.states.items()}
+        self._cells_of = {name: CellColumns(state) for name, state in self.states.items()}
         self._places: dict[str, list[Place]] = {}
         self.judged_at = -math.inf
         self._listening: Listening | None = None
@@ -325,7 +325,7 @@ class Evaluator:
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            judged = self._rosters[contract.name].judge(now, self._listen(now), later=later)
+            judged = self._cells_of[contract.name].judge(now, self._listen(now), later=later)
             self._places[contract.name] = judged.places
             items = [evidence_of(state, judged.places[number], now) for number in judged.left]
             made, errors = decide_apart(contract, items, now, self._memos[contract.name])
@@ -448,7 +448,7 @@ def _every_cell(state: ContractState) -> list[Evidence]:
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
-    short, long = series.rings
+    short, long = series.histories
     return (short if window <= state.contract.observability.window else long).last(now, window)
 
 

@@ -4,7 +4,7 @@ A clause is turned into "the mean of something that is never negative is at most
 cannot be done is not here. A limit on either side of 0 is held against two quantities, each for one side, and counts as
 two cells (`other_side`).
 
-M is what `kc_otel.stats.e_detector` says, with panes of the short ring's width on the evaluator's clock. Reaching A K,
+M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. Reaching A K,
 A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
 within A panes by any of the K cells together. K is the largest number of cells that were ever held at once: what they
 add up to, divided by K, may not grow because a cell went.

@@ -5,7 +5,7 @@ N - 1 before it, so it reaches back between W - W/N and W seconds, and never hol
 is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
 
 What exponential histograms have counted is columns of all series together, a few for each pane: single ones wait until
-somebody asks. Explicit ones are few, and each series has its own, see `Ring`.
+somebody asks. Explicit ones are few, and each series has its own, see `PaneHistory`.
 """
 
 from __future__ import annotations

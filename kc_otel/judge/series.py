@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneGrid
-from kc_otel.judge.ring import Ring
 
 __all__ = ["LONG", "SHORT", "Heard", "Listening", "Pair", "Series", "SeriesKey", "grids"]
 
@@ -48,24 +48,24 @@ class Series:
         row: Its number in the rows of what windows hold; -1 where no clause is about it.
     """
 
-    rings: tuple[Ring, Ring]
+    histories: tuple[PaneHistory, PaneHistory]
     newest: float = 0.0
     row: int = -1
 
     @property
     def number(self) -> int:
         """Its row in the panes."""
-        return self.rings[SHORT].row
+        return self.histories[SHORT].row
 
     @property
     def has_explicit(self) -> bool:
         """Whether it holds histograms of explicit bounds."""
-        short, long = self.rings
+        short, long = self.histories
         return short.has_explicit or long.has_explicit
 
     def accepts(self, histogram: Histogram) -> bool:
         """Whether its buckets are those of what is in the panes."""
-        return all(ring.accepts(histogram) for ring in self.rings)
+        return all(history.accepts(histogram) for history in self.histories)
 
 
 @dataclass(slots=True)

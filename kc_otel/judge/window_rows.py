@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid
-from kc_otel.judge.ring import Ring
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import Bins, HistogramRows
 
@@ -108,7 +108,7 @@ class WindowRows:
 
     def __init__(self, grid: PaneGrid, panes: PaneColumns, number: int) -> None:
         self._grid, self._size, self._panes, self._number = grid, grid.size, panes, number
-        self._rings: dict[int, Ring] = {}
+        self._histories: dict[int, PaneHistory] = {}
         self._row_of = np.full(64, -1)  # by the row in the panes
         self._kind: tuple[int, float] | None = None
         self._bins = Bins(0, 0, 0, 0)
@@ -123,13 +123,13 @@ class WindowRows:
         self._by_pane = np.zeros((4, 2 * grid.size, 0))
         """Sum, minimum, maximum, and the largest observation that is known, by pane [4, panes, rows]."""
 
-    def begin(self, row: int, ring: Ring, *, empty: bool) -> None:
+    def begin(self, row: int, history: PaneHistory, *, empty: bool) -> None:
         """A series has a row from now on; its panes are empty, or to be read."""
         if row >= len(self._follows):
             self._grow(max(2 * len(self._follows), row + 1, 16), self._bins)
-        if (more := ring.row + 1 - self._row_of.size) > 0:
+        if (more := history.row + 1 - self._row_of.size) > 0:
             self._row_of = np.concatenate([self._row_of, np.full(max(self._row_of.size, more), -1)])
-        self._rings[row], self._row_of[ring.row] = ring, row
+        self._histories[row], self._row_of[history.row] = history, row
         self._clear(np.array([row]))
         self._follows[row] = empty
         self._unread |= not empty
@@ -137,7 +137,7 @@ class WindowRows:
     def end(self, row: int) -> None:
         """The series of a row is gone."""
         self._follows[row] = False
-        self._row_of[self._rings.pop(row).row] = -1
+        self._row_of[self._histories.pop(row).row] = -1
 
     def read_anew(self, row: int | None = None) -> None:
         """Panes have changed otherwise, those of one series or of all."""
@@ -198,7 +198,7 @@ class WindowRows:
     def _read(self, panes: range, now: float) -> None:
         """Put together what does not follow its panes, if it fits beside the others."""
         left = np.flatnonzero(~self._follows).tolist()
-        unread = [row for row in left if row in self._rings and not self._rings[row].is_explicit(now)]
+        unread = [row for row in left if row in self._histories and not self._histories[row].is_explicit(now)]
         if not unread:
             return
         rows = np.array(unread)

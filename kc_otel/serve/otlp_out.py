@@ -32,15 +32,15 @@ _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
 class TelemetryExporter:
-    """Exports the latest readings once per export interval, and log records as they happen.
+    """Exports the latest metrics once per export interval, and log records as they happen.
 
     Args:
-        readings: What the evaluator reads of itself at the start; every metric that it will ever have is in it.
+        metrics: What the evaluator reads of itself at the start; every metric that it will ever have is in it.
         environ: Where the endpoint is configured.
     """
 
-    def __init__(self, readings: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
-        self._latest = readings
+    def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._latest = metrics
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
         self._durations: Any = None
@@ -56,9 +56,9 @@ class TelemetryExporter:
         """Whether an endpoint is configured."""
         return bool(self._stop)
 
-    def publish(self, readings: SelfMetrics) -> None:
-        """What the next export says; the exporter's thread only ever sees a finished reading."""
-        self._latest = readings
+    def publish(self, metrics: SelfMetrics) -> None:
+        """What the next export says; the exporter's thread only ever sees finished ones."""
+        self._latest = metrics
 
     def transition(self, change: Announcement) -> None:
         """A log record of something that changed; nothing without an endpoint."""

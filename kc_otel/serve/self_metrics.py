@@ -49,21 +49,21 @@ _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
 def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> SelfMetrics:
     """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
     verdicts = [verdict for verdict, _, _ in core.history.cells()]
-    readings: dict[str, Series] = {
+    metrics: dict[str, Series] = {
         name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
         for name, of in _OF_VERDICT.items()
     }
-    readings |= _promises(core.contracts.values())
-    readings["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
-    readings["kc.alert.firing"] = [
+    metrics |= _promises(core.contracts.values())
+    metrics["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
+    metrics["kc.alert.firing"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
         for contract, clause, slice, severity in core.firing()
     ]
-    readings["kc.action.active"] = [
+    metrics["kc.action.active"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.action": action}, 1.0)
         for contract, clause, slice, action in core.acting()
     ]
-    readings["kc.incident"] = [
+    metrics["kc.incident"] = [
         (
             {
                 "kc.contract": one.contract,
@@ -76,65 +76,63 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         )
         for one in core.incidents()
     ]
-    readings["kc.route"] = list(_routes(core))
-    readings |= _promotions(core)
-    readings["kc.train.step"] = [
+    metrics["kc.route"] = list(_routes(core))
+    metrics |= _promotions(core)
+    metrics["kc.train.step"] = [
         ({"kc.contract": contract, "kc.kernel.train": train, "kc.kernel.inference": inference}, step)
         for contract, steps in core.evaluator.steps.items()
         for (train, inference), step in sorted(steps.items())
     ]
-    readings["kc.evaluator.points"] = [
+    metrics["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]
-    readings["kc.evaluator.requests"] = [
+    metrics["kc.evaluator.requests"] = [
         ({"kc.transport": transport, "kc.outcome": outcome}, count)
         for (transport, outcome), count in sorted(requests.snapshot().items())
     ]
-    readings["kc.evaluator.request.duration"] = [
+    metrics["kc.evaluator.request.duration"] = [
         ({"kc.transport": transport, "kc.outcome": outcome}, found)
         for (transport, outcome), found in sorted(requests.durations().items())
     ]
-    readings["kc.evaluator.waiting"] = [({}, requests.waiting())]
-    readings["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
-    readings["kc.evaluator.series.limit"] = [
+    metrics["kc.evaluator.waiting"] = [({}, requests.waiting())]
+    metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
+    metrics["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
     ]
-    readings["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
+    metrics["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
     evaluated = core.evaluated_at
-    readings["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
+    metrics["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
     log = core.log
-    readings["kc.evaluator.log.size"] = [] if log is None else [({}, log.end - log.first)]
-    readings["kc.evaluator.log.lag"] = (
-        [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
-    )
-    readings["kc.evaluator.disk.free"] = [] if log is None else _free(log.folder)
+    metrics["kc.evaluator.log.size"] = [] if log is None else [({}, log.end - log.first)]
+    metrics["kc.evaluator.log.lag"] = [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
+    metrics["kc.evaluator.disk.free"] = [] if log is None else _free(log.folder)
     said = [({"kc.shard": str(one.number)}, one) for one in core.shards]
-    readings["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
-    readings["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
+    metrics["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
+    metrics["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
     failures = core.evaluator.faults.counts
-    readings["kc.evaluator.failures"] = [
+    metrics["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})
     ]
-    readings["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
-    readings["kc.outbox.attempts"] = [
+    metrics["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
+    metrics["kc.outbox.attempts"] = [
         ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)
         for (endpoint, outcome), count in sorted(attempts.items())
     ]
-    return readings
+    return metrics
 
 
-def exposition(readings: SelfMetrics) -> bytes:
+def exposition(metrics: SelfMetrics) -> bytes:
     """The Prometheus text format."""
     with extra("serve", "/metrics"):
         from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
         from prometheus_client.registry import Collector  # noqa: PLC0415
 
-    class _Readings(Collector):
+    class _SelfMetrics(Collector):
         def collect(self) -> Iterable[Metric]:
-            return [_family(name, series) for name, series in readings.items()]
+            return [_family(name, series) for name, series in metrics.items()]
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Readings())
+    registry.register(_SelfMetrics())
     return generate_latest(registry)
 
 
@@ -190,10 +188,10 @@ def _cell(verdict: Verdict) -> Mapping[str, str]:
 
 def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
     """What contracts say, for boards that fit every contract: clauses in words, factors of bounds, heartbeats."""
-    readings: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
+    metrics: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
     for contract in contracts:
         own = {"kc.contract": contract.name}
-        readings["kc.contract.heartbeat"].append((own, contract.observability.heartbeat))
+        metrics["kc.contract.heartbeat"].append((own, contract.observability.heartbeat))
         for clause in contract.clauses:
             said = {
                 "kc.clause": clause.id,
@@ -203,27 +201,27 @@ def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
                 "kc.clause.histogram": prometheus_name(clause.quantity) if clause.quantity else "",
                 "kc.clause.promise": limitation(clause, tuple(contract.slices)),
             }
-            readings["kc.clause.info"].append(({**own, **said}, 1.0))
+            metrics["kc.clause.info"].append(({**own, **said}, 1.0))
         factors = {name: scale_of(name, contract.assumptions) for name, metric in DERIVED.items() if metric.needs}
-        readings["kc.contract.factor"] += [
+        metrics["kc.contract.factor"] += [
             ({**own, "kc.clause.metric": name}, factor) for name, factor in factors.items() if factor is not None
         ]
-    return readings
+    return metrics
 
 
 def _promotions(core: Core) -> dict[str, Series]:
     """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
-    readings: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
+    metrics: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
     for one in core.promotions.all():
         if one.status is PromotionStatus.REPLACED:
             continue
         where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
         share = share_of(one)
         back = one.status is PromotionStatus.ROLLED_BACK
-        readings["kc.promotion.stage"].append((where, -1 if back else one.position.rank[0]))
-        readings["kc.promotion.share"].append((where, 1.0 if share is None else share))
-        readings["kc.promotion.windows"].append((where, one.tally.passed))
-    return readings
+        metrics["kc.promotion.stage"].append((where, -1 if back else one.position.rank[0]))
+        metrics["kc.promotion.share"].append((where, 1.0 if share is None else share))
+        metrics["kc.promotion.windows"].append((where, one.tally.passed))
+    return metrics
 
 
 def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:

@@ -170,10 +170,10 @@ async def _serve(
     requests, decided = RequestCounts(), Changes()
     access = None if config.access is None else AccessFile(config.access, core.contracts)
 
-    def readings() -> SelfMetrics:
+    def self_metrics() -> SelfMetrics:
         return read(core, requests, dispatcher.attempts)
 
-    speaker = TelemetryExporter(readings())
+    speaker = TelemetryExporter(self_metrics())
     core.announce, requests.tell = speaker.transition, speaker.took
 
     def ticked() -> None:
@@ -184,7 +184,7 @@ async def _serve(
             dispatcher.configure(renewed)
         dispatcher.wake()
         if speaker.speaks:
-            speaker.publish(readings())
+            speaker.publish(self_metrics())
 
     limits, turns = Limits(max_bytes=config.max_request_bytes), FairTurns()
     requests.waiting = lambda: turns.waiting

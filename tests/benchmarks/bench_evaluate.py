@@ -136,7 +136,7 @@ def run(scale: int, rounds: int, slices: int) -> None:
     middle = {name: statistics.median(values) for name, values in spent.items()}
     print(f"{cells} cells, {int(fleet.total.sum()) / 1e6:,.0f}M observations")
     for name, what in (
-        ("new pane", "evaluate(), every ring turns"),
+        ("new pane", "evaluate(), every history turns"),
         ("same pane", "evaluate(), every series has news"),
         ("idle", "evaluate(), nothing new"),
         ("verdicts", "verdicts of all cells, made of columns"),

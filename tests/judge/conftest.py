@@ -131,7 +131,7 @@ def make_contract(**changes: Any) -> Contract:
 
 @pytest.fixture
 def now() -> float:
-    """Unix time at which the tests happen; the start of a pane of both rings."""
+    """Unix time at which the tests happen; the start of a pane of both grids."""
     return NOW
 
 

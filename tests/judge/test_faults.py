@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kc_otel.judge import verdicts as verdicts_module
+from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.roster import Roster
 from kc_otel.judge.verdict import Evaluation, Status
 
 DRIFT = np.random.default_rng(3).beta(1, 50, 400)
@@ -79,9 +79,9 @@ def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(
     evaluator = two(contract, sender, now)
     before = evaluator.evaluate(now + 3)
     monkeypatch.setattr(
-        Roster,
+        CellColumns,
         "judge",
-        raising(Roster.judge, lambda roster, *_: roster is evaluator._rosters["policy"]),
+        raising(CellColumns.judge, lambda cells, *_: cells is evaluator._cells_of["policy"]),
     )
     after = evaluator.evaluate(now + 4)
     assert statuses(after) == {"policy": [Status.NO_DATA] * 2, "other": [Status.FAIL] * 2}

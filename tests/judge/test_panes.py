@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns, PaneGrid
-from kc_otel.judge.ring import Ring
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 WIDTH, SIZE = 30.0, 10
@@ -22,19 +22,19 @@ class Panes:
     def __init__(self) -> None:
         self.grid = PaneGrid(WIDTH, SIZE)
         self.columns = PaneColumns([self.grid])
-        self.ring = Ring(self.grid, self.columns, 0, 1)
+        self.history = PaneHistory(self.grid, self.columns, 0, 1)
 
     def add(self, time: float, now: float, part: Histogram) -> bool:
-        afresh = self.ring.make_way(part)
+        afresh = self.history.make_way(part)
         if isinstance(part, ExplicitHistogram):
-            self.ring.add(min(time, now), now, part)
+            self.history.add(min(time, now), now, part)
         else:
             for row in (2, 1, 0):
                 self.columns.count(row, min(time, now), now, part)
         return afresh
 
     def count(self, now: float) -> int:
-        whole = self.ring.window(now)
+        whole = self.history.window(now)
         return 0 if whole is None else whole.count
 
 
@@ -48,56 +48,56 @@ def of(exponents: list[int]) -> ExponentialHistogram:
 
 def test_window_ages_out() -> None:
     """An observation stays for as long as its pane is one of the window's, and then is gone."""
-    ring = Panes()
-    ring.add(NOW, NOW, of([1, 2]))
-    assert [ring.count(NOW + age) for age in (0, 29, 269, 299, 300, 3000)] == [2, 2, 2, 2, 0, 0]
+    history = Panes()
+    history.add(NOW, NOW, of([1, 2]))
+    assert [history.count(NOW + age) for age in (0, 29, 269, 299, 300, 3000)] == [2, 2, 2, 2, 0, 0]
 
 
 def test_late_observations_are_found_in_their_own_pane() -> None:
     """What arrives late counts where it belongs, after complete panes were merged already; older ones do not count."""
-    ring = Panes()
-    ring.add(NOW, NOW, of([1]))
-    assert ring.count(NOW + 100) == 1
-    ring.add(NOW + 5, NOW + 100, of([2]))
-    assert ring.count(NOW + 100) == 2
-    assert ring.count(NOW + 300) == 0
-    ring.add(NOW - 330, NOW, of([3]))
-    assert ring.ring.pane(ring.grid.index(NOW - 330)) is None
+    history = Panes()
+    history.add(NOW, NOW, of([1]))
+    assert history.count(NOW + 100) == 1
+    history.add(NOW + 5, NOW + 100, of([2]))
+    assert history.count(NOW + 100) == 2
+    assert history.count(NOW + 300) == 0
+    history.add(NOW - 330, NOW, of([3]))
+    assert history.history.pane(history.grid.index(NOW - 330)) is None
 
 
 def test_observations_ahead_of_the_clock_count_now() -> None:
     """A point that a fast clock dated into the future belongs to the present pane."""
-    ring = Panes()
-    ring.add(NOW + 40, NOW, of([1]))
-    assert ring.count(NOW) == 1
+    history = Panes()
+    history.add(NOW + 40, NOW, of([1]))
+    assert history.count(NOW) == 1
 
 
 def test_another_layout_starts_afresh() -> None:
     """Explicit buckets with other edges throw away what was counted with the ones before, and say so."""
-    ring = Panes()
+    history = Panes()
     one = ExplicitHistogram((1.0,), np.array([3, 4]), 9.0, 0.5, 2.0)
-    assert not ring.add(NOW, NOW, one)
-    assert not ring.add(NOW + 31, NOW + 31, one)
-    assert ring.count(NOW + 31) == 14
-    assert ring.add(NOW + 31, NOW + 31, ExplicitHistogram((2.0,), np.array([1, 0]), 1.0))
-    assert ring.count(NOW + 31) == 1
+    assert not history.add(NOW, NOW, one)
+    assert not history.add(NOW + 31, NOW + 31, one)
+    assert history.count(NOW + 31) == 14
+    assert history.add(NOW + 31, NOW + 31, ExplicitHistogram((2.0,), np.array([1, 0]), 1.0))
+    assert history.count(NOW + 31) == 1
 
 
 def test_a_clock_that_goes_back_loses_nothing() -> None:
     """What was counted at times that are the future again counts as of now, once, and ages from there."""
-    ring = Panes()
-    ring.add(NOW, NOW, of([1]))
-    ring.add(NOW + 95, NOW + 95, of([2]))
-    ring.add(NOW + 130, NOW + 130, of([3]))
-    assert ring.count(NOW + 130) == 3
-    head = ring.grid.index(NOW + 5)
-    ring.columns.changed.clear()
-    ring.columns.turn_back(NOW + 5)
-    assert {pane for _, pane in ring.columns.changed} == {head, head + 3, head + 4}
-    assert [ring.count(NOW + age) for age in (5, 130, 299, 300)] == [3, 3, 3, 0]
-    ring.columns.changed.clear()
-    ring.columns.turn_back(NOW + 5)
-    assert not ring.columns.changed
+    history = Panes()
+    history.add(NOW, NOW, of([1]))
+    history.add(NOW + 95, NOW + 95, of([2]))
+    history.add(NOW + 130, NOW + 130, of([3]))
+    assert history.count(NOW + 130) == 3
+    head = history.grid.index(NOW + 5)
+    history.columns.changed.clear()
+    history.columns.turn_back(NOW + 5)
+    assert {pane for _, pane in history.columns.changed} == {head, head + 3, head + 4}
+    assert [history.count(NOW + age) for age in (5, 130, 299, 300)] == [3, 3, 3, 0]
+    history.columns.changed.clear()
+    history.columns.turn_back(NOW + 5)
+    assert not history.columns.changed
 
 
 def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
@@ -106,9 +106,9 @@ def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
     for age, count in ((0, 3), (95, 4), (130, 5)):
         panes.add(NOW + age, NOW + age, ExplicitHistogram.of_count(count))
     head = panes.grid.index(NOW + 5)
-    assert panes.ring.turn_back(NOW + 5) == {head, head + 3, head + 4}
+    assert panes.history.turn_back(NOW + 5) == {head, head + 3, head + 4}
     assert [panes.count(NOW + age) for age in (5, 299, 300)] == [12, 12, 0]
-    assert panes.ring.turn_back(NOW + 5) == set()
+    assert panes.history.turn_back(NOW + 5) == set()
 
 
 @pytest.mark.slow
@@ -123,27 +123,27 @@ def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
 )
 def test_window_equals_a_direct_histogram(events: list[tuple[int, int, list[int]]], reads: list[int]) -> None:
     """At every reading the window is the histogram of exactly the observations whose pane it covers."""
-    ring = Panes()
+    history = Panes()
     arrivals = sorted((time + delay, time, values) for time, delay, values in events)
     clock = sorted({*reads, 1000, *(arrival for arrival, _, _ in arrivals)})
     for now in clock:
         for arrival, time, values in arrivals:
             if arrival == now:
-                ring.add(NOW + time, NOW + now, of(values))
-        head = ring.grid.index(NOW + now)
+                history.add(NOW + time, NOW + now, of(values))
+        head = history.grid.index(NOW + now)
         inside = [
             value
             for arrival, time, values in arrivals
-            if arrival <= now and head - SIZE < ring.grid.index(NOW + time) <= head
+            if arrival <= now and head - SIZE < history.grid.index(NOW + time) <= head
             for value in values
         ]
         if now in reads or now == 1000:
-            bins = ring.ring.binned(NOW + now)
-            assert bins.total == len(inside) == ring.count(NOW + now)
+            bins = history.history.binned(NOW + now)
+            assert bins.total == len(inside) == history.count(NOW + now)
             if inside:
                 assert bins.sum == sum(2.0**value for value in inside)
                 assert bins.upper.tolist() == sorted({2.0**value for value in inside})
                 assert bins.count.tolist() == np.unique(inside, return_counts=True)[1].tolist()
                 assert (bins.minimum, bins.maximum) == (2.0 ** min(inside), 2.0 ** max(inside))
-            parts = ring.ring.last(NOW + now, WIDTH * SIZE)
+            parts = history.history.last(NOW + now, WIDTH * SIZE)
             assert (parts.count if parts else 0) == len(inside)

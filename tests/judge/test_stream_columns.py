@@ -121,7 +121,7 @@ def remembered(evaluator: Evaluator) -> Any:
             writers = [(one.start, one.time, said(one.histogram), said(one.doubted)) for one in stream.writers]
             found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
         for key, series in state.series.items():
-            panes = [(index, said(ring.pane(index))) for ring in series.rings for index in ring.numbers]
+            panes = [(index, said(history.pane(index))) for history in series.histories for index in history.numbers]
             found[name, key] = (series.newest, panes)
         found[name] = ({k: (h.last, h.gaps) for k, h in state.heard.items()}, state.newest)
     return found
@@ -132,9 +132,9 @@ def kept(evaluator: Evaluator) -> Any:
     found: dict[Any, Any] = {}
     for name, state in evaluator.states.items():
         for key, series in state.series.items():
-            grids = [(ring, ring.grid.oldest(state.clock)) for ring in series.rings]
+            grids = [(history, history.grid.oldest(state.clock)) for history in series.histories]
             found[name, key] = [
-                (one, said(ring.pane(one))) for ring, oldest in grids for one in ring.numbers if one >= oldest
+                (one, said(history.pane(one))) for history, oldest in grids for one in history.numbers if one >= oldest
             ]
         for cell, held in state.evidence.cells.items():
             found[cell] = (rounded(held.log_evidence), held.failing, held.peak, said(held.after))

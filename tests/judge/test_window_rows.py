@@ -10,8 +10,8 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns, PaneGrid
-from kc_otel.judge.ring import Ring
 from kc_otel.judge.window_rows import WindowRows, WindowStates
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
@@ -54,32 +54,32 @@ def test_rows_are_the_panes_put_together(taken: Any) -> None:
     """Late and odd ones, panes that leave, pauses, clocks that go back and on, and ticks that are left out."""
     grid = PaneGrid(WIDTH, PANES)
     panes = PaneColumns([grid])
-    rings = [Ring(grid, panes, 0, row) for row in range(3)]
+    histories = [PaneHistory(grid, panes, 0, row) for row in range(3)]
     windows, now = WindowRows(grid, panes, 0), START
-    for row, ring in enumerate(rings):
-        windows.begin(row, ring, empty=True)
+    for row, history in enumerate(histories):
+        windows.begin(row, history, empty=True)
     for pause, arrived, ticks in taken:
         now += pause
         for row, age, part in arrived:
-            if rings[row].make_way(part):
+            if histories[row].make_way(part):
                 windows.read_anew(row)
             if isinstance(part, ExplicitHistogram):
-                rings[row].add(now - age, now, part)
+                histories[row].add(now - age, now, part)
                 windows.read_anew(row)
             else:
                 panes.count(row, now - age, now, part)
         if ticks:
             windows.move(now)
-            compare(windows, rings, now)
+            compare(windows, histories, now)
     windows.move(now)
-    compare(windows, rings, now)
+    compare(windows, histories, now)
 
 
-def compare(windows: WindowRows, rings: list[Ring], now: float) -> None:
-    """Each row that follows says what its ring does."""
-    numbers = np.flatnonzero(windows.following(np.arange(len(rings))))
+def compare(windows: WindowRows, histories: list[PaneHistory], now: float) -> None:
+    """Each row that follows says what its history does."""
+    numbers = np.flatnonzero(windows.following(np.arange(len(histories))))
     found = WindowStates([windows.state(lasting=True)]).rows(np.zeros_like(numbers), numbers)
-    whole = [[part for part in rings[number].parts(now) if is_usual(part)] for number in numbers.tolist()]
+    whole = [[part for part in histories[number].parts(now) if is_usual(part)] for number in numbers.tolist()]
     assert [place for place, parts in enumerate(whole) if parts] == found.places.tolist()
     for at, place in enumerate(found.places.tolist()):
         (one,) = rows_of([whole[place]])

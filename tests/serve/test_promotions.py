@@ -82,8 +82,8 @@ def driven(make_core: Callable[..., Core], contract: Contract) -> Driven:
 
 @pytest.fixture
 def client(driven: Driven) -> Iterator[TestClient]:
-    readings = lambda: read(driven.core, RequestCounts(), Counter())  # noqa: E731 - one use
-    with TestClient(make_api(driven.core, readings, Changes(), "0")) as client:
+    self_metrics = lambda: read(driven.core, RequestCounts(), Counter())  # noqa: E731 - one use
+    with TestClient(make_api(driven.core, self_metrics, Changes(), "0")) as client:
         yield client
 
 

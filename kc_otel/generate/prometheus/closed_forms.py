@@ -13,7 +13,7 @@ statistic, and reads buckets on the conservative side. n is the number of observ
   `p + 2L/(3n) - sqrt((2L/(3n))^2 + 2 p L/n)` below; Chernoff's and Bernstein's inequality, solved for the true share.
 - Largest: the edges of the highest bucket in use.
 
-The deviation s is a bound from above (`readings`). Cutting values to a range makes no deviation larger.
+The deviation s is a bound from above (`histogram_queries`). Cutting values to a range makes no deviation larger.
 """
 
 from __future__ import annotations

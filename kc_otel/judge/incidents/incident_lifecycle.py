@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.table import DecisionTable, kept_from
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
@@ -33,7 +34,6 @@ from kc_otel.judge.incidents.incident import (
     PersonsWord,
 )
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.roster import selected
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = ["by_urgency", "follow", "with_actions", "with_diagnosis", "with_told", "with_word"]

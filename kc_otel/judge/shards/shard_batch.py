@@ -22,7 +22,7 @@ __all__ = ["Counted", "ShardBatch", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a series counted within one pane of each ring.
+    """What a series counted within one pane of each grid.
 
     Attributes:
         contract: metadata.name.

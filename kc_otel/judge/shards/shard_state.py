@@ -1,4 +1,4 @@
-"""What a shard remembers of a contract, and what of it the judge has not been told yet.
+"""What a shard remembers of a contract, and what of it the judge has not been sent yet.
 
 A shard takes points by the same rules as one process: streams, resets, duplicates, layouts, caps. What it counts it
 keeps once more, merged by series and pane, until the judge asks. The judge counts that into panes of its own, so that a
@@ -20,7 +20,7 @@ from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = ["ShardState", "forget_untold", "untold_batch"]
+__all__ = ["ShardState", "mark_sent", "unsent_batch"]
 
 _PARTS: Final = 8
 _OF_STREAMS: Final = ("reset", "gap", "streams_evicted")
@@ -46,18 +46,18 @@ class ShardState(ContractState):
     """What a shard remembers of a contract.
 
     Attributes:
-        slots: What was counted and the judge has not been told, by series, short pane, long pane and layout.
-        told_heard: When the judge was last told of each kernel pair, Unix seconds.
-        told_events: Events that the judge was told.
-        told_unjudged: Series without room that the judge was told of, by when.
+        slots: What was counted and the judge has not been sent, by series, short pane, long pane and layout.
+        sent_heard: When the judge was last sent each kernel pair, Unix seconds.
+        sent_events: Events that the judge was sent.
+        sent_unjudged: Series without room that the judge was sent, by when.
     """
 
     def __init__(self, contract: Contract) -> None:
         super().__init__(contract, weighed=False)
         self.slots: dict[tuple[SeriesKey, int, int, tuple[float, ...] | None], _Slot] = {}
-        self.told_heard: dict[Pair, float] = {}
-        self.told_events: dict[str, int] = {}
-        self.told_unjudged: dict[SeriesKey, float] = {}
+        self.sent_heard: dict[Pair, float] = {}
+        self.sent_events: dict[str, int] = {}
+        self.sent_unjudged: dict[SeriesKey, float] = {}
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
@@ -76,22 +76,22 @@ class ShardState(ContractState):
             self.count(key, counted, time, when)
 
     def heard_since(self) -> dict[Pair, list[float]]:
-        """When each kernel pair reported since the judge was told: at least the newest times, oldest first."""
+        """When each kernel pair reported since the judge was sent one: at least the newest times, oldest first."""
         found = {}
         for pair, heard in self.heard.items():
-            told = self.told_heard.get(pair, -1.0)
+            told = self.sent_heard.get(pair, -1.0)
             if heard.last > told:
                 found[pair] = [time for time in _times(heard) if time > told]
         return found
 
 
-def untold_batch(evaluator: Evaluator, number: int, counters: dict[str, int], kernels_since: float) -> ShardBatch:
-    """What the judge has not been told. It stays untold until `forget_untold`.
+def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], kernels_since: float) -> ShardBatch:
+    """What the judge has not been sent. It stays so until `mark_sent`.
 
     Args:
         evaluator: Of ShardStates; settled.
         number: Number of the batch.
-        counters: Points by outcome that the judge was told.
+        counters: Points by outcome that the judge was sent.
         kernels_since: Unix time in seconds after which kernel versions were seen that it was not told of.
     """
     counted, notes = [], {}
@@ -101,8 +101,8 @@ def untold_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
             counted.append(Counted(name, key, slot.time, slot.now, union(slot.parts)))
         said: dict[str, Any] = {
             "heard": [[*pair, times] for pair, times in state.heard_since().items()],
-            "events": {kind: state.events[kind] - state.told_events.get(kind, 0) for kind in _OF_STREAMS},
-            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.told_unjudged.get(key, -1.0)],
+            "events": {kind: state.events[kind] - state.sent_events.get(kind, 0) for kind in _OF_STREAMS},
+            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent_unjudged.get(key, -1.0)],
             "kernels": [asdict(one) for one in _seen(evaluator, name, kernels_since)],
         }
         said["events"] = {kind: count for kind, count in said["events"].items() if count}
@@ -112,16 +112,16 @@ def untold_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
     return ShardBatch(number, counted, notes, {kind: count for kind, count in points.items() if count})
 
 
-def forget_untold(evaluator: Evaluator, counters: dict[str, int]) -> None:
-    """The judge will be told all that `untold_batch` said."""
+def mark_sent(evaluator: Evaluator, counters: dict[str, int]) -> None:
+    """The judge will be sent all that `unsent_batch` said."""
     counters.clear()
     counters.update(evaluator.counters)
     for state in evaluator.states.values():
         assert isinstance(state, ShardState)
         state.slots.clear()
-        state.told_heard = {pair: heard.last for pair, heard in state.heard.items()}
-        state.told_events = dict(state.events)
-        state.told_unjudged = dict(state.unjudged)
+        state.sent_heard = {pair: heard.last for pair, heard in state.heard.items()}
+        state.sent_events = dict(state.events)
+        state.sent_unjudged = dict(state.unjudged)
 
 
 def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]:

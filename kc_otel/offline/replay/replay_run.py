@@ -14,6 +14,7 @@ from typing import Final
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
@@ -23,7 +24,6 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
-from kc_otel.judge.roster import cells_of, selected
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.replay.coverage import not_recorded
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
@@ -93,7 +93,7 @@ class _Run:
         self._evaluator = Evaluator([contract])
         self._until_columns = _MANY_BYTES
         self._policy = PolicyState(contract.name)
-        self._book = NotificationLog(contract.name)
+        self._notifications = NotificationLog(contract.name)
         self._incidents: tuple[Incident, ...] = ()
         self._groups: tuple[MessageGroup, ...] = ()
         self._decisions = DecisionTable()
@@ -140,7 +140,9 @@ class _Run:
         self._policy, transitions = advance(
             contract, self._policy, verdicts, invalid, now, kept_from(self._decisions, contract.name)
         )
-        self._book, told = notices(contract, self._book, self._policy.firing, transitions, People(), now)
+        self._notifications, told = notices(
+            contract, self._notifications, self._policy.firing, transitions, People(), now
+        )
         decisions = apply(self._decisions, transitions, contract, now)
         self._spans.edges(transitions)
         if decisions.version != self._decisions.version:

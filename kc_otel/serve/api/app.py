@@ -41,12 +41,12 @@ from kc_otel.serve.store.state_file import StateError
 __all__ = ["make_api"]
 
 
-def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
+def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
     """The application.
 
     Args:
         core: What is asked.
-        readings: The evaluator's own metrics.
+        self_metrics: The evaluator's own metrics.
         decided: Notified when the decision table may have changed.
         version: Version of kc-otel.
     """
@@ -80,9 +80,9 @@ def make_api(core: Core, readings: Callable[[], SelfMetrics], decided: Changes, 
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
     api.add_middleware(BoundedBodies)
     for router in (
-        health_routes(core, readings),
+        health_routes(core, self_metrics),
         verdict_routes(core),
-        past_routes(core, Overviews(core, version), readings),
+        past_routes(core, Overviews(core, version), self_metrics),
         incident_routes(core),
         chart_routes(core),
         decision_routes(core, decided),

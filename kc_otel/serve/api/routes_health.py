@@ -20,7 +20,7 @@ __all__ = ["health_routes"]
 _LATE: Final = 30.0
 
 
-def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
+def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
     """`/healthz`, `/readyz` and `/metrics`."""
     router = APIRouter(tags=["health"])
 
@@ -51,6 +51,6 @@ def health_routes(core: Core, readings: Callable[[], SelfMetrics]) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """The evaluator's own metrics and every verdict, for Prometheus."""
-        return Response(exposition(readings()), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(self_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -33,7 +33,7 @@ from kc_otel.serve.otlp_out import SelfMetrics
 __all__ = ["distribution_view", "find_clause", "past_routes"]
 
 
-def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMetrics]) -> APIRouter:
+def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
     """`/api/v1/overview`, `history`, `distribution` and `health`."""
     router = APIRouter(prefix="/api/v1")
 
@@ -82,7 +82,7 @@ def past_routes(core: Core, overviews: Overviews, readings: Callable[[], SelfMet
     async def health() -> HealthView:
         """What the evaluator received, dropped and refused, how long it takes, and whether webhooks get through."""
         now = time.time()
-        found = readings()
+        found = self_metrics()
         return HealthView(
             evaluated_at=core.evaluated_at,
             tick_seconds=core.tick_seconds,

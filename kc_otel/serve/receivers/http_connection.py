@@ -87,7 +87,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._waits_since = self._loop.time()
         self._watch()
         if self._receiver is None:
-            self._hand_over()
+            self._leave_to_uvicorn()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's interface
         """Where the next bytes go: into the body that is being read, or to where a request may begin."""
@@ -149,7 +149,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._uvicorn is None:
             if self._begin(data):
                 return
-            self._hand_over()
+            self._leave_to_uvicorn()
         self._uvicorn.data_received(data.tobytes())
         if self._uvicorn.cycle is not None and not self._uvicorn.cycle.response_complete:
             self._waits_since = None
@@ -232,7 +232,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
             self._take(memoryview(early))
 
-    def _hand_over(self) -> None:
+    def _leave_to_uvicorn(self) -> None:
         """Let uvicorn have the connection, for as long as it lasts."""
         config, state, app_state = self._made
         make: Any = AutoHTTPProtocol  # which of uvicorn's it is, it chooses itself

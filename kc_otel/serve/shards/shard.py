@@ -32,7 +32,7 @@ from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
-from kc_otel.judge.shards.shard_state import ShardState, forget_untold, untold_batch
+from kc_otel.judge.shards.shard_state import ShardState, mark_sent, unsent_batch
 from kc_otel.serve.config import Sync
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.shards.shard_health import ShardHealth
@@ -109,7 +109,7 @@ class Shard:
         self.forget: Callable[[int], None] = lambda _position: None
         self._batch = self._read_batch()
         self._points: dict[str, int] = {}
-        self._kernels_told = 0.0
+        self._kernels_sent = 0.0
         self._started = time.time()
         self._log = WriteAheadLog(folder / "log", sync=sync, begin=self.position)
         self._recovered = recover(self, self._log)
@@ -202,15 +202,15 @@ class Shard:
     def _save_batch(self, number: int) -> None:
         """Write streams, the position in the log, and what the judge was not told until there, in one transaction."""
         evaluator = self.evaluator
-        batch = untold_batch(evaluator, number, self._points, self._kernels_told)
+        batch = unsent_batch(evaluator, number, self._points, self._kernels_sent)
         with unit_of_work(self._connection) as unit:
             self._store.save(evaluator, unit)
             self._store.save_position(self.position)
             self._write_batch(batch)
         self._batch, self._saved = batch, self.position
-        forget_untold(evaluator, self._points)
+        mark_sent(evaluator, self._points)
         seen = (one.last_seen for name in evaluator.facts for one in evaluator.kernels(name))
-        self._kernels_told = max(seen, default=0.0)
+        self._kernels_sent = max(seen, default=0.0)
         self.forget(self.position)
 
     def _health(self) -> ShardHealth:

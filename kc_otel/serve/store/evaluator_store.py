@@ -169,15 +169,15 @@ class EvaluatorStore:
         rows: list[tuple[int, int, int, float, bytes]] = []
         gone: list[tuple[int, int, int]] = []
         changed: set[SeriesKey] = set()
-        for ring, pane, keys, held in state.unsaved():
+        for grid, pane, keys, held in state.unsaved():
             changed.update(keys)
             ids = [self._id(name, key) for key in keys]
             if not len(held):
-                gone += [(id, ring, pane) for id in ids]
+                gone += [(id, grid, pane) for id in ids]
                 continue
             encoded = encode_histograms(held) if isinstance(held, HistogramColumns) else map(encode_histogram, held)
-            width = state.grids[ring].width
-            rows += [(id, ring, pane, width, data) for id, data in zip(ids, encoded, strict=True)]
+            width = state.grids[grid].width
+            rows += [(id, grid, pane, width, data) for id, data in zip(ids, encoded, strict=True)]
         self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", gone)
         self._connection.executemany(
@@ -270,8 +270,8 @@ class EvaluatorStore:
                 index = pane if width == grid.width else grid.index((pane + 0.5) * width)
                 of_series, content = state.series[key], decode_histogram(data)
                 if isinstance(content, ExplicitHistogram):
-                    of_series.rings[number].put(index, content)
-                elif of_series.rings[number].accepts(content):
+                    of_series.histories[number].put(index, content)
+                elif of_series.histories[number].accepts(content):
                     of, parts = held.setdefault((name, number, index), ([], []))
                     of.append(of_series.number)
                     parts.append(content)

@@ -189,7 +189,7 @@ class WriteAheadLog:
     def close(self, timeout: float = 3.0) -> None:
         """Write what waits, for at most `timeout` seconds."""
         while self._arrived:
-            self._hand_over()
+            self._write_group()
         self._worker.close(timeout)
         self._shut()
 
@@ -204,11 +204,11 @@ class WriteAheadLog:
         arrived = len(self._arrived)
         still = still + 1 if arrived == known else 0
         if still >= _STILL or arrived >= _ENOUGH or time.monotonic() >= until:
-            self._hand_over()
+            self._write_group()
         else:
             loop.call_soon(self._gather, loop, arrived, still, until)
 
-    def _hand_over(self) -> None:
+    def _write_group(self) -> None:
         """Let the thread write what has arrived, as one group."""
         group = [self._arrived.popleft() for _ in range(min(len(self._arrived), _GROUP))]
         self._busy = bool(group)

@@ -87,7 +87,7 @@ def test_a_restart_leaves_no_gap_and_hides_no_breach(open_file: Callable, tmp_pa
 
 
 def test_the_past_is_bounded(open_file: Callable) -> None:
-    """After three times round the ring there are no more rows than it has places, and the oldest are gone."""
+    """After three times round the places there are no more rows than it has places, and the oldest are gone."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     for index in range(3 * KEPT):
@@ -98,7 +98,7 @@ def test_the_past_is_bounded(open_file: Callable) -> None:
 
 
 def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Callable) -> None:
-    """Its past stays as long as the ring reaches, beside the one that took its place; then its rows are dropped."""
+    """Its past stays as long as the places reach, beside the one that took its place; then its rows are dropped."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     successor = Cell("policy", "token-tv", "code", "t", "j")

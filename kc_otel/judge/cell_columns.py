@@ -34,7 +34,7 @@ from kc_otel.judge.verdicts import Memo, verdict_of
 from kc_otel.judge.window_rows import WindowState, WindowStates
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
-__all__ = ["ClauseColumns", "Judged", "Roster", "Verdicts", "cells_of", "selected"]
+__all__ = ["CellColumns", "ClauseColumns", "Judged", "Verdicts", "cells_of", "selected"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -113,7 +113,7 @@ class ClauseColumns:
 
 
 class Judged(NamedTuple):
-    """What a roster found.
+    """What was found of all cells of a contract.
 
     Attributes:
         places: Every cell, by clause, slice and pair.
@@ -130,7 +130,7 @@ class Judged(NamedTuple):
     waiting: _Waiting | None
 
 
-class Roster:
+class CellColumns:
     """The cells that a contract has.
 
     Args:
@@ -522,7 +522,7 @@ class Verdicts(Sequence[Verdict]):
     """Verdicts of all cells of a contract, made of columns when they are asked for.
 
     Args:
-        judged: What the roster found.
+        judged: What was found of all cells.
         made: Those that were made one by one, by their numbers.
     """
 

@@ -11,14 +11,14 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, WindowContent
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["Ring"]
+__all__ = ["PaneHistory"]
 
 _PARTS: Final = 8
 """Histograms that a pane collects before they are merged."""
 
 
 @dataclass(slots=True)
-class Ring:
+class PaneHistory:
     """Panes of one series and one grid.
 
     Attributes:
