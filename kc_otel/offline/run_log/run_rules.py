@@ -52,8 +52,6 @@ _APART: Final = 1.5
 """Between the lowest tenth of the higher level and the highest tenth of the lower: what wanders has no two levels."""
 _PERIODS: Final = range(2, 13)
 
-_Series = tuple[NDArray[np.int64], NDArray[np.float64]]
-
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
