@@ -1,23 +1,22 @@
-"""Every example in the package's docstrings runs and gives what it says, or is named here with what it lacks."""
+"""Every example in the package's docstrings runs and gives what it says, here or where its engine is."""
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from pathlib import Path
 
 import pytest
 
 import kc_otel
+from tests.tools.docstrings import run_examples
 
 PACKAGE = Path(kc_otel.__file__).parent
-NEEDS = {
-    "kc_otel.integrations.operators.modules": "two models in torch",
-    "kc_otel.integrations.transformers": "a Trainer with a model to train",
-    "kc_otel.integrations.trl.attach": "a GRPOTrainer with a model to train",
-    "kc_otel.integrations.vllm.instrumentor": "vLLM and a model",
+ENGINES = Path(__file__).parent / "engines"
+WITH_AN_ENGINE = {
+    "kc_otel.integrations.transformers": "test_hf_callbacks.py",
+    "kc_otel.integrations.trl.attach": "test_trl_grpo.py",
+    "kc_otel.integrations.vllm.instrumentor": "test_vllm_offline.py",
 }
-"""Modules whose examples are marked `+SKIP`, and what it would take to run them."""
+"""Modules whose examples need an engine or a trainer, and which of the engines' tests runs them."""
 
 
 def name_of(path: Path) -> str:
@@ -29,33 +28,16 @@ def name_of(path: Path) -> str:
 WITH_EXAMPLES = sorted(name_of(path) for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
 
-def examples_of(name: str) -> list[doctest.DocTest]:
-    """The examples in a module's docstrings, one group for each docstring that has any."""
-    return [found for found in doctest.DocTestFinder().find(importlib.import_module(name)) if found.examples]
-
-
-@pytest.mark.parametrize("name", [name for name in WITH_EXAMPLES if name not in NEEDS])
+@pytest.mark.parametrize("name", [name for name in WITH_EXAMPLES if name not in WITH_AN_ENGINE])
 def test_examples_give_what_they_say(name, monkeypatch):
     """From the root of the repository, with nothing installed but the package and the tests' tools."""
     monkeypatch.chdir(PACKAGE.parent)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    groups = examples_of(name)
-    assert groups, "`>>>` stands where doctest finds no docstring"
-    for group in groups:
-        said: list[str] = []
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-        ran = runner.run(group, out=said.append)
-        assert not ran.failed, "".join(said)
-        assert not any(example.options.get(doctest.SKIP) for example in group.examples), f"{group.name} skips a line"
+    run_examples(name)
 
 
-@pytest.mark.parametrize("name", NEEDS)
-def test_examples_that_do_not_run_are_marked_to_the_last_line(name):
-    """What needs an engine says so on each line, so that nobody's doctest run tries half of it."""
+@pytest.mark.parametrize("name", WITH_AN_ENGINE)
+def test_examples_that_need_an_engine_run_where_it_is(name):
+    """One of the engines' tests runs them."""
     assert name in WITH_EXAMPLES
-    marks = {
-        line
-        for line in Path(importlib.util.find_spec(name).origin).read_text().splitlines()
-        if ">>> " in line and "# doctest: +SKIP" not in line
-    }
-    assert not marks
+    assert f'run_examples("{name}"' in (ENGINES / WITH_AN_ENGINE[name]).read_text(encoding="utf-8")

@@ -53,8 +53,8 @@ class Sample:
 class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     """Compares the model that is being trained with an inference kernel, teacher-forced on the same tokens.
 
-    >>> callback = KernelContractCallback("contract.yaml", score, samples)                     # doctest: +SKIP
-    >>> Trainer(model, args, ..., callbacks=[callback])                                        # doctest: +SKIP
+    >>> trainer.add_callback(KernelContractCallback("contract.yaml", score, samples))    # a transformers.Trainer
+    >>> trainer.train()
 
     Log ratios and their quantiles are facts about any tokens. What is an expectation over the inference kernel
     (tv_token, tv_seq, k3, chi2 and the bounds made of them) needs tokens that it sampled: give a function as `samples`
@@ -188,8 +188,10 @@ class _AskedCallback(TrainerCallback):  # type: ignore[misc]
 class StopWhenHalted(_AskedCallback):
     """Ends training after the step in which the evaluator's decision table asks for a halt, and logs why.
 
-    >>> router = Router("http://127.0.0.1:4320")                                               # doctest: +SKIP
-    >>> trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b")))               # doctest: +SKIP
+    >>> from kc_otel.client.router import Router
+    >>> with Router("http://127.0.0.1:4320") as router:
+    ...     trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b")))
+    ...     trainer.train()
 
     In a distributed run the first process decides for all, so that none of them is left waiting.
 
@@ -216,9 +218,11 @@ class StopWhenHalted(_AskedCallback):
 class ResyncWeights(_AskedCallback):
     """Calls `sync` before the next step while a `resync-weights` step of the contract's policy fires.
 
-    >>> router = Router("http://127.0.0.1:4320")                                               # doctest: +SKIP
-    >>> sync = trainer.vllm_generation.sync_weights                                            # doctest: +SKIP
-    >>> trainer.add_callback(ResyncWeights(lambda: router.resync("policy-7b"), lambda _: sync()))  # doctest: +SKIP
+    >>> from kc_otel.client.router import Router
+    >>> sync = trainer.vllm_generation.sync_weights                                      # a trl.GRPOTrainer
+    >>> with Router("http://127.0.0.1:4320") as router:
+    ...     trainer.add_callback(ResyncWeights(lambda: router.resync("policy-7b"), lambda _: sync()))
+    ...     trainer.train()
 
     The verdict is about a window, so it goes on firing for a while after the weights have arrived: they are sent again
     only if it still does `pause` steps later, or if it has stopped and starts anew. In a distributed run the first
@@ -269,9 +273,11 @@ class ResyncWeights(_AskedCallback):
 def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     """Add a recorder's scalars to everything that a trainer logs: W&B, TensorBoard, MLflow, trackio, its own history.
 
-    >>> recorder = Recorder("contract.yaml", log=kc_otel.TrainingLog())                        # doctest: +SKIP
-    >>> trainer.add_callback(KernelContractCallback(recorder, score, samples))                 # doctest: +SKIP
-    >>> log_verdicts(trainer, recorder)                                                        # doctest: +SKIP
+    >>> import kc_otel
+    >>> with kc_otel.Recorder("contract.yaml", log=kc_otel.TrainingLog()) as recorder:
+    ...     trainer.add_callback(KernelContractCallback(recorder, score, samples))
+    ...     log_verdicts(trainer, recorder)
+    ...     trainer.train()
 
     A callback could not: those that report come before the user's own.
 

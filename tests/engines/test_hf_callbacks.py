@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from kc_otel import Contract, Recorder, TrainingLog
 from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted, log_verdicts
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.scoring import hf_scorer
+from tests.tools.docstrings import run_examples
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
@@ -127,6 +129,17 @@ class Copy:
 
     def __call__(self, *args):
         return self.score(*args)
+
+
+def test_the_docstrings_examples_run(trainer, samples, tmp_path, monkeypatch):
+    """A trainer with each callback, as a reader would copy it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    (tmp_path / "contract.yaml").write_text(json.dumps(CONTRACT.model_dump(mode="json", by_alias=True)))
+    running = trainer(max_steps=2)
+    running.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+    score = hf_scorer(copy.deepcopy(running.model).bfloat16())
+    run_examples("kc_otel.integrations.transformers", trainer=running, score=score, samples=samples)
 
 
 def test_an_inference_copy_passes_until_its_weights_are_no_longer_synchronised(trainer, judged, samples):

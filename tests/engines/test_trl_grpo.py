@@ -5,6 +5,7 @@ The libraries are imported where they are used: collecting the tests is quick, a
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from kc_otel import Contract, Recorder, TrainingLog
 from kc_otel.integrations.trl import instrument
 from kc_otel.judge.evaluator import Evaluator
 from tests.engines._vllm import put_away
+from tests.tools.docstrings import run_examples
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
@@ -223,6 +225,14 @@ def after_step(look):
             look(state.global_step)
 
     return AfterStep()
+
+
+def test_the_docstrings_example_runs(trainer, tmp_path, monkeypatch):
+    """A GRPO trainer, instrumented as a reader would copy it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    (tmp_path / "contract.yaml").write_text(json.dumps(contract().model_dump(mode="json", by_alias=True)))
+    run_examples("kc_otel.integrations.trl.attach", trainer=trainer(max_steps=2))
 
 
 def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer, engine, recording):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 
 import numpy as np
@@ -12,6 +13,7 @@ from kc_otel.integrations.vllm import KernelContractInstrumentor
 from kc_otel.record.sampling import position_of
 from kc_otel.recordings.request import versions_per_token
 from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, put_away, without_id
+from tests.tools.docstrings import run_examples
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,15 @@ def generate(llm, **options):
     from vllm import SamplingParams
 
     return llm.generate(TEXTS, SamplingParams(**options), use_tqdm=False)
+
+
+def test_the_docstrings_example_runs(llm, tmp_path, monkeypatch):
+    """An engine, instrumented as a reader would copy it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    promised = contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.05}])
+    (tmp_path / "contract.yaml").write_text(json.dumps(promised.model_dump(mode="json", by_alias=True)))
+    run_examples("kc_otel.integrations.vllm.instrumentor", llm=llm, prompts=TEXTS)
 
 
 @pytest.mark.parametrize("name", PARAMS)

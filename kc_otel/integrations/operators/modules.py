@@ -53,8 +53,16 @@ def watch_modules(
 ) -> OperatorWatch:
     """Compare modules of two models while they run.
 
-    >>> with watch_modules(model, quantised, {"mlp": "layers.*.mlp"}, recorder):  # doctest: +SKIP
-    ...     model(input_ids)
+    >>> import copy
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    >>> rounded = copy.deepcopy(model).bfloat16().eval()
+    >>> recorder = Recorder("contracts/attention-kernel-upgrade.yaml")
+    >>> with watch_modules(model, rounded, {"projection": "0"}, recorder) as watch:
+    ...     output = model(torch.ones(2, 8))
+    >>> watch.operators
+    {'projection': ('0',)}
+    >>> recorder.shutdown()
+    True
 
     `isolated` runs the inference model's module inside the training model's forward, without autograd and outside of
     autocast, for the share of calls that the recorder samples; floating inputs are cast to its dtype, and its device is

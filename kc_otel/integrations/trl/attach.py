@@ -32,9 +32,8 @@ def instrument(
 ) -> InstrumentedTrainer:
     """Compare the two kernels of a TRL GRPO trainer on everything that it trains on.
 
-    >>> trainer = GRPOTrainer(...)                                                             # doctest: +SKIP
-    >>> kc_otel.integrations.trl.instrument(trainer, "contracts/policy.yaml")                    # doctest: +SKIP
-    >>> trainer.train()                                                                        # doctest: +SKIP
+    >>> instrument(trainer, "contract.yaml")                                             # a trl.GRPOTrainer
+    >>> trainer.train()
 
     Slices are made of the dataset's columns that the contract names, and of `prompt_tokens`, `completion_tokens`,
     `advantage` and `mode` (train or eval). Where the sampler truncates (top-p, top-k, min-p) sequences are counted as

@@ -42,10 +42,12 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
 
     There is one per process. Responses stay what they were; sampled requests get log-probabilities of their own.
 
-    >>> instrumentor = KernelContractInstrumentor()                                            # doctest: +SKIP
-    >>> instrumentor.instrument(contract="contracts/policy.yaml", spool="requests.sqlite")     # doctest: +SKIP
-    >>> LLM("Qwen/Qwen3-8B").generate(prompts)                                                 # doctest: +SKIP
-    >>> instrumentor.stats()                                                                   # doctest: +SKIP
+    >>> instrumentor = KernelContractInstrumentor()
+    >>> instrumentor.instrument(contract="contract.yaml", spool="requests.sqlite")
+    >>> llm.generate(prompts)                                                            # a vllm.LLM
+    >>> instrumentor.stats()
+    CaptureStats(...)
+    >>> instrumentor.uninstrument()
     """
 
     _engines: Engines | None = None
