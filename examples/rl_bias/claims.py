@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from examples.rl_bias.exact import Pair
-from examples.rl_bias.policy import Floats
-from kc_otel.stats import Binned, Bound, Interval, gradient_bias, mean_interval
-from kc_otel.stats.gradients import (
+from examples.rl_bias.known_bounds import (
     gradient_bias_from_ratio,
-    gradient_bias_from_tv,
     gradient_bias_token_corrected,
     gradient_bias_truncated,
+    tv_sequence_worst_case,
 )
-from kc_otel.stats.sequences import tv_sequence_uniform, tv_sequence_worst_case
+from examples.rl_bias.policy import Floats
+from kc_otel.stats import Binned, Bound, Interval, gradient_bias, mean_interval
+from kc_otel.stats.gradients import gradient_bias_from_tv
+from kc_otel.stats.sequences import tv_sequence_uniform
 from kc_otel.stats.tokens import tv_from_log_ratio_range
 
 UNIT = {"advantage_max": 1.0, "sequence_score_norm": 1.0}

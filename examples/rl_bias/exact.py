@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from examples.rl_bias.known_bounds import sequence_coupling
 from examples.rl_bias.policy import (
     VOCABULARY,
     Floats,
@@ -15,7 +16,6 @@ from examples.rl_bias.policy import (
     sequence_scores,
     token_scores,
 )
-from kc_otel.stats.sequences import sequence_coupling
 from kc_otel.stats.tokens import half_range
 
 RESTARTS = 4

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from kc_otel.stats._check import Real, horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.sequences import ratio_deviation_sequence
 from kc_otel.stats.sequences import sequence_tv as tv_of_sequence
 
 __all__ = [
     "clip_budget_share",
     "ess_share",
     "gradient_bias",
-    "gradient_bias_from_ratio",
     "gradient_bias_from_tv",
-    "gradient_bias_token_corrected",
-    "gradient_bias_truncated",
 ]
 
 
@@ -41,37 +34,6 @@ def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_
         ValueError: If a number is out of its range.
     """
     return 2.0 * _norm(advantage_max, sequence_score_norm) * _tv(sequence_tv)
-
-
-def gradient_bias_from_ratio(
-    horizon: int,
-    *,
-    advantage_max: float,
-    sequence_score_norm: float,
-    log_ratio: float | None = None,
-    ratio_deviation: float | None = None,
-) -> Bound:
-    """`||bias|| <= A_max G_seq (exp(T lam) - 1)`, or `A_max G_seq ((1 + eta)^T - 1)`, whichever is smaller.
-
-    The first needs |l_t| <= lam, the second |w_t - 1| <= eta, both at every prefix.
-
-    A worst case that needs no samples, P << Q, and only useful for short sequences: from `T log(1 + eta)` or T lam =
-    log 3 on it is above 2 A_max G_seq, which every bias obeys. `gradient_bias` is never larger.
-
-    Source: Xu and Wu 2026, arXiv:2606.07581; bias = E_Q[(1 - W) f].
-
-    Args:
-        horizon: T.
-        advantage_max: A_max.
-        sequence_score_norm: G_seq.
-        log_ratio: lam, nats, at every prefix.
-        ratio_deviation: eta, at every prefix.
-
-    Raises:
-        ValueError: If neither is given, or a number is out of its range.
-    """
-    deviation = ratio_deviation_sequence(horizon, log_ratio=log_ratio, ratio_deviation=ratio_deviation)
-    return Bound(_norm(advantage_max, sequence_score_norm) * deviation.value, deviation.name)
 
 
 def gradient_bias(
@@ -93,9 +55,10 @@ def gradient_bias(
 ) -> Bound:
     """The smallest bound on the norm of the uncorrected gradient's bias that follows from what is known, and its name.
 
-    Whatever bounds TV_seq bounds the bias. From a (log-)ratio range that is never worse than the paper's form of
-    `gradient_bias_from_ratio`, for any T: with x = exp(lam), 2 (1 - (2/(1+x))^T) <= 2 (x^T - 1)/(x^T + 1) <= x^T - 1,
-    because ((1+x)/2)^T <= (1 + x^T)/2; and 2 (1 - (1 - eta/2)^T) <= T eta <= (1 + eta)^T - 1.
+    Whatever bounds TV_seq bounds the bias. From a (log-)ratio range that is never worse than the paper's form, `A_max
+    G_seq (exp(T lam) - 1)` or `A_max G_seq ((1 + eta)^T - 1)`, for any T: with x = exp(lam), 2 (1 - (2/(1+x))^T)
+    <= 2 (x^T - 1)/(x^T + 1) <= x^T - 1, because ((1+x)/2)^T <= (1 + x^T)/2; and 2 (1 - (1 - eta/2)^T) <= T eta
+    <= (1 + eta)^T - 1.
 
     Args:
         horizon: T.
@@ -153,61 +116,6 @@ def gradient_bias(
     )
     best = smallest(*known)
     return Bound(scale * best.value, best.name if best.value < 1.0 else "total variation is at most 1")
-
-
-def gradient_bias_truncated(
-    mean_excess: float, *, advantage_max: float, sequence_score_norm: float, support_deficit: float = 0.0
-) -> float:
-    """Truncated importance weights min(W, C) leave `||bias|| <= A_max G_seq (E_Q[(W - C)_+] + D)`.
-
-    D = 1 - E_Q[W] is what P puts on sequences that Q never samples: 0 where P << Q, and a bias that no weight corrects
-    where a truncated sampler breaks it.
-
-    Source: E_Q[min(W, C) f] - E_P[f] = -E_Q[(W - C)_+ f] - E_P[f; outside Q's support].
-
-    Args:
-        mean_excess: E_Q[(W - C)_+], C the truncation.
-        advantage_max: A_max.
-        sequence_score_norm: G_seq.
-        support_deficit: D of whole sequences, in [0, 1].
-
-    Raises:
-        ValueError: If a number is negative or NaN, or the deficit is above 1.
-    """
-    lost = real("support_deficit", float(support_deficit), high=1.0, what="a probability")
-    return _norm(advantage_max, sequence_score_norm) * (real("mean_excess", float(mean_excess)) + lost)
-
-
-def gradient_bias_token_corrected(
-    token_tv: ArrayLike, *, advantage_max: float, score_norm: float, support_deficit: ArrayLike = 0.0
-) -> float:
-    """Token ratios w_t instead of W leave `||bias|| <= A_max G sum_t (2 (1 - prod_{s != t} (1 - tau_s)) + d_t)`.
-
-    Each step t is corrected, every other step's mismatch remains; `1 - prod_{s != t} (1 - tau_s) <= sum_{s != t} tau_s`
-    makes it O(T^2) at worst. d_t is what P puts on tokens that Q never samples: 0 where P << Q. Attained for T = 2.
-
-    Source: weighting step t's score by w_t samples that step from P, as far as Q can, and the others from Q: the
-    maximal coupling with P on the other steps, then add up over t.
-
-    Args:
-        token_tv: tau [T]: bound on each step's total variation at every prefix.
-        advantage_max: A_max.
-        score_norm: G, bound on one token's score.
-        support_deficit: d [T], or one number for every step: bound on `1 - E_Q[w_t | prefix]` at every prefix.
-
-    Raises:
-        ValueError: If a number is out of its range, or the shapes differ.
-    """
-    tau = real("token_tv", np.atleast_1d(np.asarray(token_tv, dtype=np.float64)), high=1.0, what="a total variation")
-    lost = real("support_deficit", np.asarray(support_deficit, dtype=np.float64), high=1.0, what="a probability")
-    if np.shape(lost) not in {(), tau.shape}:
-        msg = f"support_deficit: shape {np.shape(lost)} is not that of token_tv, {tau.shape}; or give one number"
-        raise ValueError(msg)
-    norm = real("advantage_max", float(advantage_max)) * real("score_norm", float(score_norm))
-    others = np.where(np.eye(tau.size, dtype=bool), 0.0, tau)
-    with np.errstate(divide="ignore"):
-        parted = -np.expm1(np.log1p(-others).sum(axis=1))
-    return norm * float((2.0 * parted + lost).sum())
 
 
 def ess_share(chi2: Real) -> Real:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from kc_otel.stats._check import horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
 from kc_otel.stats.divergences import tv_from_chi2, tv_from_kl
@@ -25,30 +22,9 @@ from kc_otel.stats.tokens import (
 )
 
 __all__ = [
-    "ratio_deviation_sequence",
-    "sequence_coupling",
     "sequence_tv",
     "tv_sequence_uniform",
-    "tv_sequence_worst_case",
 ]
-
-
-def tv_sequence_worst_case(token_tv: ArrayLike) -> float:
-    """`TV_seq <= 1 - prod_t (1 - tau_t) <= sum_t tau_t`, tau_t a bound on step t's total variation at every prefix.
-
-    Attained when at each step P puts tau_t on a token that Q never samples.
-
-    Source: the maximal coupling of each step keeps the two sequences equal with probability at least 1 - tau_t.
-
-    Args:
-        token_tv: tau [T], each in [0, 1].
-
-    Raises:
-        ValueError: If an element is not in [0, 1] or there is none.
-    """
-    tau = real("token_tv", np.atleast_1d(np.asarray(token_tv, dtype=np.float64)), high=1.0, what="a total variation")
-    with np.errstate(divide="ignore"):
-        return -math.expm1(float(np.log1p(-tau).sum()))
 
 
 def tv_sequence_uniform(token_tv: float, horizon: int) -> float:
@@ -64,58 +40,6 @@ def tv_sequence_uniform(token_tv: float, horizon: int) -> float:
     tau = real("token_tv", float(token_tv), high=1.0, what="a total variation")
     steps = horizon_of(horizon)
     return 1.0 if tau == 1.0 else -math.expm1(steps * math.log1p(-tau))
-
-
-def sequence_coupling(log_ratio: ArrayLike) -> NDArray[np.float64]:
-    """`1 - prod_t min(1, w_t)` for each sequence; its mean over Q bounds TV_seq: `TV_seq <= E_Q[1 - prod min(1, w_t)]`.
-
-    Each value lies in [0, 1], so that `mean_interval` applies. The direct estimate E_Q[(1 - W)_+] is never larger; this
-    one tells in which sequences the kernels part at all, and bounds the divergence of every prefix too.
-
-    Source: prod_t min(1, w_t) <= min(1, W), and TV_seq = 1 - E_Q[min(1, W)].
-
-    Args:
-        log_ratio: l_t = log P(y_t) - log Q(y_t) of tokens sampled from Q [..., T], nats; 0 where there is no token.
-
-    Returns:
-        Values [...].
-
-    Raises:
-        ValueError: If an element is NaN or inf, or there is none.
-    """
-    given = np.atleast_1d(np.asarray(log_ratio, dtype=np.float64))
-    if not given.size or np.isnan(given).any() or np.isposinf(given).any():
-        bad = given[np.isnan(given) | np.isposinf(given)]
-        msg = f"log_ratio: {float(bad[0])!r} is not a log ratio" if bad.size else "log_ratio: is empty"
-        raise ValueError(msg)
-    return np.asarray(-np.expm1(np.minimum(given, 0.0).sum(axis=-1)))
-
-
-def ratio_deviation_sequence(
-    horizon: int, *, log_ratio: float | None = None, ratio_deviation: float | None = None
-) -> Bound:
-    """The smallest bound on `|W - 1|`: `exp(T lam) - 1` from |l_t| <= lam, `(1 + eta)^T - 1` from |w_t - 1| <= eta.
-
-    Source: W = exp(sum l_t) lies in [exp(-T lam), exp(T lam)]; in the second form in [(1 - eta)^T, (1 + eta)^T]. The
-    upper end is farther from 1 in both. Attained when every step has the largest ratio.
-
-    Args:
-        horizon: T.
-        log_ratio: lam, nats.
-        ratio_deviation: eta.
-
-    Raises:
-        ValueError: If nothing is given, or a number is out of its range.
-    """
-    required(log_ratio=log_ratio, ratio_deviation=ratio_deviation)
-    steps = horizon_of(horizon)
-    known = []
-    if log_ratio is not None:
-        known.append(Bound(_expm1(steps * real("log_ratio", float(log_ratio))), "log-ratio range"))
-    if ratio_deviation is not None:
-        eta = real("ratio_deviation", float(ratio_deviation))
-        known.append(Bound(_expm1(steps * math.log1p(eta)), "ratio range"))
-    return smallest(*known)
 
 
 def sequence_tv(
@@ -148,7 +72,7 @@ def sequence_tv(
         token_tv_mean: Mean total variation of a step over Q's rollouts: (1/T) E_Q[sum_t TV_t].
         token_kl_mean: Mean KL(Q||P) of a step over Q's rollouts (or KL(P||Q) over P's), nats: (1/T) E[sum_t KL_t].
         token_chi2_worst: Bound on a step's chi-square at every prefix, P << Q.
-        coupling_mean: E_Q[1 - prod_t min(1, w_t)], the mean of `sequence_coupling`.
+        coupling_mean: E_Q[1 - prod_t min(1, w_t)]; prod_t min(1, w_t) <= min(1, W), and TV_seq = 1 - E_Q[min(1, W)].
         sequence_chi2: E_Q[W^2] - 1, P << Q.
 
     Raises:

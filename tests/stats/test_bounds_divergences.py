@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from kc_otel.stats import Bound, divergences, gradients, sequences, tokens
+from examples.rl_bias import known_bounds
+from kc_otel.stats import Bound, divergences, sequences, tokens
 
 
 def test_chi_square_forms_meet_at_one():
@@ -74,11 +75,13 @@ def test_chi_square_wins_where_ratios_reach_far_down_and_hardly_up():
         (lambda: sequences.sequence_tv(3, coupling_mean=1.5), r"coupling_mean: 1\.5"),
         (lambda: sequences.sequence_tv(3, token_chi2_worst=-1.0), r"token_chi2_worst: -1\.0"),
         (
-            lambda: gradients.gradient_bias_truncated(0, advantage_max=1, sequence_score_norm=1, support_deficit=1.5),
+            lambda: known_bounds.gradient_bias_truncated(
+                0, advantage_max=1, sequence_score_norm=1, support_deficit=1.5
+            ),
             r"support_deficit: 1\.5",
         ),
         (
-            lambda: gradients.gradient_bias_token_corrected(
+            lambda: known_bounds.gradient_bias_token_corrected(
                 [0.1, 0.1], advantage_max=1, score_norm=1, support_deficit=[0.1, 0.1, 0.1]
             ),
             r"support_deficit: shape \(3,\) is not that of token_tv, \(2,\)",

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from examples.rl_bias import known_bounds
 from kc_otel.stats import averages, gradients, inverses
 
 NORMS = {"advantage_max": 5.0, "sequence_score_norm": 8.0}
@@ -27,7 +28,7 @@ def test_a_budget_of_one_in_total_variation_asks_nothing_of_logs_and_squares():
         lambda: inverses.mean_token_tv_for_sequence_tv(1.5, 8),
         lambda: inverses.chi2_for_tv(1.5),
         lambda: gradients.gradient_bias_from_tv(1.5, **NORMS),
-        lambda: gradients.gradient_bias_token_corrected([1.5], advantage_max=1.0, score_norm=1.0),
+        lambda: known_bounds.gradient_bias_token_corrected([1.5], advantage_max=1.0, score_norm=1.0),
         lambda: averages.tv_from_tail(0.1, 1.5),
     ],
 )
@@ -47,7 +48,7 @@ def test_gradient_budget_is_spent_by_the_total_variation_that_it_allows():
 def test_token_correction_by_hand():
     """Three steps of 0.1, 0.2, 0.3 with 0.05 lost: 2 sum of what the others leave, and the loss of each step."""
     others = (1 - 0.8 * 0.7) + (1 - 0.9 * 0.7) + (1 - 0.9 * 0.8)
-    bound = gradients.gradient_bias_token_corrected(
+    bound = known_bounds.gradient_bias_token_corrected(
         [0.1, 0.2, 0.3], advantage_max=2.0, score_norm=3.0, support_deficit=0.05
     )
     assert bound == pytest.approx(6.0 * (2 * others + 3 * 0.05))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.rl_bias import known_bounds
 from kc_otel.stats import Bound, gradients, rewards, sequences, tokens
 
 kernels = st.tuples(
@@ -59,12 +60,12 @@ def test_gradient_bounds_hold(random_kernels, joint, divergences, log_token_rati
     for cut in (0.5, 1.0, 2.0):
         truncated = np.linalg.norm((q * np.minimum(big_w, cut)) @ f - p @ f)
         excess = q @ np.maximum(big_w - cut, 0.0)
-        assert truncated <= gradients.gradient_bias_truncated(excess, **norms) + slack
+        assert truncated <= known_bounds.gradient_bias_truncated(excess, **norms) + slack
 
     corrected = np.einsum("y,yt,y,ytd->d", q, w, advantage, score)
     tau = [(np.abs(a - b).sum(axis=1) / 2).max() for a, b in zip(train, inference, strict=True)]
     left = np.linalg.norm(corrected - p @ f)
-    assert left <= gradients.gradient_bias_token_corrected(tau, advantage_max=5.0, score_norm=2.0) + slack
+    assert left <= known_bounds.gradient_bias_token_corrected(tau, advantage_max=5.0, score_norm=2.0) + slack
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,7 +85,7 @@ def test_truncation_bound_is_attained():
     lost = abs(q @ (np.minimum(w, 2.0) * 12.0) - (q * w) @ np.full(2, 12.0))
     excess = float(q @ np.maximum(w - 2.0, 0))
     assert lost == pytest.approx(
-        gradients.gradient_bias_truncated(excess, advantage_max=3.0, sequence_score_norm=4.0), rel=1e-12
+        known_bounds.gradient_bias_truncated(excess, advantage_max=3.0, sequence_score_norm=4.0), rel=1e-12
     )
 
 
@@ -94,11 +95,11 @@ def test_token_correction_bound_is_attained_for_two_steps():
     p = np.outer(p1, p2).ravel()
     corrected = [np.outer(p1, q2).ravel(), np.outer(q1, p2).ravel()]
     bias = sum(3.0 * 2.0 * (half - p) @ np.sign(half - p) for half in corrected)
-    bound = gradients.gradient_bias_token_corrected([0.1, 0.3], advantage_max=3.0, score_norm=2.0)
+    bound = known_bounds.gradient_bias_token_corrected([0.1, 0.3], advantage_max=3.0, score_norm=2.0)
     assert bias == pytest.approx(bound, rel=1e-12)
     norms = {"advantage_max": 1.0, "score_norm": 1.0}
-    assert gradients.gradient_bias_token_corrected([0.1] * 5, **norms) == pytest.approx(2 * 5 * (1 - 0.9**4))
-    assert gradients.gradient_bias_token_corrected([1e-9] * 5, **norms) == pytest.approx(2 * 5 * 4 * 1e-9)
+    assert known_bounds.gradient_bias_token_corrected([0.1] * 5, **norms) == pytest.approx(2 * 5 * (1 - 0.9**4))
+    assert known_bounds.gradient_bias_token_corrected([1e-9] * 5, **norms) == pytest.approx(2 * 5 * 4 * 1e-9)
 
 
 def test_corrected_estimators_keep_the_bias_of_what_is_never_sampled():
@@ -106,11 +107,11 @@ def test_corrected_estimators_keep_the_bias_of_what_is_never_sampled():
     p, q = np.array([0.9, 0.1]), np.array([1.0, 0.0])
     w = np.array([0.9, 0.0])
     lost = abs(q @ (w * 6.0) - p @ np.full(2, 6.0))
-    whole = gradients.gradient_bias_truncated(0, advantage_max=3, sequence_score_norm=2, support_deficit=0.1)
+    whole = known_bounds.gradient_bias_truncated(0, advantage_max=3, sequence_score_norm=2, support_deficit=0.1)
     assert whole == pytest.approx(lost)
-    one = gradients.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2, support_deficit=0.1)
+    one = known_bounds.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2, support_deficit=0.1)
     assert one == pytest.approx(lost)
-    assert gradients.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2) == 0.0
+    assert known_bounds.gradient_bias_token_corrected([0.1], advantage_max=3, score_norm=2) == 0.0
 
 
 def test_gradient_bias_names_the_winner():
@@ -135,7 +136,7 @@ def test_total_variation_is_never_worse_than_the_ratios_worst_case(horizon, lam)
     """From one log-ratio or ratio range, the bound through total variation is at most (exp(T lam) - 1) for every T."""
     norms = {"advantage_max": 3.0, "sequence_score_norm": 2.0}
     for facts in ({"log_ratio": lam}, {"ratio_deviation": lam}):
-        worst = gradients.gradient_bias_from_ratio(horizon, **facts, **norms).value
+        worst = known_bounds.gradient_bias_from_ratio(horizon, **facts, **norms).value
         assert gradients.gradient_bias(horizon, **facts, **norms).value <= worst * (1 + 1e-9)
 
 
@@ -208,7 +209,7 @@ def test_a_budget_as_wide_as_the_range_allows_everything():
             "sequence_tv, half_range, .*: all are None",
         ),
         (
-            lambda: gradients.gradient_bias_truncated(math.nan, advantage_max=1, sequence_score_norm=1),
+            lambda: known_bounds.gradient_bias_truncated(math.nan, advantage_max=1, sequence_score_norm=1),
             "mean_excess: nan",
         ),
     ],

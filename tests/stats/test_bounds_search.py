@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.rl_bias import known_bounds
 from kc_otel.stats import divergences, gradients, rewards, sequences, tokens
 
 TINY = 1e-300
@@ -361,7 +362,7 @@ class Steps:
     @property
     def facts(self):
         a, b = self.ends
-        coupled = sequences.sequence_coupling(np.log(self.w))
+        coupled = known_bounds.sequence_coupling(np.log(self.w))
         return {
             "half_range": self.half_range,
             "log_ratio": self.log_ratio,
@@ -454,7 +455,7 @@ NEARLY = (0.02,) * PREFIXES + (-0.02,) * PREFIXES
 def every_step_drifts(theta):
     """The worst case over steps where no step's total variation is below 0.3: a plain sum would be far above."""
     s = Steps(theta)
-    bound = rows(lambda *tau: sequences.tv_sequence_worst_case(tau), *s.tau.T)
+    bound = rows(lambda *tau: known_bounds.tv_sequence_worst_case(tau), *s.tau.T)
     return np.where(s.tau.min(axis=1) >= 0.3, over(s.tv, bound), 0.0)
 
 
@@ -463,7 +464,9 @@ SEQUENCES = [
     Case(
         "tv_sequence_worst_case",
         2 * PREFIXES,
-        steps_ratio(lambda s: s.tv, lambda s: rows(lambda *tau: sequences.tv_sequence_worst_case(tau), *s.tau.T), 18),
+        steps_ratio(
+            lambda s: s.tv, lambda s: rows(lambda *tau: known_bounds.tv_sequence_worst_case(tau), *s.tau.T), 18
+        ),
         1 - 1e-3,
         (LOST,),
     ),
@@ -479,7 +482,7 @@ SEQUENCES = [
     Case(
         "sequence_coupling",
         2 * PREFIXES,
-        steps_ratio(lambda s: s.tv, lambda s: (s.q * sequences.sequence_coupling(np.log(s.w))).sum(axis=1)),
+        steps_ratio(lambda s: s.tv, lambda s: (s.q * known_bounds.sequence_coupling(np.log(s.w))).sum(axis=1)),
         1 - 1e-3,
         (FIRST,),
     ),
@@ -488,7 +491,7 @@ SEQUENCES = [
         2 * PREFIXES,
         steps_ratio(
             lambda s: np.maximum(1 - s.w.prod(axis=2), 0).max(axis=1),
-            lambda s: sequences.sequence_coupling(np.log(s.w)).max(axis=1),
+            lambda s: known_bounds.sequence_coupling(np.log(s.w)).max(axis=1),
         ),
         1 - 1e-9,
     ),
@@ -497,7 +500,7 @@ SEQUENCES = [
         2 * PREFIXES,
         steps_ratio(
             lambda s: np.abs(s.w.prod(axis=2) - 1).max(axis=1),
-            lambda s: rows(lambda lam: sequences.ratio_deviation_sequence(T, log_ratio=lam).value, s.log_ratio),
+            lambda s: rows(lambda lam: known_bounds.ratio_deviation_sequence(T, log_ratio=lam).value, s.log_ratio),
             4,
         ),
         1 - 1e-3,
@@ -509,7 +512,7 @@ SEQUENCES = [
         steps_ratio(
             lambda s: np.abs(s.w.prod(axis=2) - 1).max(axis=1),
             lambda s: rows(
-                lambda e: sequences.ratio_deviation_sequence(T, ratio_deviation=e).value, np.maximum(*s.ends)
+                lambda e: known_bounds.ratio_deviation_sequence(T, ratio_deviation=e).value, np.maximum(*s.ends)
             ),
             4,
         ),
@@ -606,7 +609,7 @@ def truncated_ratio(cut):
         f, w = advantage * scores.sum(axis=2), s.w.prod(axis=2)
         left = np.abs(((s.q * np.minimum(w, cut) - s.p) * f).sum(axis=1))
         excess = (s.q * np.maximum(w - cut, 0)).sum(axis=1)
-        return over(left, rows(lambda x: gradients.gradient_bias_truncated(x, **NORMS), excess))
+        return over(left, rows(lambda x: known_bounds.gradient_bias_truncated(x, **NORMS), excess))
 
     return ratio
 
@@ -616,7 +619,8 @@ def token_corrected_ratio(theta):
     left = (s.q * advantage * (s.w * scores).sum(axis=2)).sum(axis=1) - (s.p * advantage * scores.sum(axis=2)).sum(
         axis=1
     )
-    bound = rows(lambda *tau: gradients.gradient_bias_token_corrected(tau, advantage_max=A_MAX, score_norm=G), *s.tau.T)
+    norms = {"advantage_max": A_MAX, "score_norm": G}
+    bound = rows(lambda *tau: known_bounds.gradient_bias_token_corrected(tau, **norms), *s.tau.T)
     return over(np.abs(left), bound)
 
 
@@ -640,7 +644,7 @@ def missing_support_ratio(theta):
     target = (s.p * advantage * scores.sum(axis=2)).sum(axis=1)
     left = np.abs((q * advantage * (w * scores).sum(axis=2)).sum(axis=1) - target)
     token = rows(
-        lambda *x: gradients.gradient_bias_token_corrected(
+        lambda *x: known_bounds.gradient_bias_token_corrected(
             x[:T], advantage_max=A_MAX, score_norm=G, support_deficit=x[T:]
         ),
         *tau.T,
@@ -650,14 +654,14 @@ def missing_support_ratio(theta):
     kept = np.abs((q * np.minimum(whole, 2.0) * advantage * scores.sum(axis=2)).sum(axis=1) - target)
     excess = (q * np.maximum(whole - 2.0, 0)).sum(axis=1)
     deficit = np.clip(1 - (q * whole).sum(axis=1), 0, 1)
-    sequence = rows(lambda x, d: gradients.gradient_bias_truncated(x, support_deficit=d, **NORMS), excess, deficit)
+    sequence = rows(lambda x, d: known_bounds.gradient_bias_truncated(x, support_deficit=d, **NORMS), excess, deficit)
     return np.maximum(over(left, token), over(kept, sequence))
 
 
 def paper_bound(name):
     def bound(s):
         given = s.log_ratio if name == "log_ratio" else np.maximum(*s.ends)
-        return rows(lambda x: gradients.gradient_bias_from_ratio(T, **{name: x}, **NORMS).value, given)
+        return rows(lambda x: known_bounds.gradient_bias_from_ratio(T, **{name: x}, **NORMS).value, given)
 
     return bound
 
@@ -726,7 +730,7 @@ def test_a_long_search_comes_up_to_the_bound_and_not_beyond(case):
     assert best >= case.reaches
 
 
-@pytest.mark.parametrize("module", [tokens, divergences, sequences, rewards, gradients])
+@pytest.mark.parametrize("module", [tokens, divergences, sequences, rewards, gradients, known_bounds])
 def test_every_bound_is_under_attack(module):
     """No public function of sections 1 to 4 is left out of this file."""
     source = Path(__file__).read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.rl_bias import known_bounds
 from kc_otel.stats import sequences, tokens
 
 kernels = st.tuples(
@@ -41,16 +42,16 @@ def test_every_sequence_bound_holds(random_kernels, joint, divergences, log_toke
     eta = np.abs(ratios - 1).max()
     slack = 1e-9
 
-    assert d["tv"] <= sequences.tv_sequence_worst_case(worst) + slack
-    assert sequences.tv_sequence_worst_case(worst) <= worst.sum() + slack
+    assert d["tv"] <= known_bounds.tv_sequence_worst_case(worst) + slack
+    assert known_bounds.tv_sequence_worst_case(worst) <= worst.sum() + slack
     assert d["tv"] <= sequences.tv_sequence_uniform(worst.max(), horizon) + slack
     assert d["tv"] <= min(1.0, on_policy.sum()) + slack
-    assert d["tv"] <= q @ sequences.sequence_coupling(log_w) + slack
+    assert d["tv"] <= q @ known_bounds.sequence_coupling(log_w) + slack
     assert d["tv"] == pytest.approx(q @ np.maximum(1 - np.exp(log_w.sum(axis=1)), 0), abs=1e-9)
     assert d["kl_qp"] == pytest.approx(kl_steps.sum(), abs=1e-9)
     deviation = np.abs(np.exp(log_w.sum(axis=1)) - 1).max()
     for known in ({"log_ratio": lam}, {"ratio_deviation": eta}):
-        assert deviation <= sequences.ratio_deviation_sequence(horizon, **known).value * (1 + 1e-9) + slack
+        assert deviation <= known_bounds.ratio_deviation_sequence(horizon, **known).value * (1 + 1e-9) + slack
 
     half_range = max(tokens.half_range(np.log(a), np.log(b)).max() for a, b in zip(train, inference, strict=True))
     facts = {
@@ -74,8 +75,8 @@ def test_worst_case_is_attained(taus):
     for tau in taus:
         p = (p[:, None] * np.array([1 - tau, tau])).ravel()
         q = (q[:, None] * np.array([1.0, 0.0])).ravel()
-    assert np.abs(p - q).sum() / 2 == pytest.approx(sequences.tv_sequence_worst_case(taus), abs=1e-12)
-    uniform = sequences.tv_sequence_worst_case([taus[0]] * len(taus))
+    assert np.abs(p - q).sum() / 2 == pytest.approx(known_bounds.tv_sequence_worst_case(taus), abs=1e-12)
+    uniform = known_bounds.tv_sequence_worst_case([taus[0]] * len(taus))
     assert sequences.tv_sequence_uniform(taus[0], len(taus)) == pytest.approx(uniform, abs=1e-12)
 
 
@@ -91,22 +92,22 @@ def test_on_policy_bound_is_attained():
 def test_ratio_deviation_is_attained(horizon, lam):
     """A sequence whose every token has the largest ratio has exactly the largest deviation."""
     product = np.prod(np.full(horizon, math.exp(lam)))
-    bound = sequences.ratio_deviation_sequence(horizon, log_ratio=lam)
+    bound = known_bounds.ratio_deviation_sequence(horizon, log_ratio=lam)
     assert bound.value == pytest.approx(product - 1, rel=1e-9, abs=1e-12)
     assert bound.name == "log-ratio range"
     eta = math.expm1(lam)
-    assert sequences.ratio_deviation_sequence(horizon, ratio_deviation=eta).value == pytest.approx(
+    assert known_bounds.ratio_deviation_sequence(horizon, ratio_deviation=eta).value == pytest.approx(
         bound.value, rel=1e-9
     )
-    both = sequences.ratio_deviation_sequence(horizon, log_ratio=lam, ratio_deviation=eta / 2)
+    both = known_bounds.ratio_deviation_sequence(horizon, log_ratio=lam, ratio_deviation=eta / 2)
     assert both.value == pytest.approx(math.expm1(horizon * math.log1p(eta / 2)), rel=1e-9, abs=1e-12)
 
 
 def test_coupling_is_attained_where_a_sequence_only_loses():
     """Values are 1 - prod min(1, w), per sequence, and exactly (1 - W)+ where no ratio exceeds one."""
     log_w = np.log(np.array([[0.5, 1.0, 0.8], [2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
-    np.testing.assert_allclose(sequences.sequence_coupling(log_w), [0.6, 0.5, 0.0])
-    assert sequences.sequence_coupling([-math.inf, 0.3]) == 1.0
+    np.testing.assert_allclose(known_bounds.sequence_coupling(log_w), [0.6, 0.5, 0.0])
+    assert known_bounds.sequence_coupling([-math.inf, 0.3]) == 1.0
 
 
 def test_kl_wins_on_long_sequences_and_worst_case_on_short_ones():
@@ -124,14 +125,14 @@ def test_kl_wins_on_long_sequences_and_worst_case_on_short_ones():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: sequences.tv_sequence_worst_case([]), "token_tv: is empty"),
-        (lambda: sequences.tv_sequence_worst_case([0.1, 1.1]), r"token_tv: 1\.1 is not a total variation"),
+        (lambda: known_bounds.tv_sequence_worst_case([]), "token_tv: is empty"),
+        (lambda: known_bounds.tv_sequence_worst_case([0.1, 1.1]), r"token_tv: 1\.1 is not a total variation"),
         (lambda: sequences.tv_sequence_uniform(0.1, 0), "horizon: 0"),
         (lambda: sequences.tv_sequence_uniform(0.1, 2.5), r"horizon: 2\.5"),
         (lambda: sequences.tv_sequence_uniform(0.1, True), "horizon: True"),
-        (lambda: sequences.sequence_coupling([[0.1, math.nan]]), "log_ratio: nan"),
-        (lambda: sequences.sequence_coupling([]), "log_ratio: is empty"),
-        (lambda: sequences.ratio_deviation_sequence(3), "log_ratio, ratio_deviation: all are None"),
+        (lambda: known_bounds.sequence_coupling([[0.1, math.nan]]), "log_ratio: nan"),
+        (lambda: known_bounds.sequence_coupling([]), "log_ratio: is empty"),
+        (lambda: known_bounds.ratio_deviation_sequence(3), "log_ratio, ratio_deviation: all are None"),
         (lambda: sequences.sequence_tv(3), "half_range, .*: all are None"),
         (lambda: sequences.sequence_tv(3, token_tv_mean=2.0), r"token_tv_mean: 2\.0"),
         (lambda: sequences.sequence_tv(3, token_kl_mean=-2.0), r"token_kl_mean: -2\.0"),
@@ -145,10 +146,10 @@ def test_bad_sequence_input_is_refused_by_name(call, says):
 
 def test_huge_horizons_give_infinity_and_not_an_overflow():
     """A worst case beyond the range of a double is infinite."""
-    assert sequences.ratio_deviation_sequence(10**6, log_ratio=1.0).value == math.inf
+    assert known_bounds.ratio_deviation_sequence(10**6, log_ratio=1.0).value == math.inf
 
 
 def test_a_ratio_beyond_every_float_is_infinite_and_no_error():
     """exp(T lam) overflows from 709.78 on; the bound is then inf."""
-    assert sequences.ratio_deviation_sequence(1, log_ratio=709.9).value == math.inf
-    assert math.isfinite(sequences.ratio_deviation_sequence(1, log_ratio=708.9).value)
+    assert known_bounds.ratio_deviation_sequence(1, log_ratio=709.9).value == math.inf
+    assert math.isfinite(known_bounds.ratio_deviation_sequence(1, log_ratio=708.9).value)
