@@ -8,8 +8,7 @@ names a quantity; every other box may import it.
 from __future__ import annotations
 
 from kc_otel.contract.registry.attributes import ATTRIBUTES, Attribute
-from kc_otel.contract.registry.own_metrics import METRICS, Instrument, Metric
-from kc_otel.contract.registry.quantities import (
+from kc_otel.contract.registry.clause_metrics import (
     BY_SEQUENCE,
     DERIVED,
     OPERATORS,
@@ -21,6 +20,7 @@ from kc_otel.contract.registry.quantities import (
     Unit,
     known_metrics,
 )
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument, Metric
 
 __all__ = [
     "ATTRIBUTES",

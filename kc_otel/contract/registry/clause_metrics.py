@@ -1,4 +1,4 @@
-"""Drift quantities, which are observed, and the metrics that are computed from their means."""
+"""Metrics that a clause can limit: quantities, which are observed, and what is computed from their means."""
 
 from __future__ import annotations
 
