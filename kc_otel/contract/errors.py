@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ContractError", "ContractProblem", "Loc", "ProblemLevel", "field_path"]
+__all__ = ["ContractError", "ContractProblem", "LintFinding", "Loc", "ProblemLevel", "field_path"]
 
 Loc = tuple[str | int, ...]
 """Place in a contract: keys of mappings and indices of lists, from the top."""
@@ -42,6 +42,21 @@ class ContractProblem:
             self.message,
         )
         return ": ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """Something to correct.
+
+    Attributes:
+        loc: Place in the contract.
+        message: What is wrong and what to write instead.
+        level: Error or warning.
+    """
+
+    loc: Loc
+    message: str
+    level: ProblemLevel = "error"
 
 
 class ContractError(ValueError):

@@ -16,8 +16,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from kc_otel.contract.errors import ContractError, ContractProblem, field_path
-from kc_otel.contract.lint import LintFinding, circles, lint
+from kc_otel.contract.errors import ContractError, ContractProblem, LintFinding, field_path
+from kc_otel.contract.lint import circles, lint
 from kc_otel.contract.messages import explain
 from kc_otel.contract.model import Contract
 from kc_otel.contract.repair import repair

@@ -1,15 +1,17 @@
-"""How numbers, spans of time and places are said, alike on the page, in reports, in explanations and on panels."""
+"""How numbers, spans of time and places are said, alike wherever people read, and which name was meant."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from difflib import get_close_matches
 from typing import Final
 
 __all__ = [
+    "did_you_mean",
     "duration",
     "interval",
     "listed",
@@ -28,6 +30,8 @@ __all__ = [
 
 _NOISE: Final = 1e-9
 """What floating-point arithmetic may have added is not rounded away from."""
+_SEARCHED: Final = 100
+"""Names that a hint is looked for in; comparing all with all would take minutes on a hostile file."""
 
 
 def number(value: float | None) -> str:
@@ -186,3 +190,12 @@ def _digits(value: float, digits: int, rounding: str) -> str:
         whole = Decimal(value).to_integral_value(rounding)
         return f"{whole:,}" if abs(value) < 1e12 else f"{value:.{digits}g}"
     return f"{float(Context(prec=digits, rounding=rounding).create_decimal(Decimal(value))):.{digits}g}"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "declared are") -> str:
+    """A hint at what was meant by a name that is not known."""
+    names = list(known)
+    near = get_close_matches(name, names[:_SEARCHED], n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"{otherwise} {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"

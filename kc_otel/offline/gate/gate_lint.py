@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kc_otel.contract.lint import LintFinding
+from kc_otel.contract.errors import LintFinding
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 
