@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,15 +89,17 @@ def rescore(
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
         score, kernel = _kernel(model, scorer, dtype, device)
-        kept = None
-        if worst is not None:
-            age = seconds("--keep-for", keep_for)
-            kept = WorstSequences(worst, loaded, most=keep, max_age=age, redacted=redact or (), text=_text(model))
         with (
+            ExitStack() as files,
             stopped_by_signals() as stop,
             SpoolReader(spool) as reader,
             Recorder(loaded, train=kernel, sampling=1.0) as recorder,
         ):
+            kept = None
+            if worst is not None:
+                age, hidden = seconds("--keep-for", keep_for), redact or ()
+                kept = WorstSequences(worst, loaded, most=keep, max_age=age, redacted=hidden, text=_text(model))
+                files.callback(kept.close)
             rescorer = Rescorer(
                 reader,
                 recorder,

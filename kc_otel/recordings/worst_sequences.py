@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -221,18 +221,21 @@ def _read(path: Path, rows: Sequence[Any]) -> Iterator[WorstSequence]:
 def _opened(path: Path) -> tuple[sqlite3.Connection, bytes]:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            _check(path, connection)
-        connection.execute("PRAGMA secure_delete=ON")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(_TABLE)
-        connection.execute(_SALT)
-        connection.execute(f"PRAGMA application_id={_APPLICATION}")
-        if not (row := connection.execute("SELECT value FROM salt").fetchone()):
-            row = (secrets.token_bytes(32),)
-            connection.execute("INSERT INTO salt VALUES (?)", row)
-        connection.execute("COMMIT")
+        with ExitStack() as unless_it_works:
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            unless_it_works.enter_context(closing(connection))
+            if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                _check(path, connection)
+            connection.execute("PRAGMA secure_delete=ON")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(_TABLE)
+            connection.execute(_SALT)
+            connection.execute(f"PRAGMA application_id={_APPLICATION}")
+            if not (row := connection.execute("SELECT value FROM salt").fetchone()):
+                row = (secrets.token_bytes(32),)
+                connection.execute("INSERT INTO salt VALUES (?)", row)
+            connection.execute("COMMIT")
+            unless_it_works.pop_all()
     except sqlite3.Error as error:
         raise OSError(f"{path}: cannot be used ({error}); give a file of its own") from None
     return connection, row[0]

@@ -498,3 +498,4 @@ def test_what_cannot_be_saved_of_a_contract_is_its_own(
     core.tick(now + 2)
     assert core.evaluator.faults.present == {}
     assert kept() == {"policy", "other"}
+    connection.close()

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -20,14 +20,16 @@ OTLP = {"content-type": "application/x-protobuf"}
 
 
 @pytest.fixture
-def store() -> AggregatorStore:
+def store() -> Iterator[AggregatorStore]:
     """One sum that is due, and four deltas that are passed on."""
-    store = AggregatorStore(sqlite3.connect(":memory:", isolation_level=None), ns(NOW - 5))
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    store = AggregatorStore(connection, ns(NOW - 5))
     for number in range(5):
         request = Sender(cumulative=number == 0, instance=str(number)).request(NOW, [0.1])
         merged = store.host.merged(request, ns(NOW))
         store.keep(merged, merged.rest.SerializeToString())
-    return store
+    yield store
+    connection.close()
 
 
 def forwarded(store: AggregatorStore, answer: Callable[[ExportMetricsServiceRequest], httpx.Response]) -> list[int]:

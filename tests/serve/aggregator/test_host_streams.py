@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -29,8 +31,12 @@ def opened(connection: sqlite3.Connection, at: float = NOW - 5) -> AggregatorSto
 
 
 @pytest.fixture
-def connection() -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", isolation_level=None)
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        yield connection
+
+
+another = connection
 
 
 def take(store: AggregatorStore, request: ExportMetricsServiceRequest, at: float):
@@ -207,9 +213,11 @@ def test_a_clock_that_went_back_after_the_aggregator_began_loses_nothing(connect
     assert total.histogram.count == 10
 
 
-def test_its_own_words_that_come_back_are_not_taken(connection: sqlite3.Connection) -> None:
+def test_its_own_words_that_come_back_are_not_taken(
+    connection: sqlite3.Connection, another: sqlite3.Connection
+) -> None:
     """By way of another aggregator: that one adds sums up, and passes on the mark, which says whose words they are."""
-    first, second = opened(connection), opened(sqlite3.connect(":memory:", isolation_level=None))
+    first, second = opened(connection), opened(another)
     sink = AggregatorSink(first)
     take(second, ExportMetricsServiceRequest.FromString(as_mark({"service.instance.id": first.instance}, ns(NOW))), NOW)
     ((_, path, body),) = second.to_pass_on()
