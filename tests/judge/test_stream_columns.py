@@ -220,6 +220,8 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
             EvaluatorStore(files[0]).restore(again)
             if now >= newest:  # of what had aged out, clocks that go back find what nobody had looked for yet
                 assert kept(again) == kept(slow)
+    for file in files:
+        file.close()
     fast._columns.settle()
     return fast, slow, fast._columns.taken
 

@@ -97,6 +97,7 @@ def test_verdicts_are_those_of_every_process_by_itself(steps: list, seed: int, d
         alone, merged = verdicts_of(apart, at), verdicts_of(together, at)
         assert told(alone) == told(merged)
         assert numbers(merged) == pytest.approx(numbers(alone), rel=1e-9, abs=1e-12, nan_ok=True)
+    connection.close()
 
 
 @pytest.mark.slow
@@ -123,6 +124,7 @@ def test_nothing_is_lost_or_counted_twice_while_the_evaluator_is_away(steps: lis
     forwarded(store, together, NOW + 100)
     alone, merged = (each.distribution(SERIES, 3600.0, NOW + 100) for each in (apart, together))
     assert (merged.lower.tolist(), merged.count.tolist()) == (alone.lower.tolist(), alone.count.tolist())
+    connection.close()
     assert merged.sum == pytest.approx(alone.sum, rel=1e-9, abs=1e-15)
 
 
