@@ -246,10 +246,11 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
 
 def test_a_late_evaluation_is_not_ready(asked: Documented, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 in plain text, for whoever restarts it."""
+    monkeypatch.setattr(asked.core, "evaluated_at", time.time())
     assert asked.ask("/readyz", "get").status_code == 200
-    monkeypatch.setattr(asked.core, "evaluated_at", time.time() - 75)
+    monkeypatch.setattr(asked.core, "evaluated_at", time.time() - 3 * 3600)
     answer = asked.ask("/readyz", "get")
-    assert (answer.status_code, answer.text) == (503, "no evaluation for 1 min 15 s\n")
+    assert (answer.status_code, answer.text) == (503, "no evaluation for 3 h\n")
     monkeypatch.setattr(asked.core, "evaluated_at", None)
     answer = asked.ask("/readyz", "get")
     assert (answer.status_code, answer.text) == (503, "no evaluation yet\n")
