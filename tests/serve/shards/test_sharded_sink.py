@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -160,7 +161,9 @@ def said(core: Core) -> dict[str, Any]:
 
 def alone(seconds: Sequence[tuple[float, list[bytes]]], clock: Clock) -> Core:
     """What one process makes of it."""
-    core = Core([POLICY], open_state(None), external_url="http://evaluator", now=START)
+    connection = open_state(None)
+    core = Core([POLICY], connection, external_url="http://evaluator", now=START)
+    weakref.finalize(core, connection.close)
     for at, bodies in seconds:
         clock.now = at
         for body in bodies:
