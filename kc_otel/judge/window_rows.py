@@ -22,6 +22,7 @@ from kc_otel.stats.histogram_rows import Bins, HistogramRows
 
 __all__ = ["WindowRows", "WindowState", "WindowStates"]
 
+Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _WIDEST: Final = 640
