@@ -1,8 +1,8 @@
 """TLS and mutual TLS on every port, from files that are read again when they change.
 
-A connection that has begun keeps its certificates; the next handshake has the new ones. Over HTTP the listening context
-begins each handshake in the newest context, whose keys for tickets are its own: who was let in by an authority that has
-since been taken away cannot resume that session either. gRPC asks for the newest with every handshake by itself.
+A connection that has begun keeps its certificates; the next handshake has the new ones. The listening contexts begin
+each handshake in the newest context, whose keys for tickets are its own: who was let in by an authority that has since
+been taken away cannot resume that session either.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import logging
 import ssl
 from pathlib import Path
 from typing import Any, Final
-
-import grpc
 
 __all__ = ["Tls", "TlsError"]
 
@@ -49,7 +47,9 @@ class Tls:
         self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
         self._seen = self._stamp()
         self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
-        """For every listening socket of HTTP, by asyncio."""
+        """For every listening socket of HTTP/1.1, by asyncio."""
+        self.listening_http2 = _Newest(ssl.PROTOCOL_TLS_SERVER)
+        """For those of HTTP/2, which both sides say in the handshake."""
         self._read()
 
     def renew(self) -> None:
@@ -65,27 +65,10 @@ class Tls:
         else:
             _log.info("%s: a new certificate is in force", self._files[0])
 
-    def grpc_credentials(self) -> Any:
-        """Credentials of a gRPC server."""
-        given = [self._configuration]
-
-        def newest() -> Any:
-            if given[0] is self._configuration:
-                return None
-            given[0] = self._configuration
-            return given[0]
-
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration, newest, require_client_authentication=len(self._files) > 2
-        )
-
     def _read(self) -> None:
-        context = self._make()
-        certificate, key, *authority = map(_content, self._files)
-        self._configuration = grpc.ssl_server_certificate_configuration(
-            [(key, certificate)], root_certificates=authority[0] if authority else None
-        )
-        self.listening.newest = context
+        for_http, for_http2 = self._make(), self._make()
+        for_http2.set_alpn_protocols(["h2"])
+        self.listening.newest, self.listening_http2.newest = for_http, for_http2
 
     def _make(self) -> ssl.SSLContext:
         certificate, key, *authority = self._files

@@ -1,45 +1,65 @@
 """OTLP over gRPC, on the event loop of the caller.
 
-gRPC's own core refuses a message that is over the limit, as received or while inflating. Requests are decoded here
-and not by gRPC, so that bytes that are no message are answered with INVALID_ARGUMENT. To gRPC they are streams of one
-message, which is the same on the wire: a call is then known before its message is there, and one that never comes
-holds no place for good.
+gRPC is unary calls on HTTP/2 here: whether a path, an encoding, a length, a sender are taken is decided before a
+message is read, and each refusal is a status with a message, as gRPC and OTLP have it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import SIGNALS, Signal
+from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits, inflate
+from kc_otel.judge.otlp.signals import SIGNALS
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tls import Tls
+from kc_otel.serve.listening import listen
 from kc_otel.serve.receivers.decoding import decoded
 from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.grpc_call import Call, seconds_of
+from kc_otel.serve.receivers.http2_connection import Http2Connection
+from kc_otel.serve.receivers.http2_headers import status
+from kc_otel.serve.receivers.http2_stream import Stream
 from kc_otel.serve.receivers.in_turns import in_turns
-from kc_otel.serve.receivers.reading import ReadingPlaces
+from kc_otel.serve.receivers.reading import ReadingPlaces, TooSlowError
+from kc_otel.serve.receivers.reading_memory import ReadingMemory
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
 
-_CONNECTIONS: Final = (
-    # A connection that does not finish its handshake, or that nobody answers on any more, is closed.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
+_log: Final = logging.getLogger(__name__)
 _USUAL: Final = 4317
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_BACKLOG: Final = 2048
+_MEMORY: Final = 64 * 1024 * 1024
+"""Bytes of long messages that arrive at the same time; two of the longest, where those are more."""
+_NAMES: Final = tuple(f"/{signal.service}/Export" for signal in SIGNALS)
+_METHODS: Final = {name.encode(): signal for name, signal in zip(_NAMES, SIGNALS, strict=True)}
+_ENCODINGS: Final = {b"": "", b"identity": "", b"gzip": "gzip", b"deflate": "deflate"}
+_CONTENT_TYPES: Final = (b"application/grpc", b"application/grpc+proto")
+_LONGEST_FAREWELL: Final = 1.0
+
+
+class _UnknownMethodError(ReceiveError):
+    code = 12
+    outcome = "not_found"
+
+
+class _UnknownEncodingError(ReceiveError):
+    code = 12
+    outcome = "unsupported_media"
+
+
+class _DeadlineError(TooSlowError):
+    """The time that the sender gave it has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +73,26 @@ class GrpcServer:
 
     host: str
     port: int
-    _server: Any
+    _server: asyncio.Server
+    _connections: set[Http2Connection]
+    _receiver: _Receiver
 
     async def stop(self, grace: float | None = None) -> None:
-        """Refuse new requests at once, and wait up to `grace` seconds for those that are running."""
-        await self._server.stop(grace)
+        """Refuse new connections at once, and wait up to `grace` seconds for the requests that are running."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.go_away(at_once=not grace)
+        await self._gone(grace or 0.0)
+        await self._receiver.cancel()
+        for connection in list(self._connections):
+            connection.go_away(at_once=True)
+        await self._gone(_LONGEST_FAREWELL)
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _gone(self, seconds: float) -> None:
+        if seconds and self._connections:
+            await asyncio.wait([one.closed for one in self._connections], timeout=seconds)
 
 
 async def start_grpc(
@@ -78,56 +113,37 @@ async def start_grpc(
         host: Address or name to listen on.
         port: Port; 0 for any free one.
         limits: What is accepted.
-        counts: Counted into, transport `grpc`. Requests that gRPC itself refuses for their size do not reach us.
+        counts: Counted into, transport `grpc`.
         senders: Who may send; None for anybody.
         tls: What to show and ask for; None speaks without TLS.
-        connections: How many there may be at a time; who comes when there are as many is turned away.
+        connections: How many there may be at a time; the oldest is closed when there would be more.
         turns: Shared with other ports; None for turns of its own.
 
     Raises:
         BindError: If the address cannot be listened on.
     """
-    limits, counts = limits or Limits(), counts or RequestCounts()
-    places, senders, turns = ReadingPlaces(limits), senders or Senders(), turns or FairTurns()
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", limits.max_bytes),
-            ("grpc.max_allowed_incoming_connections", connections),
-            *_CONNECTIONS,
-            # Without this a second evaluator would share the port and each would see half of every stream.
-            ("grpc.so_reuseport", 0),
-        ],
-    )
-    server.add_generic_rpc_handlers(
-        tuple(
-            grpc.method_handlers_generic_handler(
-                signal.service,
-                {
-                    "Export": grpc.stream_unary_rpc_method_handler(
-                        _handler(sink, signal, counts, places, limits, senders, turns)
-                    )
-                },
-            )
-            for signal in SIGNALS
-        )
-    )
-    name = f"[{host}]" if ":" in host else host
     try:
-        where = f"{name}:{port}"
-        bound = (
-            server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.grpc_credentials())
-        )
-    except RuntimeError:
-        bound = 0
-    if not bound:
+        sock = listen(host, port, "OTLP/gRPC", connections)
+    except BindError:
+        name = f"[{host}]" if ":" in host else host
         msg = (
             f"cannot listen for OTLP/gRPC on {name}:{port}: the port is taken, or the address is not this machine's; "
             f"stop the other process{' (an OpenTelemetry Collector listens there too)' if port == _USUAL else ''} "
             "or choose another port"
         )
-        raise BindError(msg)
-    await server.start()
-    return GrpcServer(host, bound, server)
+        raise BindError(msg) from None
+    receiver = _Receiver(
+        sink, limits or Limits(), counts or RequestCounts(), senders or Senders(), turns or FairTurns()
+    )
+    made: set[Http2Connection] = set()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Http2Connection(receiver.accept, made),
+        sock=sock,
+        backlog=_BACKLOG,
+        ssl=None if tls is None else tls.listening_http2,
+        ssl_handshake_timeout=None if tls is None else Http2Connection.seconds,
+    )
+    return GrpcServer(host, sock.getsockname()[1], server, made, receiver)
 
 
 def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
@@ -140,49 +156,118 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
     detail = AnyMessage()
     detail.Pack(info)
-    status = Status(code=error.code, message=str(error), details=[detail])
+    said = Status(code=error.code, message=str(error), details=[detail])
     return (
-        ("grpc-status-details-bin", status.SerializeToString()),
+        ("grpc-status-details-bin", said.SerializeToString()),
         ("google.rpc.retryinfo-bin", info.SerializeToString()),
     )
 
 
-def _authorization(context: Any) -> str:
-    metadata = {name.lower(): value for name, value in context.invocation_metadata() or ()}
-    return str(metadata.get("authorization", ""))
+class _Receiver:
+    """Answers the calls of all connections."""
 
+    def __init__(
+        self, sink: TelemetrySink, limits: Limits, counts: RequestCounts, senders: Senders, turns: FairTurns
+    ) -> None:
+        self._sink, self._limits, self._counts, self._senders, self._turns = sink, limits, counts, senders, turns
+        self._places = ReadingPlaces(limits)
+        self._memory = ReadingMemory(max(_MEMORY, 2 * limits.max_bytes), limits.patience)
+        self._loop = asyncio.get_running_loop()
+        self._running: set[asyncio.Task[None]] = set()
 
-def _handler(
-    sink: TelemetrySink,
-    signal: Signal,
-    counts: RequestCounts,
-    places: ReadingPlaces,
-    limits: Limits,
-    senders: Senders,
-    turns: FairTurns,
-) -> Callable[[Any, Any], Awaitable[bytes]]:
-    async def export(_messages: Any, context: Any) -> bytes:
+    def accept(self, stream: Stream, headers: dict[bytes, bytes]) -> Call | None:
+        """A call, by its headers; None if it is answered already: what is not gRPC is told so in HTTP's words."""
+        if headers[b":method"] != b"POST":
+            stream.answer(status(405))
+            return None
+        if headers.get(b"content-type", b"").partition(b";")[0].strip() not in _CONTENT_TYPES:
+            self._counts.add("grpc", "unsupported_media")
+            stream.answer(status(415))
+            return None
+        path, encoding = headers[b":path"], headers.get(b"grpc-encoding", b"")
+        signal, known, timeout = _METHODS.get(path), _ENCODINGS.get(encoding), None
+        error: ReceiveError | None = None
+        if signal is None:
+            error = _UnknownMethodError(f"no such method; this port has {', '.join(_NAMES)}")
+        elif known is None:
+            error = _UnknownEncodingError(
+                f"grpc-encoding {encoding[:40]!r} is not known here; use gzip, deflate or none"
+            )
+        try:
+            timeout = seconds_of(headers[b"grpc-timeout"]) if b"grpc-timeout" in headers else None
+        except BadRequestError as wrong:
+            error = error or wrong
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        call = Call(stream, signal, known or "", timeout, authorization, self._begin, self._limits, self._memory)
+        if error is not None:
+            call.fail(error)
+        return call
+
+    async def cancel(self) -> None:
+        """End what is running."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _begin(self, call: Call) -> None:
+        call.task = task = self._loop.create_task(self._answer(call))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, call: Call) -> None:
         began = time.perf_counter()
         try:
-            sender = senders.known("" if senders.anybody else _authorization(context))
-            async with places.taken():
-                body = await context.read()
-            if body is grpc.aio.EOF:
-                raise BadRequestError("the call ended without a message")
-
-            async def decode() -> Any:
-                if senders.anybody:
-                    return await decoded(sink, body, signal, limits)
-                return senders.admit(sender, await decoded(None, body, signal, limits))
-
-            answer, outcome = await in_turns(turns, context.peer(), len(body), decode, sink, signal, limits, "grpc")
+            answer, outcome = await self._in_time(call)
         except ReceiveError as error:
-            counts.add("grpc", error.outcome, began)
-            trailers = retry_info(error) if isinstance(error, ThrottledError) else ()
-            await context.abort(_CODES[error.code], str(error), trailers)
-            raise  # never reached: abort raises gRPC's own exception
-        counts.add("grpc", outcome, began)
-        serialized: bytes = answer.SerializeToString()
-        return serialized
+            self._refuse(call, error, began)
+        except asyncio.CancelledError:
+            self._counts.add("grpc", "disconnected")
+            call.refuse(14, "the evaluator stops")
+            raise
+        except Exception:  # noqa: BLE001 - the sender is told, and the others are still served
+            _log.exception("a request could not be answered")
+            self._refuse(call, InternalError("the receiver failed on this request; its log has the cause"), began)
+        else:
+            self._counts.add("grpc", outcome, began)
+            call.answer(answer.SerializeToString())
 
-    return export
+    def _refuse(self, call: Call, error: ReceiveError, began: float) -> None:
+        self._counts.add("grpc", error.outcome, began)
+        call.refuse(error.code, str(error), retry_info(error) if isinstance(error, ThrottledError) else ())
+
+    async def _in_time(self, call: Call) -> tuple[Any, str]:
+        if call.timeout is None:
+            return await self._taken(call)
+        deadline = asyncio.timeout(call.timeout)
+        try:
+            async with deadline:
+                return await self._taken(call)
+        except TimeoutError:
+            if deadline.expired():
+                raise _DeadlineError("the time that the sender gave the request has passed") from None
+            raise
+
+    async def _taken(self, call: Call) -> tuple[Any, str]:
+        limits, senders = self._limits, self._senders
+        sender = senders.known(call.authorization)
+        body = await self._message(call)
+        signal = call.signal
+        assert signal is not None  # else there is no message of it
+
+        async def decode() -> Any:
+            inflated = inflate(body, call.encoding, limits)
+            if senders.anybody:
+                return await decoded(self._sink, inflated, signal, limits)
+            return senders.admit(sender, await decoded(None, inflated, signal, limits))
+
+        return await in_turns(self._turns, call.stream.peer, len(body), decode, self._sink, signal, limits, "grpc")
+
+    async def _message(self, call: Call) -> bytes:
+        try:
+            async with self._places.taken():
+                return await call.message()
+        except TooSlowError:
+            if not call.waited:
+                raise
+            raise ThrottledError("too many large requests arrive at the same time", self._limits.retry_after) from None

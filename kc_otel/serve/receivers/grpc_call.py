@@ -1,0 +1,230 @@
+"""One call of a unary method of gRPC: its message comes in, and its answer goes out.
+
+What is on the wire is gRPC's PROTOCOL-HTTP2: five bytes, whether the message is compressed and how long it is, and the
+message; the answer's status in trailers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.signals import Signal
+from kc_otel.serve.receivers.http2_headers import literal, status
+from kc_otel.serve.receivers.http2_stream import Stream
+from kc_otel.serve.receivers.http2_streams import UNASKED
+from kc_otel.serve.receivers.reading_memory import ReadingMemory
+
+__all__ = ["Call", "CompressionError", "seconds_of"]
+
+_PREFIX: Final = 5
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_MOST_SAID: Final = 1024
+_CONTENT_TYPE: Final = literal(b"content-type", b"application/grpc")
+_ACCEPTED: Final = literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
+_HEAD: Final = status(200) + _CONTENT_TYPE
+_DONE: Final = literal(b"grpc-status", b"0")
+_UNSAFE: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
+
+
+class CompressionError(ReceiveError):
+    """A message is compressed, and nobody said how."""
+
+    code = 13
+
+
+class Call:
+    """A call that has begun.
+
+    Args:
+        stream: On which it comes.
+        signal: What is called; None for what is not known.
+        encoding: How messages of it are compressed.
+        timeout: Seconds that its sender gives it; None for as many as it takes.
+        authorization: Who it says it is.
+        run: Makes the answer, given the call.
+        limits: How long a message may be.
+        memory: For a message that is long.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        signal: Signal | None,
+        encoding: str,
+        timeout: float | None,
+        authorization: str,
+        run: Callable[[Call], None],
+        limits: Limits,
+        memory: ReadingMemory,
+    ) -> None:
+        self.stream, self.signal, self.timeout, self.authorization = stream, signal, timeout, authorization
+        self.encoding = ""
+        """How its message is compressed, once that is there."""
+        self.task: asyncio.Task[None] | None = None
+        self.waited = False
+        """Whether it ended while its message waited for memory of ours."""
+        self._encoding, self._run, self._limits, self._lender = encoding, run, limits, memory
+        self._prefix = b""
+        self._memory: memoryview | None = None
+        self._size = self._filled = 0
+        self._body: bytes | None = None
+        self._ended = self._placed = False
+        self._error: ReceiveError | None = None
+        self._whole: asyncio.Future[bytes] | None = None
+
+    async def message(self) -> bytes:
+        """Its message, as it was sent.
+
+        Raises:
+            ReceiveError: If it sends none, or one that is not taken.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._ended and self._body is not None:
+            return self._body
+        self._whole = asyncio.get_running_loop().create_future()
+        self._placed = True
+        self._ask()
+        try:
+            return await self._whole
+        finally:
+            self._whole = self._memory = None
+            self.waited = self._lender.give_back(self)
+
+    def answer(self, message: bytes) -> None:
+        """Success."""
+        self.stream.answer(_HEAD, b"\0" + len(message).to_bytes(4, "big") + message, _DONE)
+
+    def refuse(self, code: int, message: str, more: Iterable[tuple[str, bytes]] = ()) -> None:
+        """Failure: a status, and why."""
+        said = [_HEAD, _ACCEPTED, literal(b"grpc-status", str(code).encode()), literal(b"grpc-message", _said(message))]
+        said += [literal(name.encode(), base64.b64encode(value).rstrip(b"=")) for name, value in more]
+        self.stream.answer(b"".join(said))
+
+    def fail(self, error: ReceiveError) -> None:
+        """It is refused for what it is."""
+        self._error, self._memory = error, None
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(error)
+
+    # What its stream brings.
+
+    def begin(self) -> None:
+        """All that came with the headers has been taken."""
+        self._run(self)
+
+    def room(self, most: int) -> memoryview | None:
+        """Where the next bytes of the message go."""
+        if self._memory is None or most > self._size - self._filled:
+            return None
+        return self._memory[self._filled : self._filled + most]
+
+    def filled(self, count: int) -> None:
+        """They have come."""
+        self._filled += count
+        if self._filled == self._size and self._memory is not None:
+            self._body, self._memory = self._memory.tobytes(), None
+
+    def take(self, data: memoryview) -> None:
+        """Bytes of the prefix, or of the message."""
+        if self._error is not None:
+            return
+        if self._memory is None and self._body is None:
+            missing = _PREFIX - len(self._prefix)
+            self._prefix += data[:missing]
+            data = data[missing:]
+            if len(self._prefix) < _PREFIX:
+                return
+            self._announced()
+            if self._error is not None:
+                return
+            if len(data) == self._size:
+                self._body = data.tobytes()
+                return
+            self._memory = memoryview(_memory(self._size))
+            self._ask()
+        if not len(data):
+            return
+        if self._body is not None or len(data) > self._size - self._filled:
+            self.fail(BadRequestError("the call has more than one message"))
+            return
+        assert self._memory is not None
+        self._memory[self._filled : self._filled + len(data)] = data
+        self.filled(len(data))
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended = True
+        if self._error is not None:
+            return
+        if self._body is None:
+            late = "ended amid its message" if self._prefix else "ended without a message"
+            self.fail(BadRequestError(f"the call {late}"))
+        elif self._whole is not None and not self._whole.done():
+            self._whole.set_result(self._body)
+
+    def lose(self) -> None:
+        """Its sender does not wait any more."""
+        if self.task is not None:
+            self.task.cancel()
+
+    # What its memory's lender asks.
+
+    def granted(self) -> None:
+        """There is memory for all of it."""
+        self.stream.grant(_PREFIX + self._size - UNASKED)
+
+    def arrived(self) -> int:
+        """Bytes of it that have come."""
+        return self._filled
+
+    def displace(self) -> None:
+        """It has to come again."""
+        self.fail(ThrottledError("too many large requests arrive at the same time", self._limits.retry_after))
+
+    def _announced(self) -> None:
+        self._size = int.from_bytes(self._prefix[1:], "big")
+        if self._prefix[0] > 1:
+            self.fail(CompressionError("a message is compressed, with 1 before it, or is not, with 0"))
+        elif self._prefix[0] and not self._encoding:
+            self.fail(CompressionError("the message is compressed, and grpc-encoding does not say how"))
+        elif self._size > self._limits.max_bytes:
+            self.fail(self._limits.too_large())
+        elif self._prefix[0]:
+            self.encoding = self._encoding
+
+    def _ask(self) -> None:
+        """For memory and a window, if it is longer than what is sent unasked, once it is its turn to be read."""
+        if self._placed and self._memory is not None and _PREFIX + self._size > UNASKED:
+            self._lender.ask(self, self._size)
+
+
+def seconds_of(timeout: bytes) -> float:
+    """What `grpc-timeout` says.
+
+    Raises:
+        BadRequestError: If it says nothing that is a time.
+    """
+    found = _TIMEOUT.fullmatch(timeout)
+    if found is None:
+        raise BadRequestError("grpc-timeout is a number and one of H, M, S, m, u, n")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _said(message: str) -> bytes:
+    """What is not printed in ASCII by its bytes in hexadecimal."""
+    return _UNSAFE.sub(lambda one: b"%%%02X" % ord(one[0]), message[:_MOST_SAID].encode(errors="replace"))
+
+
+def _memory(size: int) -> Any:
+    # Memory that is only announced is not taken: nothing writes to it before the bytes have come.
+    return np.empty(size, np.uint8)
