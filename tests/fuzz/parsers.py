@@ -25,15 +25,21 @@ from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import ReceiveError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import LOGS, METRICS, TRACES
+from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.serve.access.access_file import AccessError, AccessFile
+from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.api.people_views import AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest
 from kc_otel.serve.api.promotion_views import OrderRequest
+from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.grpc_server import _Receiver
+from kc_otel.serve.receivers.http2_frames import frame, window_update
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from tests.judge.conftest import NOW, Sender, make_contract
+from tests.serve.receivers.http2_peer import HELLO, Peer, data, headers, message, on_a_loop
 
 __all__ = ["PARSERS", "SEEDS"]
 
@@ -81,6 +87,20 @@ def compressed(body: bytes) -> None:
             assert len(inflate(body, encoding, _LIMITS)) <= _LIMITS.max_bytes
         except ReceiveError:
             continue
+
+
+def http2(body: bytes) -> None:
+    """What a client sends to OTLP/gRPC: after a greeting where it has none, at once and in small pieces."""
+    sent = body if body.startswith(HELLO[:3]) else HELLO + body
+
+    async def fed(size: int) -> None:
+        receiver = _Receiver(None, _LIMITS, RequestCounts(), Senders(), FairTurns())  # type: ignore[arg-type]
+        peer = Peer(receiver.accept, greeting=b"")
+        peer.feed(sent, size)
+        await receiver.cancel()
+
+    for size in (1 << 20, 7):
+        on_a_loop(lambda size=size: fed(size))
 
 
 def contract(body: bytes) -> None:
@@ -195,7 +215,7 @@ def _json(body: bytes) -> Any:
 PARSERS: dict[str, Callable[[bytes], None]] = {
     one.__name__.replace("_", "-"): one
     for one in (
-        otlp_protobuf, otlp_json, compressed, contract, access, recording_jsonl, recording_npz, traffic,
+        otlp_protobuf, otlp_json, compressed, http2, contract, access, recording_jsonl, recording_npz, traffic,
         write_ahead_log, people, webhook, routing_table, evidence, endpoint_answers,
     )
 }  # fmt: skip
@@ -220,6 +240,10 @@ def _seeds() -> dict[str, list[bytes]]:
     return {
         "otlp-protobuf": [metrics.SerializeToString()],
         "otlp-json": [json_format.MessageToJson(metrics).encode()],
+        "http2": [
+            HELLO + headers(1) + data(1, message(b""), ends=True) + headers(3) + data(3, message(b"x" * 40)[:20]),
+            headers(1, ends=True) + window_update(1, 9) + frame(6, 0, 0, bytes(8)) + frame(3, 0, 1, bytes(4)),
+        ],
         "compressed": [gzip.compress(b"x" * 100_000), gzip.compress(b"")],
         "contract": [yaml.safe_dump(make_contract().model_dump(mode="json", by_alias=True)).encode()],
         "access": [

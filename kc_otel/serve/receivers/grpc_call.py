@@ -71,13 +71,13 @@ class Call:
         """How its message is compressed, once that is there."""
         self.task: asyncio.Task[None] | None = None
         self.waited = False
-        """Whether it ended while its message waited for memory of ours."""
+        """Whether its message had to wait for memory of ours."""
         self._encoding, self._run, self._limits, self._lender = encoding, run, limits, memory
         self._prefix = b""
         self._memory: memoryview | None = None
         self._size = self._filled = 0
         self._body: bytes | None = None
-        self._ended = self._placed = False
+        self._ended = self._placed = self._granted = False
         self._error: ReceiveError | None = None
         self._whole: asyncio.Future[bytes] | None = None
 
@@ -98,7 +98,7 @@ class Call:
             return await self._whole
         finally:
             self._whole = self._memory = None
-            self.waited = self._lender.give_back(self)
+            self._lender.give_back(self)
 
     def answer(self, message: bytes) -> None:
         """Success."""
@@ -181,6 +181,7 @@ class Call:
 
     def granted(self) -> None:
         """There is memory for all of it."""
+        self._granted = True
         self.stream.grant(_PREFIX + self._size - UNASKED)
 
     def arrived(self) -> int:
@@ -206,6 +207,7 @@ class Call:
         """For memory and a window, if it is longer than what is sent unasked, once it is its turn to be read."""
         if self._placed and self._memory is not None and _PREFIX + self._size > UNASKED:
             self._lender.ask(self, self._size)
+            self.waited = not self._granted
 
 
 def seconds_of(timeout: bytes) -> float:

@@ -56,12 +56,11 @@ class ReadingMemory:
         if self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._press)
 
-    def give_back(self, holder: Holder) -> bool:
-        """Take back what was lent, if it was; say whether it was still waited for."""
-        waited = self._waiting.pop(holder, None) is not None
+    def give_back(self, holder: Holder) -> None:
+        """Take back what was lent, if it was."""
+        self._waiting.pop(holder, None)
         self._lent -= self._held.pop(holder, (0, 0.0))[0]
         self._lend()
-        return waited
 
     def _lend(self) -> None:
         while self._waiting:
