@@ -50,6 +50,7 @@ TOOLS = {
     "vmalert": Tool(("victoria-metrics",), "usr/bin/vmalert"),
     "vmagent": Tool(("victoria-metrics",), "usr/bin/vmagent"),
     "chromium": Tool(("chromium-headless-shell",), "usr/lib/chromium/chromium-headless-shell", libraries=True),
+    "h2load": Tool(("nghttp2-client",), "usr/bin/h2load", libraries=True),
     "docker-compose": Tool(("docker-compose",), "usr/libexec/docker/cli-plugins/docker-compose"),
 }
 

@@ -245,7 +245,7 @@ def resident() -> int:
 
 def big(number: int, size: int, sent: int) -> bytes:
     """A call whose message is announced, and begun."""
-    return headers(number) + data(number, message(bytes(size))[:sent])
+    return headers(number) + data(number, b"\0" + size.to_bytes(4, "big") + bytes(sent - 5))
 
 
 async def ticks(count: int = 5) -> None:
