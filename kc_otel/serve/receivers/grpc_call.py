@@ -78,6 +78,7 @@ class Call:
         self._size = self._filled = 0
         self._body: bytes | None = None
         self._ended = self._placed = self._granted = False
+        self._failed = False
         self._error: ReceiveError | None = None
         self._whole: asyncio.Future[bytes] | None = None
 
@@ -87,10 +88,11 @@ class Call:
         Raises:
             ReceiveError: If it sends none, or one that is not taken.
         """
-        if self._error is not None:
-            raise self._error
+        if self._failed:
+            raise self._why()
         if self._ended and self._body is not None:
-            return self._body
+            body, self._body = self._body, None
+            return body
         self._whole = asyncio.get_running_loop().create_future()
         self._placed = True
         self._ask()
@@ -112,9 +114,17 @@ class Call:
 
     def fail(self, error: ReceiveError) -> None:
         """It is refused for what it is."""
-        self._error, self._memory = error, None
-        if self._whole is not None and not self._whole.done():
+        self._failed, self._memory = True, None
+        if self._whole is None:
+            self._error = error
+        elif not self._whole.done():
             self._whole.set_exception(error)
+
+    def _why(self) -> ReceiveError:
+        """What it is refused for; it has it no longer, or each would be in the other until somebody looks for cycles."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     # What its stream brings.
 
@@ -136,7 +146,7 @@ class Call:
 
     def take(self, data: memoryview) -> None:
         """Bytes of the prefix, or of the message."""
-        if self._error is not None:
+        if self._failed:
             return
         if self._memory is None and self._body is None:
             missing = _PREFIX - len(self._prefix)
@@ -145,7 +155,7 @@ class Call:
             if len(self._prefix) < _PREFIX:
                 return
             self._announced()
-            if self._error is not None:
+            if self._failed:
                 return
             if len(data) == self._size:
                 self._body = data.tobytes()
@@ -164,13 +174,14 @@ class Call:
     def end(self) -> None:
         """Nothing more comes."""
         self._ended = True
-        if self._error is not None:
+        if self._failed:
             return
         if self._body is None:
             late = "ended amid its message" if self._prefix else "ended without a message"
             self.fail(BadRequestError(f"the call {late}"))
         elif self._whole is not None and not self._whole.done():
             self._whole.set_result(self._body)
+            self._body = None
 
     def lose(self) -> None:
         """Its sender does not wait any more."""

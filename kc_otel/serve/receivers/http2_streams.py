@@ -170,17 +170,13 @@ class Streams:
         stream = self._open.get(number)
         self._reset.pop(number, None)
         if stream is not None:
-            self._forget(stream)
-            if stream.request is not None:
-                stream.request.lose()
+            self._lose(stream)
         self._patience.spend(1 if stream is None else RESET)
 
     def lose_all(self) -> None:
         """The client is gone."""
         for stream in list(self._open.values()):
-            self._forget(stream)
-            if stream.request is not None:
-                stream.request.lose()
+            self._lose(stream)
 
     # Answers go out.
 
@@ -323,9 +319,13 @@ class Streams:
         self._remember(number)
         self._write(rst_stream(number, code))
         if stream is not None:
-            self._forget(stream)
-            if stream.request is not None:
-                stream.request.lose()
+            self._lose(stream)
+
+    def _lose(self, stream: Stream) -> None:
+        request = stream.request
+        self._forget(stream)
+        if request is not None:
+            request.lose()
 
     def _remember(self, number: int) -> None:
         self._reset[number] = None
@@ -333,7 +333,7 @@ class Streams:
             del self._reset[next(iter(self._reset))]
 
     def _forget(self, stream: Stream) -> None:
-        stream.open = False
+        stream.open, stream.request = False, None
         self._open.pop(stream.number, None)
         self._stalled.pop(stream.number, None)
         if not self._open:

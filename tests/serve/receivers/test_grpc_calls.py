@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import socket
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,33 @@ def test_a_long_message_gets_its_window_when_there_is_memory(sink: Any) -> None:
     assert third == [more] * 6
     assert lent == 60 * 2**20
     assert answered[1][":status"] == "200"
+
+
+def test_no_call_outlives_its_answer(sink: Any) -> None:
+    """Not until the collector of cycles comes by, which is seldom: each would hold its message until then."""
+
+    async def scenario():
+        taking, made = receiver(sink, RequestCounts()), []
+
+        def accept(stream: Any, found: Any) -> Any:
+            call = taking.accept(stream, found)
+            made.append(weakref.ref(call))
+            return call
+
+        peer = Peer(accept)
+        for number in range(1, 17, 4):
+            peer.feed(headers(number) + data(number, message(b"")[: 5 - number % 8], ends=True))
+            peer.feed(headers(number + 2) + frame(3, 0, number + 2, bytes(4)))
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        return [one() for one in made]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert on_a_loop(scenario) == [None] * 8
+    finally:
+        gc.enable()
 
 
 class Held:
