@@ -25,6 +25,8 @@ from kc_otel.serve.receivers.reading_memory import ReadingMemory
 __all__ = ["Call", "CompressionError", "seconds_of"]
 
 _PREFIX: Final = 5
+_LONGEST: Final = 2**31 - 2**20
+"""Bytes of a message whose window is none that there may be; protobuf has none that is longer either."""
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MOST_SAID: Final = 1024
@@ -121,7 +123,7 @@ class Call:
             self._whole.set_exception(error)
 
     def _why(self) -> ReceiveError:
-        """What it is refused for; it has it no longer, or each would be in the other until somebody looks for cycles."""
+        """What it is refused for; it has it no longer: each would be in the other, and would stay."""
         error, self._error = self._error, None
         assert error is not None
         return error
@@ -209,7 +211,7 @@ class Call:
             self.fail(CompressionError("a message is compressed, with 1 before it, or is not, with 0"))
         elif self._prefix[0] and not self._encoding:
             self.fail(CompressionError("the message is compressed, and grpc-encoding does not say how"))
-        elif self._size > self._limits.max_bytes:
+        elif self._size > min(self._limits.max_bytes, _LONGEST):
             self.fail(self._limits.too_large())
         elif self._prefix[0]:
             self.encoding = self._encoding

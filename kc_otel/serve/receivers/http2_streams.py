@@ -156,7 +156,7 @@ class Streams:
         """Let work begin for the requests that have come in."""
         new, self._new = self._new, []
         for stream in new:
-            if stream.open and stream.request is not None:
+            if stream.request is not None:  # else it has ended already
                 stream.request.begin()
 
     def reset_by_client(self, number: int) -> None:
@@ -313,8 +313,8 @@ class Streams:
         self._forget(stream)
 
     def _reset_stream(self, number: int, code: ErrorCode) -> None:
-        """End a stream for what its client does wrong."""
-        self._patience.spend(RESET)
+        """End a stream for what its client does wrong, or because there are too many."""
+        self._patience.spend(1 if code is ErrorCode.REFUSED_STREAM else RESET)
         stream = self._open.get(number)
         self._remember(number)
         self._write(rst_stream(number, code))

@@ -320,6 +320,13 @@ def test_no_call_outlives_its_answer(sink: Any) -> None:
         gc.enable()
 
 
+def test_no_window_is_wider_than_there_may_be(sink: Any) -> None:
+    """Whatever somebody allows: a message of three gigabytes is refused, and nobody's stream is broken."""
+    limits = Limits(max_bytes=4 * 2**30)
+    found, *_ = called(sink, headers(1) + data(1, b"\0" + (3 * 2**30).to_bytes(4, "big")), limits)
+    assert found["grpc-status"] == "8"
+
+
 class Held:
     """A message that wants memory."""
 

@@ -143,6 +143,15 @@ def test_blocks_are_read_as_they_were_meant_whatever_came_before(lists, huffman,
         assert reader.read(block) == [(name.encode(), value.encode()) for name, value in pairs]
 
 
+def test_a_block_means_what_the_tables_say_now():
+    """The same byte is another header after each that is added."""
+    reader, meant = HeaderReader(), []
+    for value in (b"1", b"2", b"3"):
+        reader.read(b"\x40\x01a\x01" + value)
+        meant += [reader.read(b"\xbe"), reader.read(b"\xbe")]
+    assert meant == [[(b"a", value)] for value in (b"1", b"1", b"2", b"2", b"3", b"3")]
+
+
 @given(st.binary(max_size=2000))
 def test_whatever_a_block_is_made_of_it_is_read_or_ends_the_connection(block):
     """No other error, and no list that is longer than it may be."""

@@ -178,6 +178,17 @@ def test_headers_in_parts_are_as_long_as_headers_may_be():
         assert (ended[0], requests) == (CALM, 0)
 
 
+def test_headers_that_do_not_end_are_not_kept():
+    """The connection ends before their last part is there."""
+
+    async def scenario():
+        peer = Peer()
+        peer.feed(frame(1, 0, 1, bytes(10_000)) + frame(9, 0, 1, bytes(10_000)))
+        return peer.ended()
+
+    assert on_a_loop(scenario)[0] == CALM
+
+
 def test_streams_beyond_a_hundred_are_refused_and_may_come_again():
     """REFUSED_STREAM: nothing of it was looked at, but its headers are read: later ones may refer to them."""
 
@@ -192,6 +203,18 @@ def test_streams_beyond_a_hundred_are_refused_and_may_come_again():
         return peer.resets(), len(peer.requests), peer.requests[-1].found[b"x"], peer.ended()
 
     assert on_a_loop(scenario) == (dict.fromkeys((201, 203), ErrorCode.REFUSED_STREAM), 101, b"201", None)
+
+
+def test_who_begins_many_at_once_is_not_cut_off_for_it():
+    """A client may not know yet how many there may be: it begins five hundred, and those that are refused again."""
+
+    async def scenario():
+        peer = Peer(answers=False)
+        for number in range(1, 1001, 2):
+            peer.feed(headers(number, ends=True))
+        return len(peer.resets()), peer.ended()
+
+    assert on_a_loop(scenario) == (400, None)
 
 
 def test_answers_that_nobody_takes_are_not_kept():
