@@ -239,6 +239,25 @@ def test_answers_that_nobody_takes_are_not_kept():
     assert on_a_loop(few) == (1, 0, {1: ErrorCode.CANCEL}, None)
 
 
+def test_answers_are_given_up_with_time_and_connections_that_do_not_close(monkeypatch):
+    """Nobody has to come by for it: an answer without a window is dropped, and what was said last is not waited for."""
+    monkeypatch.setattr(Http2Connection, "seconds", 0.05)
+    monkeypatch.setattr(Http2Connection, "silence", 0.1)
+
+    async def scenario():
+        peer = Peer(greeting=HELLO[:24] + frame(4, 0, 0, b"\0\4\0\0\0\0"))
+        peer.feed(headers(1, ends=True))
+        await asyncio.sleep(0.3)
+        given_up = peer.resets(), len(peer.connection._streams), peer.ended()
+        monkeypatch.setattr(peer.transport, "close", lambda: None)
+        peer.feed(frame(5, 4, 1, bytes(4)))
+        before = peer.transport.aborted
+        await asyncio.sleep(0.2)
+        return given_up, before, peer.transport.aborted
+
+    assert on_a_loop(scenario) == (({1: ErrorCode.CANCEL}, 0, None), False, True)
+
+
 def test_who_does_not_read_is_not_read():
     """Whoever writes and never reads fills its own side of the wire, until the connection is cut."""
 
