@@ -120,7 +120,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client has connected."""
         self._transport = transport
-        self._streams.peer = transport.get_extra_info("peername") or self
+        address = transport.get_extra_info("peername")
+        self._streams.peer = f"{address[0]}:{address[1]}" if address else self
         self._connections.add(self)
         self._timer = self._loop.call_later(self._often, self._watch)
         secured = transport.get_extra_info("ssl_object")
