@@ -42,6 +42,7 @@ from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.receivers.reading import Room
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.standby import active
@@ -186,7 +187,7 @@ async def _serve(
         if speaker.speaks:
             speaker.publish(self_metrics())
 
-    limits, turns = Limits(max_bytes=config.max_request_bytes), FairTurns()
+    limits, turns, room = Limits(max_bytes=config.max_request_bytes), FairTurns(), Room()
     requests.waiting = lambda: turns.waiting
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
@@ -195,11 +196,13 @@ async def _serve(
         stack.callback(speaker.shutdown)
         sink = await stack.enter_async_context(sink_of(core, config, limits))
         grpc = await start_grpc(
-            sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most, turns
+            sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most, turns, room
         )
         stack.push_async_callback(grpc.stop, _GRACE)
         await stack.enter_async_context(
-            serving_http(http_app(sink, limits, requests, _names(config), Senders(access), turns), http_socket, tls)
+            serving_http(
+                http_app(sink, limits, requests, _names(config), Senders(access), turns, room), http_socket, tls
+            )
         )
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)

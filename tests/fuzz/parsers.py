@@ -37,6 +37,7 @@ from kc_otel.serve.api.promotion_views import OrderRequest
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import _Receiver
 from kc_otel.serve.receivers.http2_frames import frame, window_update
+from kc_otel.serve.receivers.reading import Room
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
 from tests.judge.conftest import NOW, Sender, make_contract
 from tests.serve.receivers.http2_peer import HELLO, Peer, data, headers, message, on_a_loop
@@ -94,7 +95,7 @@ def http2(body: bytes) -> None:
     sent = body if body.startswith(HELLO[:3]) else HELLO + body
 
     async def fed(size: int) -> None:
-        receiver = _Receiver(None, _LIMITS, RequestCounts(), Senders(), FairTurns())  # type: ignore[arg-type]
+        receiver = _Receiver(None, _LIMITS, RequestCounts(), Senders(), FairTurns(), Room())  # type: ignore[arg-type]
         peer = Peer(receiver.accept, greeting=b"")
         peer.feed(sent, size)
         await receiver.cancel()

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError, ThrottledError
+from kc_otel.judge.otlp.request_errors import BadRequestError, ReceiveError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import Signal
 from kc_otel.serve.receivers.http2_headers import literal, status
 from kc_otel.serve.receivers.http2_stream import Stream
 from kc_otel.serve.receivers.http2_streams import UNASKED
-from kc_otel.serve.receivers.reading_memory import ReadingMemory
 
 __all__ = ["Call", "CompressionError", "seconds_of"]
 
@@ -54,7 +53,6 @@ class Call:
         authorization: Who it says it is.
         run: Makes the answer, given the call.
         limits: How long a message may be.
-        memory: For a message that is long.
     """
 
     def __init__(
@@ -66,43 +64,50 @@ class Call:
         authorization: str,
         run: Callable[[Call], None],
         limits: Limits,
-        memory: ReadingMemory,
     ) -> None:
         self.stream, self.signal, self.timeout, self.authorization = stream, signal, timeout, authorization
         self.encoding = ""
         """How its message is compressed, once that is there."""
         self.task: asyncio.Task[None] | None = None
-        self.waited = False
-        """Whether its message had to wait for memory of ours."""
-        self._encoding, self._run, self._limits, self._lender = encoding, run, limits, memory
+        self._encoding, self._run, self._limits = encoding, run, limits
         self._prefix = b""
         self._memory: memoryview | None = None
         self._size = self._filled = 0
         self._body: bytes | None = None
-        self._ended = self._placed = self._granted = False
-        self._failed = False
+        self._announced = self._ended = self._failed = False
         self._error: ReceiveError | None = None
-        self._whole: asyncio.Future[bytes] | None = None
+        self._more: asyncio.Future[None] | None = None
 
-    async def message(self) -> bytes:
-        """Its message, as it was sent.
+    async def size(self) -> int:
+        """Bytes that its message has, as it was sent, once that is known.
 
         Raises:
             ReceiveError: If it sends none, or one that is not taken.
         """
+        while not (self._announced or self._failed):
+            await self._something()
         if self._failed:
             raise self._why()
-        if self._ended and self._body is not None:
-            body, self._body = self._body, None
-            return body
-        self._whole = asyncio.get_running_loop().create_future()
-        self._placed = True
-        self._ask()
+        return self._size
+
+    async def message(self) -> bytes:
+        """Its message, as it was sent: from now on its sender may send all of it.
+
+        Raises:
+            ReceiveError: If it sends none, or one that is not taken.
+        """
+        if self._body is None and not self._failed:
+            self.stream.grant(_PREFIX + self._size - UNASKED)
         try:
-            return await self._whole
+            while not (self._failed or (self._ended and self._body is not None)):
+                await self._something()
         finally:
-            self._whole = self._memory = None
-            self._lender.give_back(self)
+            self._memory = None
+        if self._failed:
+            raise self._why()
+        body, self._body = self._body, None
+        assert body is not None
+        return body
 
     def answer(self, message: bytes) -> None:
         """Success."""
@@ -116,11 +121,8 @@ class Call:
 
     def fail(self, error: ReceiveError) -> None:
         """It is refused for what it is."""
-        self._failed, self._memory = True, None
-        if self._whole is None:
-            self._error = error
-        elif not self._whole.done():
-            self._whole.set_exception(error)
+        self._failed, self._memory, self._error = True, None, error
+        self._wake()
 
     def _why(self) -> ReceiveError:
         """What it is refused for; it has it no longer: each would be in the other, and would stay."""
@@ -156,14 +158,13 @@ class Call:
             data = data[missing:]
             if len(self._prefix) < _PREFIX:
                 return
-            self._announced()
+            self._announce()
             if self._failed:
                 return
             if len(data) == self._size:
                 self._body = data.tobytes()
                 return
             self._memory = memoryview(_memory(self._size))
-            self._ask()
         if not len(data):
             return
         if self._body is not None or len(data) > self._size - self._filled:
@@ -181,31 +182,32 @@ class Call:
         if self._body is None:
             late = "ended amid its message" if self._prefix else "ended without a message"
             self.fail(BadRequestError(f"the call {late}"))
-        elif self._whole is not None and not self._whole.done():
-            self._whole.set_result(self._body)
-            self._body = None
+        else:
+            self._wake()
 
     def lose(self) -> None:
         """Its sender does not wait any more."""
         if self.task is not None:
             self.task.cancel()
 
-    # What its memory's lender asks.
-
-    def granted(self) -> None:
-        """There is memory for all of it."""
-        self._granted = True
-        self.stream.grant(_PREFIX + self._size - UNASKED)
-
     def arrived(self) -> int:
-        """Bytes of it that have come."""
+        """Bytes of its message that have come."""
         return self._filled
 
-    def displace(self) -> None:
-        """It has to come again."""
-        self.fail(ThrottledError("too many large requests arrive at the same time", self._limits.retry_after))
+    async def _something(self) -> None:
+        """Wait until something has come that matters."""
+        self._more = asyncio.get_running_loop().create_future()
+        try:
+            await self._more
+        finally:
+            self._more = None
 
-    def _announced(self) -> None:
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    def _announce(self) -> None:
+        self._announced = True
         self._size = int.from_bytes(self._prefix[1:], "big")
         if self._prefix[0] > 1:
             self.fail(CompressionError("a message is compressed, with 1 before it, or is not, with 0"))
@@ -215,12 +217,7 @@ class Call:
             self.fail(self._limits.too_large())
         elif self._prefix[0]:
             self.encoding = self._encoding
-
-    def _ask(self) -> None:
-        """For memory and a window, if it is longer than what is sent unasked, once it is its turn to be read."""
-        if self._placed and self._memory is not None and _PREFIX + self._size > UNASKED:
-            self._lender.ask(self, self._size)
-            self.waited = not self._granted
+        self._wake()
 
 
 def seconds_of(timeout: bytes) -> float:

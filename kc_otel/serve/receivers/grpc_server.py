@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,16 +33,13 @@ from kc_otel.serve.receivers.http2_connection import Http2Connection
 from kc_otel.serve.receivers.http2_headers import status
 from kc_otel.serve.receivers.http2_stream import Stream
 from kc_otel.serve.receivers.in_turns import in_turns
-from kc_otel.serve.receivers.reading import ReadingPlaces, TooSlowError
-from kc_otel.serve.receivers.reading_memory import ReadingMemory
+from kc_otel.serve.receivers.reading import LONG, Body, ReadingPlaces, Room, TooSlowError
 
 __all__ = ["GrpcServer", "retry_info", "start_grpc"]
 
 _log: Final = logging.getLogger(__name__)
 _USUAL: Final = 4317
 _BACKLOG: Final = 2048
-_MEMORY: Final = 64 * 1024 * 1024
-"""Bytes of long messages that arrive at the same time; two of the longest, where those are more."""
 _NAMES: Final = tuple(f"/{signal.service}/Export" for signal in SIGNALS)
 _METHODS: Final = {name.encode(): signal for name, signal in zip(_NAMES, SIGNALS, strict=True)}
 _ENCODINGS: Final = {b"": "", b"identity": "", b"gzip": "gzip", b"deflate": "deflate"}
@@ -105,6 +104,7 @@ async def start_grpc(
     tls: Tls | None = None,
     connections: int = 4096,
     turns: FairTurns | None = None,
+    room: Room | None = None,
 ) -> GrpcServer:
     """Listen for metrics, traces and logs; the default address is reachable from this machine only.
 
@@ -118,6 +118,7 @@ async def start_grpc(
         tls: What to show and ask for; None speaks without TLS.
         connections: How many there may be at a time; the oldest is closed when there would be more.
         turns: Shared with other ports; None for turns of its own.
+        room: Shared with other ports; None for room of its own.
 
     Raises:
         BindError: If the address cannot be listened on.
@@ -132,9 +133,8 @@ async def start_grpc(
             "or choose another port"
         )
         raise BindError(msg) from None
-    receiver = _Receiver(
-        sink, limits or Limits(), counts or RequestCounts(), senders or Senders(), turns or FairTurns()
-    )
+    limits, counts, senders = limits or Limits(), counts or RequestCounts(), senders or Senders()
+    receiver = _Receiver(sink, limits, counts, senders, turns or FairTurns(), room or Room())
     made: set[Http2Connection] = set()
     server = await asyncio.get_running_loop().create_server(
         lambda: Http2Connection(receiver.accept, made),
@@ -167,11 +167,16 @@ class _Receiver:
     """Answers the calls of all connections."""
 
     def __init__(
-        self, sink: TelemetrySink, limits: Limits, counts: RequestCounts, senders: Senders, turns: FairTurns
+        self,
+        sink: TelemetrySink,
+        limits: Limits,
+        counts: RequestCounts,
+        senders: Senders,
+        turns: FairTurns,
+        room: Room,
     ) -> None:
         self._sink, self._limits, self._counts, self._senders, self._turns = sink, limits, counts, senders, turns
-        self._places = ReadingPlaces(limits)
-        self._memory = ReadingMemory(max(_MEMORY, 2 * limits.max_bytes), limits.patience)
+        self._places, self._room = ReadingPlaces(limits, room), room
         self._loop = asyncio.get_running_loop()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -198,7 +203,7 @@ class _Receiver:
         except BadRequestError as wrong:
             error = error or wrong
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        call = Call(stream, signal, known or "", timeout, authorization, self._begin, self._limits, self._memory)
+        call = Call(stream, signal, known or "", timeout, authorization, self._begin, self._limits)
         if error is not None:
             call.fail(error)
         return call
@@ -249,25 +254,28 @@ class _Receiver:
             raise
 
     async def _taken(self, call: Call) -> tuple[Any, str]:
-        limits, senders = self._limits, self._senders
-        sender = senders.known(call.authorization)
-        body = await self._message(call)
-        signal = call.signal
-        assert signal is not None  # else there is no message of it
+        sender, signal = self._senders.known(call.authorization), call.signal
+        async with self._message(call) as body:
+            assert signal is not None  # else there is no message of it
 
-        async def decode() -> Any:
-            inflated = inflate(body, call.encoding, limits)
-            if senders.anybody:
-                return await decoded(self._sink, inflated, signal, limits)
-            return senders.admit(sender, await decoded(None, inflated, signal, limits))
+            async def decode() -> Any:
+                inflated = inflate(body, call.encoding, self._limits)
+                if self._senders.anybody:
+                    return await decoded(self._sink, inflated, signal, self._limits)
+                return self._senders.admit(sender, await decoded(None, inflated, signal, self._limits))
 
-        return await in_turns(self._turns, call.stream.peer, len(body), decode, self._sink, signal, limits, "grpc")
+            turns, peer = self._turns, call.stream.peer
+            return await in_turns(turns, peer, len(body), decode, self._sink, signal, self._limits, "grpc")
 
-    async def _message(self, call: Call) -> bytes:
-        try:
+    @asynccontextmanager
+    async def _message(self, call: Call) -> AsyncIterator[bytes]:
+        """A call's message. One that is longer than what is sent unasked has room first, and is asked for then."""
+        async with AsyncExitStack() as held:
             async with self._places.taken():
-                return await call.message()
-        except TooSlowError:
-            if not call.waited:
-                raise
-            raise ThrottledError("too many large requests arrive at the same time", self._limits.retry_after) from None
+                size = await call.size()
+                body = await call.message() if size <= LONG else None
+            if body is None:
+                await held.enter_async_context(self._room.kept(size))
+                async with self._places.taken(Body(size, call.arrived, call.message)):
+                    body = await call.message()
+            yield body

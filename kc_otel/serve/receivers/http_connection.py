@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -22,6 +22,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.utils import get_remote_addr
 
 from kc_otel.serve.receivers.http_server import DisconnectedError, HttpAnswer, HttpReceiver
+from kc_otel.serve.receivers.reading import Body
 
 __all__ = ["HttpConnection"]
 
@@ -101,7 +102,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._filled += nbytes
             if self._filled == len(self._body):
                 assert self._whole is not None
-                self._whole.set_result(self._body.tobytes())
+                if not self._whole.done():  # else it was given up at this moment
+                    self._whole.set_result(self._body.tobytes())
                 self._body = None
         elif self._unwanted:
             self._unwanted -= nbytes
@@ -118,7 +120,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._body is not None and self._whole is not None:
             self._body = None
-            self._whole.set_exception(DisconnectedError())
+            if not self._whole.done():
+                self._whole.set_exception(DisconnectedError())
         if self._uvicorn is not None:
             self._uvicorn.connection_lost(exc)
 
@@ -178,13 +181,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             return False
         if headers.get("connection", "keep-alive").lower() != "keep-alive":
             return False
-        body: bytes | Callable[[], Awaitable[bytes]]
+        body: bytes | Body
         if here == size:
             body = data[end:].tobytes()
         else:
             self._transport.pause_reading()  # until it has a place, or is refused and thrown away
             self._missing = size - here
-            body = partial(self._read, data[end:].tobytes(), size)
+            self._filled = here
+            body = Body(size, lambda: self._filled, partial(self._read, data[end:].tobytes(), size))
         self._waits_since = None
         self._answering = self._loop.create_task(self._answer(str(head[1], "ascii"), headers, body))
         return True
@@ -201,7 +205,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.resume_reading()
         return self._whole
 
-    async def _answer(self, path: str, headers: dict[str, str], body: bytes | Callable[[], Awaitable[bytes]]) -> None:
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes | Body) -> None:
         assert self._receiver is not None
         answer: HttpAnswer | None
         try:

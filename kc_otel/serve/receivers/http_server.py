@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -35,7 +36,7 @@ from kc_otel.serve.host_names import HostNames
 from kc_otel.serve.receivers.decoding import decoded
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.in_turns import in_turns
-from kc_otel.serve.receivers.reading import ReadingPlaces
+from kc_otel.serve.receivers.reading import LONG, Body, ReadingPlaces, Room
 
 __all__ = ["DisconnectedError", "HttpAnswer", "HttpReceiver", "http_app"]
 
@@ -83,6 +84,7 @@ def http_app(
     names: HostNames | None = None,
     senders: Senders | None = None,
     turns: FairTurns | None = None,
+    room: Room | None = None,
 ) -> HttpReceiver:
     """The ASGI application.
 
@@ -93,10 +95,10 @@ def http_app(
         names: By which senders may call it; None for any.
         senders: Who may send; None for anybody.
         turns: Shared with other ports; None for turns of its own.
+        room: Shared with other ports; None for room of its own.
     """
-    return HttpReceiver(
-        sink, limits or Limits(), counts or RequestCounts(), names, senders or Senders(), turns or FairTurns()
-    )
+    limits, counts, senders = limits or Limits(), counts or RequestCounts(), senders or Senders()
+    return HttpReceiver(sink, limits, counts, names, senders, turns or FairTurns(), room or Room())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,11 @@ class HttpReceiver:
         names: HostNames | None,
         senders: Senders,
         turns: FairTurns,
+        room: Room,
     ) -> None:
         self._sink, self._limits, self._counts = sink, limits, counts
         self._names, self._senders = names, senders
-        self._places, self._turns = ReadingPlaces(limits), turns
+        self._places, self._room, self._turns = ReadingPlaces(limits, room), room, turns
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """As an ASGI server calls it."""
@@ -140,8 +143,8 @@ class HttpReceiver:
             raise RuntimeError(msg)
         headers = _headers(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        read = partial(self._body, headers, receive)
-        answer = await self.answer(scope["method"], path, headers, read, scope.get("client"))
+        body = self._body(headers, receive)
+        answer = await self.answer(scope["method"], path, headers, body, scope.get("client"))
         if answer is not None:
             start = {"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)}
             await send(start)
@@ -157,7 +160,7 @@ class HttpReceiver:
         method: str,
         path: str,
         headers: Mapping[str, str],
-        body: bytes | Callable[[], Awaitable[bytes]],
+        body: bytes | Body,
         connection: Hashable,
     ) -> HttpAnswer | None:
         """Take a request.
@@ -195,7 +198,7 @@ class HttpReceiver:
         path: str,
         headers: Mapping[str, str],
         media: str,
-        body: bytes | Callable[[], Awaitable[bytes]],
+        body: bytes | Body,
         connection: Hashable,
     ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
@@ -208,10 +211,17 @@ class HttpReceiver:
             raise _NotAllowedError(f"{path} takes POST requests")
         if media not in {_PROTOBUF, _JSON}:
             raise UnsupportedMediaError(f"content type {media[:80]!r} is not OTLP's; use {_PROTOBUF} or {_JSON}")
-        if not isinstance(body, bytes):
-            async with self._places.taken():
-                body = await body()
-        encoding = headers.get("content-encoding", "")
+        async with AsyncExitStack() as held:
+            if not isinstance(body, bytes):
+                if body.size > LONG:
+                    await held.enter_async_context(self._room.kept(body.size))
+                async with self._places.taken(body):
+                    body = await body.read()
+            return await self._take(headers.get("content-encoding", ""), media, body, connection, signal, sender)
+
+    async def _take(
+        self, encoding: str, media: str, body: bytes, connection: Hashable, signal: Signal, sender: Caller
+    ) -> tuple[Any, str]:
         if media == _JSON and (len(body) > _LONG_JSON or encoding):
             async with self._turns.place(len(body)):
                 whole, seconds = await asyncio.to_thread(self._transcoded, body, encoding, signal)
@@ -234,27 +244,33 @@ class HttpReceiver:
             return self._senders.admit(sender, await decoded(None, inflated, signal, self._limits))
         return self._senders.admit(sender, from_json(inflated, signal, self._limits))
 
-    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        limit = self._limits.max_bytes
+    def _body(self, headers: Mapping[str, str], receive: Receive) -> Body:
+        limit, arrived = self._limits.max_bytes, 0
         declared = headers.get("content-length", "")
-        if len(declared) > _LENGTH_DIGITS or (declared.isdigit() and int(declared) > limit * _DRAIN):
-            raise self._limits.too_large()
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more and size <= limit * _DRAIN:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise DisconnectedError
-            part: bytes = message.get("body", b"")
-            size += len(part)
-            more = message.get("more_body", False)
-            if size <= limit:
-                parts.append(part)
-            else:
-                parts.clear()
-        if size > limit:
-            raise self._limits.too_large()
-        return b"".join(parts)
+
+        async def read() -> bytes:
+            nonlocal arrived
+            if len(declared) > _LENGTH_DIGITS or (declared.isdigit() and int(declared) > limit * _DRAIN):
+                raise self._limits.too_large()
+            parts: list[bytes] = []
+            more = True
+            while more and arrived <= limit * _DRAIN:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise DisconnectedError
+                part: bytes = message.get("body", b"")
+                arrived += len(part)
+                more = message.get("more_body", False)
+                if arrived <= limit:
+                    parts.append(part)
+                else:
+                    parts.clear()
+            if arrived > limit:
+                raise self._limits.too_large()
+            return b"".join(parts)
+
+        known = len(declared) <= _LENGTH_DIGITS and declared.isdecimal() and declared.isascii()
+        return Body(min(int(declared), limit) if known else limit, lambda: arrived, read)
 
 
 def _status(error: ReceiveError) -> Any:

@@ -1,19 +1,53 @@
 """Who may be read from at a time, so that a few senders that stay silent keep nobody else out.
 
 A request that has begun and does not arrive holds a place. While places are free it may hold it for the read timeout;
-once all are taken, whoever has held one longest gives it up to the next.
+once all are taken, whoever would not have arrived by then gives it up to the next. What arrives in time keeps it: where
+a hundred senders of long requests displace each other, nobody ever gets to the end of one.
+
+Long requests need room besides, on all ports together, until they are answered. Without it they wait before they are
+read, where they take no memory of this process; to read them and then to refuse them would take the time of those that
+could be taken meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 
-__all__ = ["ReadingPlaces", "TooSlowError"]
+__all__ = ["LONG", "Body", "ReadingPlaces", "Room", "TooSlowError"]
+
+LONG: Final = 256 * 1024
+"""Bytes of a body that needs room; one that is shorter may have come with its headers."""
+_ROOM: Final = 64 * 1024 * 1024
+"""Bytes of long requests that are read, wait and are taken at a time; the last may go beyond."""
+_WAITING: Final = 256
+"""Long requests that may wait for room."""
+_PATIENCE: Final = 5.0
+"""Seconds that they wait; senders give up after ten."""
+_LOOK: Final = 1.0
+"""Seconds after which it is seen anew who does not arrive in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request's body that has not come yet.
+
+    Attributes:
+        size: Bytes that it will have at most.
+        arrived: Says how many have come.
+        read: Waits for all of them.
+    """
+
+    size: int
+    arrived: Callable[[], int]
+    read: Callable[[], Awaitable[bytes]]
 
 
 class TooSlowError(ReceiveError):
@@ -30,49 +64,161 @@ class DisplacedError(ThrottledError):
     outcome = TooSlowError.outcome
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A request that is being read; of one whose size nobody knows, `body` is None."""
+
+    deadline: asyncio.Timeout
+    since: float
+    limits: Limits
+    body: Body | None
+    displaced: bool = False
+
+    def pace(self, now: float) -> float:
+        """Share of its bytes that has come, by the share of the time that it has; below 1 it will not be in time."""
+        if self.body is None:
+            return 0.0
+        there = self.body.arrived() / max(self.body.size, 1)
+        return there * self.limits.read_timeout / max(now - self.since, 1e-9)
+
+    def displace(self, now: float) -> None:
+        self.displaced = True
+        self.deadline.reschedule(now)
+
+
+class Room:
+    """Memory for long requests. Use it from one event loop, for all of its ports.
+
+    Args:
+        most: Bytes that are held before others wait.
+        patience: Seconds that they wait.
+        retry_after: Seconds after which who is refused shall try again.
+    """
+
+    def __init__(self, most: int = _ROOM, patience: float = _PATIENCE, retry_after: float = 1.0) -> None:
+        self._most, self._patience, self._retry_after = most, patience, retry_after
+        self._held = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.reading: set[_Reading] = set()
+        """Long requests that hold room and have not come yet."""
+
+    @asynccontextmanager
+    async def kept(self, size: int) -> AsyncIterator[None]:
+        """Wait for room, and hold it.
+
+        Raises:
+            ThrottledError: If there is none in time.
+        """
+        if self._waiting or self._held >= self._most:
+            await self._wait(size)
+        else:
+            self._held += size
+        try:
+            yield
+        finally:
+            self._release(size)
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Hold room for what is already in memory."""
+        self._held += size
+        try:
+            yield
+        finally:
+            self._release(size)
+
+    async def _wait(self, size: int) -> None:
+        if len(self._waiting) >= _WAITING:
+            raise self._refused()
+        waiting = (size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(self._patience):
+                while not waiting[1].done():
+                    self._displace()
+                    await asyncio.wait([waiting[1]], timeout=_LOOK)
+        except BaseException as error:
+            given = waiting[1].done()
+            if not given:
+                self._waiting.remove(waiting)
+            if isinstance(error, TimeoutError):
+                if not given:
+                    raise self._refused() from None
+                return
+            if given:
+                self._release(size)
+            raise
+
+    def _displace(self) -> None:
+        """End what has room and will not be in time, the slowest of them."""
+        now = asyncio.get_running_loop().time()
+        late = [one for one in self.reading if not one.displaced and now - one.since >= one.limits.patience]
+        slowest = min(late, key=lambda one: one.pace(now), default=None)
+        if slowest is not None and slowest.pace(now) < 1.0:
+            slowest.displace(now)
+
+    def _release(self, size: int) -> None:
+        self._held -= size
+        while self._waiting and self._held < self._most:
+            more, future = self._waiting.popleft()
+            if not future.done():
+                self._held += more
+                future.set_result(None)
+
+    def _refused(self) -> ThrottledError:
+        return ThrottledError("too many long requests at the same time", self._retry_after)
+
+
 class ReadingPlaces:
     """Bounds how many requests of one transport are read at the same time. Use it from one event loop.
 
     Args:
         limits: `max_concurrent`, `read_timeout`, `patience` and `retry_after` of them.
+        room: Shared with other ports.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._held: dict[asyncio.Timeout, float] = {}
-        self._displaced: set[asyncio.Timeout] = set()
+    def __init__(self, limits: Limits, room: Room) -> None:
+        self._limits, self._room = limits, room
+        self._held: dict[_Reading, None] = {}
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def taken(self, body: Body | None = None) -> AsyncIterator[None]:
         """Hold a place while a request is read.
+
+        Args:
+            body: What is read; None where nobody knows how much has come.
 
         Raises:
             ThrottledError: If all places are held by requests that may yet arrive.
             TooSlowError: If what is done in the context takes too long.
-            DisplacedError: If another needs the place, and nobody has held one longer.
+            DisplacedError: If another needs the place, and this will not have arrived in time.
         """
         self._make_room()
+        limits = self._limits
+        deadline = asyncio.timeout(limits.read_timeout)
+        mine = _Reading(deadline, asyncio.get_running_loop().time(), limits, body)
         try:
-            async with (deadline := asyncio.timeout(self._limits.read_timeout)):
-                self._held[deadline] = asyncio.get_running_loop().time()
+            async with deadline:
+                self._held[mine] = None
+                if body is not None and body.size > LONG:
+                    self._room.reading.add(mine)
                 try:
                     yield
                 finally:
-                    self._held.pop(deadline, None)
+                    self._held.pop(mine, None)
+                    self._room.reading.discard(mine)
         except TimeoutError:
-            if deadline in self._displaced:
-                raise DisplacedError("too many requests arrive at the same time", self._limits.retry_after) from None
+            if mine.displaced:
+                raise DisplacedError("too many requests arrive at the same time", limits.retry_after) from None
             raise TooSlowError("the request did not arrive in time") from None
-        finally:
-            self._displaced.discard(deadline)
 
     def _make_room(self) -> None:
         if len(self._held) < self._limits.max_concurrent:
             return
         now = asyncio.get_running_loop().time()
-        longest, since = next(iter(self._held.items()))
-        if now - since < self._limits.patience:
+        late = [one for one in self._held if now - one.since >= self._limits.patience]
+        slowest = min(late, key=lambda one: one.pace(now), default=None)  # of those that are as slow, the oldest
+        if slowest is None or slowest.pace(now) >= 1.0:
             raise ThrottledError("too many requests at the same time", self._limits.retry_after)
-        del self._held[longest]
-        self._displaced.add(longest)
-        longest.reschedule(now)
+        del self._held[slowest]
+        slowest.displace(now)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import re
 import resource
 import socket
 import time
@@ -12,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from kc_otel.judge.otlp import Limits
 from kc_otel.serve.receivers import http_connection
+from kc_otel.serve.receivers.http_server import http_app
 from tests.serve.receivers.test_servers import http_server
 
 HEAD = "POST /v1/metrics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\n"
@@ -187,3 +191,55 @@ def test_a_body_without_a_place_is_refused_and_thrown_away(sink: Any, body: byte
         second.sendall(usual(body))
         assert [status for status, _, _ in answers(second)] == [200]
     assert len(sink.requests) == 2
+
+
+def test_a_body_whose_end_comes_as_it_is_given_up_is_answered(sink: Any, body: bytes) -> None:
+    """Its time is over and its last bytes are there in one turn of the event loop; it is told so, not hung up on."""
+
+    class Transport(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written, self.closed = b"", False
+
+        def write(self, data: Any) -> None:
+            self.written += data
+
+        def close(self) -> None:
+            self.closed = True
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def pause_reading(self) -> None:
+            pass
+
+        def resume_reading(self) -> None:
+            pass
+
+    def feed(connection: http_connection.HttpConnection, data: bytes) -> None:
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+
+    failed: list[Any] = []
+
+    async def scenario(*, hangs_up: bool) -> bytes:
+        config = uvicorn.Config(http_app(sink, Limits(read_timeout=0.05)))
+        config.load()
+        connection = http_connection.HttpConnection(config, uvicorn.server.ServerState(), {})
+        transport, loop = Transport(), asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        connection.connection_made(transport)
+        feed(connection, usual(body)[:-1])
+        await asyncio.sleep(0.01)
+        time.sleep(0.1)  # nobody looks while its time passes  # noqa: ASYNC251
+        last = (connection.connection_lost, None) if hangs_up else (feed, connection, body[-1:])
+        loop.call_soon(loop.call_soon, *last)  # after the timeout is seen, and before the reader is told of it
+        await asyncio.sleep(0.1)
+        if not hangs_up:
+            feed(connection, usual(body))
+            await asyncio.sleep(0.1)
+        return transport.written
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", asyncio.run(scenario(hangs_up=False))) == [b"408", b"200"]
+    asyncio.run(scenario(hangs_up=True))
+    assert not failed

@@ -1,0 +1,143 @@
+"""Who is read from when more arrive than can be: what would be there in time gets there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from kc_otel.judge.otlp import Limits
+from kc_otel.judge.otlp.request_errors import ThrottledError
+from kc_otel.serve.receivers.reading import LONG, Body, DisplacedError, ReadingPlaces, Room
+
+SIZE = 2 * LONG
+
+
+class Sender:
+    """A body of which so many bytes arrive in a second."""
+
+    def __init__(self, pace: float, size: int = SIZE) -> None:
+        self._pace, self._began = pace, asyncio.get_running_loop().time()
+        self.body = Body(size, self.arrived, self.read)
+
+    def arrived(self) -> int:
+        return min(round((asyncio.get_running_loop().time() - self._began) * self._pace), self.body.size)
+
+    async def read(self) -> bytes:
+        await asyncio.sleep((self.body.size - self.arrived()) / self._pace if self._pace else 60.0)
+        return b""
+
+
+async def outcome(of: Callable[[], Awaitable[None]]) -> str:
+    try:
+        await of()
+    except ThrottledError as error:
+        return type(error).__name__
+    return "read"
+
+
+@pytest.mark.parametrize(
+    ("pace", "said"),
+    [(3.0 * SIZE, ["read", "ThrottledError"]), (0.1 * SIZE, ["DisplacedError", "read"])],
+    ids=["in time", "too slow"],
+)
+def test_only_what_would_not_be_in_time_gives_its_place_up(pace: float, said: list[str]) -> None:
+    """Else a hundred who send long requests would displace each other for ever, and nobody would be read to the end."""
+
+    async def scenario() -> list[str]:
+        limits = Limits(max_concurrent=1, patience=0.1, read_timeout=1.0)
+        places = ReadingPlaces(limits, Room())
+
+        async def read(pace: float) -> None:
+            sender = Sender(pace)
+            async with places.taken(sender.body):
+                await sender.body.read()
+
+        first = asyncio.create_task(outcome(lambda: read(pace)))
+        await asyncio.sleep(0.2)
+        second = await outcome(lambda: read(1000.0 * SIZE))
+        return [await first, second]
+
+    assert asyncio.run(scenario()) == said
+
+
+def test_long_requests_wait_for_room_before_they_are_read() -> None:
+    """So many bytes are in memory at a time, from before they are read until they are answered; then the next come."""
+
+    async def scenario() -> int:
+        room, most, now = Room(most=3 * SIZE, patience=5.0), 0, 0
+
+        async def take() -> None:
+            nonlocal most, now
+            async with room.kept(SIZE):
+                now += 1
+                most = max(most, now)
+                await asyncio.sleep(0.01)
+                now -= 1
+
+        await asyncio.gather(*(take() for _ in range(20)))
+        return most
+
+    assert asyncio.run(scenario()) == 3
+
+
+def test_who_waits_for_room_too_long_is_told_to_come_again() -> None:
+    """As is who comes when too many wait; what is in memory already is held in any case."""
+
+    async def scenario() -> list[str]:
+        room = Room(most=SIZE, patience=0.05)
+
+        async def take() -> None:
+            async with room.kept(SIZE):
+                pass
+
+        with room.held(SIZE):
+            many = await asyncio.gather(*(outcome(take) for _ in range(300)))
+        return [*sorted(set(many)), await outcome(take)]
+
+    assert asyncio.run(scenario()) == ["ThrottledError", "read"]
+
+
+def test_who_gives_up_waiting_takes_no_room_along() -> None:
+    """Neither before there was room for it, nor in the moment that there is."""
+
+    async def scenario() -> None:
+        room = Room(most=SIZE)
+
+        async def take() -> None:
+            async with room.kept(SIZE):
+                pass
+
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(room.kept(SIZE))
+            early, late = asyncio.create_task(take()), asyncio.create_task(take())
+            await asyncio.sleep(0)
+            early.cancel()
+            await asyncio.sleep(0.01)
+        late.cancel()
+        await asyncio.gather(early, late, return_exceptions=True)
+        await asyncio.wait_for(take(), 1.0)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_room_and_sends_nothing_gives_it_up() -> None:
+    """Four who announce long requests and stay silent keep no long request out."""
+
+    async def scenario() -> list[str]:
+        room = Room(most=SIZE)
+        places = ReadingPlaces(Limits(patience=0.1, read_timeout=20.0), room)
+
+        async def read(pace: float) -> None:
+            sender = Sender(pace)
+            async with room.kept(SIZE), places.taken(sender.body):
+                await sender.body.read()
+
+        silent = asyncio.create_task(outcome(lambda: read(0.0)))
+        await asyncio.sleep(0.2)
+        honest = await outcome(lambda: read(1000.0 * SIZE))
+        return [await silent, honest]
+
+    assert asyncio.run(scenario()) == [DisplacedError.__name__, "read"]
