@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["exposition", "read"]
+__all__ = ["exposition", "free_space", "of_requests", "read"]
 
 
 _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
@@ -86,15 +86,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     metrics["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]
-    metrics["kc.evaluator.requests"] = [
-        ({"kc.transport": transport, "kc.outcome": outcome}, count)
-        for (transport, outcome), count in sorted(requests.snapshot().items())
-    ]
-    metrics["kc.evaluator.request.duration"] = [
-        ({"kc.transport": transport, "kc.outcome": outcome}, found)
-        for (transport, outcome), found in sorted(requests.durations().items())
-    ]
-    metrics["kc.evaluator.waiting"] = [({}, requests.waiting())]
+    metrics |= of_requests("kc.evaluator", requests)
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
@@ -105,7 +97,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     log = core.log
     metrics["kc.evaluator.log.size"] = [] if log is None else [({}, log.end - log.first)]
     metrics["kc.evaluator.log.lag"] = [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
-    metrics["kc.evaluator.disk.free"] = [] if log is None else _free(log.folder)
+    metrics["kc.evaluator.disk.free"] = [] if log is None else free_space(log.folder)
     said = [({"kc.shard": str(one.number)}, one) for one in core.shards]
     metrics["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
     metrics["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
@@ -119,6 +111,21 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for (endpoint, outcome), count in sorted(attempts.items())
     ]
     return metrics
+
+
+def of_requests(whose: str, requests: RequestCounts) -> dict[str, Series]:
+    """Requests, how long they took, and what waits, under the names of who received them."""
+    return {
+        f"{whose}.requests": [
+            ({"kc.transport": transport, "kc.outcome": outcome}, count)
+            for (transport, outcome), count in sorted(requests.snapshot().items())
+        ],
+        f"{whose}.request.duration": [
+            ({"kc.transport": transport, "kc.outcome": outcome}, found)
+            for (transport, outcome), found in sorted(requests.durations().items())
+        ],
+        f"{whose}.waiting": [({}, requests.waiting())],
+    }
 
 
 def exposition(metrics: SelfMetrics) -> bytes:
@@ -168,7 +175,8 @@ def _histogram(described: Described, series: Series) -> Metric:
     return family
 
 
-def _free(folder: Path) -> Series:
+def free_space(folder: Path) -> Series:
+    """Bytes that a folder's disk has left."""
     try:
         return [({}, shutil.disk_usage(folder).free)]
     except OSError:  # a folder that is gone has none

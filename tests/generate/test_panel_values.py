@@ -119,7 +119,13 @@ def may_be_empty(contracts: tuple[Contract, ...]) -> set[tuple[str, ...]]:
     unsent = {("51 $clauses on $slice", ref, clause) for clause in ("logit-drift", "ttft") for ref in "ABC"}
     unkept = {("37 Log of what was received", ref) for ref in "AB"} | {("42 Left on the disk", "A")}
     unsharded = {("38 Shards: bytes behind", "A"), ("39 Shards: streams", "A")}
-    return unsent | unkept | unsharded | {("14 $contract: margin of each clause", "A", contracts[1].name)}
+    of_aggregators = {
+        (panel, "ABC"[place]) for panel, each in TABLE["health"].items() if " Aggregators: " in panel
+        for place in range(len(each))
+    }  # fmt: skip
+    return (
+        unsent | unkept | unsharded | of_aggregators | {("14 $contract: margin of each clause", "A", contracts[1].name)}
+    )
 
 
 def differences(store: Store, world: World, expression: str, expected: Expected) -> Iterator[tuple]:

@@ -125,8 +125,8 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
 
     page = client.get("/metrics").text
     found = {family.name for family in text_string_to_metric_families(page)}
-    # Recorders, engines, trainers and rules have the others.
-    others = ("kc.recorder.", "kc.capture.", "kc.input.", "kc.kernel.", "kc.quarantine.", "kc.rule.")
+    # Aggregators, recorders, engines, trainers and rules have the others.
+    others = ("kc.aggregator.", "kc.recorder.", "kc.capture.", "kc.input.", "kc.kernel.", "kc.quarantine.", "kc.rule.")
     own = {m for m in METRICS.values() if not m.name.startswith(others)}
     assert found == {prometheus_name(metric).removesuffix("_total") for metric in own}
     assert 'kc_outbox_attempts_total{kc_endpoint="pager",kc_outcome="delivered"} 2.0' in page

@@ -170,6 +170,15 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "33 Requests captured in engines": (rates(_CONTRACT, lambda world: captured(world, kept=True)),),
     "34 Requests not captured, by reason": (rates(REASON, lambda world: captured(world, kept=False)),),
     "30 Kernel versions": (kernels,),
+    # No aggregator is played.
+    "50 Aggregators: points": (lambda _: {},),
+    "51 Aggregators: requests": (lambda _: {},),
+    "52 Aggregators: time to an answer": (lambda _: {},),
+    "53 Aggregators: messages": (lambda _: {},),
+    "54 Aggregators: streams": (lambda _: {}, lambda _: {}, lambda _: {}),
+    "55 Aggregators: bytes that wait": (lambda _: {}, lambda _: {}),
+    "56 Aggregators: last message": (lambda _: {},),
+    "57 Aggregators: left on the disk": (lambda _: {},),
 }
 _PROMISE = ("kc_contract", "kc_clause", "kc_clause_promise", "kc_clause_metric", "kc_clause_statistic", "definition")
 MEANING: dict[str, tuple[Expected, ...]] = {

@@ -242,6 +242,44 @@ _METRICS: Final = (
         "Cells or contracts that the evaluator failed to judge; no contract where all failed together.",
     ),
     Metric(
+        "kc.aggregator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),
+        "Metric data points that an aggregator received, by what became of them.",
+    ),
+    Metric(
+        "kc.aggregator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
+        "OTLP requests that an aggregator received, by transport and outcome.",
+    ),
+    Metric(
+        "kc.aggregator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
+        "Time until an aggregator answered OTLP requests.",
+    ),
+    Metric(
+        "kc.aggregator.waiting", "By", Instrument.GAUGE, (),
+        "Bytes of OTLP requests that have arrived at an aggregator and wait for their turn.",
+    ),
+    Metric("kc.aggregator.streams", "{stream}", Instrument.GAUGE, (), "Streams of senders that an aggregator keeps."),
+    Metric("kc.aggregator.sums", "{stream}", Instrument.GAUGE, (), "Streams that an aggregator makes of them."),
+    Metric(
+        "kc.aggregator.due", "{stream}", Instrument.GAUGE, (),
+        "Streams of an aggregator that have grown since the evaluator took them last.",
+    ),
+    Metric(
+        "kc.aggregator.held", "By", Instrument.GAUGE, (),
+        "Bytes on an aggregator's disk that are passed on as they are and that nobody has taken.",
+    ),
+    Metric(
+        "kc.aggregator.messages", "{message}", Instrument.COUNTER, ("kc.outcome",),
+        "Messages of an aggregator: `taken`, `refused` for good, `failed` and sent again.",
+    ),
+    Metric(
+        "kc.aggregator.last_message", "s", Instrument.GAUGE, (),
+        "Unix time at which a message of an aggregator was taken last.",
+    ),
+    Metric(
+        "kc.aggregator.disk.free", "By", Instrument.GAUGE, (),
+        "Bytes that the disk of an aggregator's state file has left.",
+    ),
+    Metric(
         "kc.outbox.pending", "{message}", Instrument.GAUGE, ("kc.endpoint",),
         "Webhook messages that wait to be delivered.",
     ),

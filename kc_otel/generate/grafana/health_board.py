@@ -28,6 +28,7 @@ __all__ = ["evaluator_panel", "health_file"]
 
 _USED: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
+_AGGREGATORS: Final = "From the metrics of kc-otel aggregate; empty without one."
 _RECORDERS: Final = "From the recorders, by way of the Collector."
 
 
@@ -44,6 +45,7 @@ def health_file() -> GeneratedFile:
         (90, "Evaluator: what came in, and how long judging takes", _evaluator()),
         (91, "Evaluator: webhooks", _webhooks()),
         (92, "Recorders: what was measured, and what was not", _recorders()),
+        (93, "Aggregators: what came in, what they still have to send", _aggregators()),
     ):
         made = made.with_row(dashboard.Row(title).id(id))
         for panel in panels:
@@ -187,6 +189,32 @@ def _recorders() -> Iterator[Any]:
         )
         .height(8)
         .span(24)
+    )
+
+
+def _aggregators() -> Iterator[Any]:
+    outcome = ("kc.transport", "kc.outcome")
+    yield _rates(50, "Aggregators: points", "kc.aggregator.points", outcome[1:], "cps", _AGGREGATORS).span(12)
+    yield _rates(51, "Aggregators: requests", "kc.aggregator.requests", outcome, "reqps", _AGGREGATORS).span(12)
+    took = "kc.aggregator.request.duration"
+    slowest = (Query(queries.duration(0.99, took, outcome), f"{_legend(outcome)} · p99"),)
+    about = f"{METRICS[took].meaning} To the width of its buckets. {_AGGREGATORS}"
+    yield graph_panel(52, "Aggregators: time to an answer", about, slowest, "s").span(12)
+    yield _rates(53, "Aggregators: messages", "kc.aggregator.messages", outcome[1:], "cps", _AGGREGATORS).span(12)
+    kept = ("kc.aggregator.streams", "kc.aggregator.sums", "kc.aggregator.due")
+    about = f"{' '.join(METRICS[name].meaning for name in kept)} {_AGGREGATORS}"
+    streams = tuple(Query(queries.health(name), name.rpartition(".")[2]) for name in kept)
+    yield graph_panel(54, "Aggregators: streams", about, streams, "short").span(12)
+    behind = ("kc.aggregator.waiting", "kc.aggregator.held")
+    about = f"{' '.join(METRICS[name].meaning for name in behind)} {_AGGREGATORS}"
+    sizes = tuple(Query(queries.health(name), name.rpartition(".")[2]) for name in behind)
+    yield graph_panel(55, "Aggregators: bytes that wait", about, sizes, "bytes").span(12)
+    last = "kc.aggregator.last_message"
+    about = f"How long ago a message was taken last, of the aggregator that is behind most. {_AGGREGATORS}"
+    age = (Query(f"time() - {queries.health(last, how='min')}", "ago"),)
+    yield graph_panel(56, "Aggregators: last message", about, age, "s").span(12)
+    yield _gauge(57, "Aggregators: left on the disk", "kc.aggregator.disk.free", (), "bytes", _AGGREGATORS, "min").span(
+        12
     )
 
 

@@ -9,32 +9,37 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 from opentelemetry.util.re import parse_env_headers
 
-from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.request_errors import BindError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.aggregator.aggregator_metrics import make_site, read
+from kc_otel.serve.aggregator.aggregator_sink import AggregatorSink
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.forwarder import Forwarder
-from kc_otel.serve.aggregator.host_streams import comes_from
+from kc_otel.serve.api.own_site import OwnSite
+from kc_otel.serve.config import LogFormat
 from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import check_ports, connections_per_port, listen
-from kc_otel.serve.log_format import PlainFormatter
+from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
+from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.grpc_server import start_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.receivers.reading import Room
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, StateHeldError, open_state
 
-__all__ = ["AggregatorConfig", "AggregatorError", "AggregatorSink", "run_aggregator"]
+__all__ = ["AggregatorConfig", "AggregatorError", "run_aggregator"]
 
 _log: Final = logging.getLogger(__name__)
-_WAITING_BYTES: Final = 64 * 1024 * 1024
 _TIDY: Final = 3600.0
 _GRACE: Final = 3.0
 _LEAST: Final = 0.1
@@ -43,10 +48,6 @@ _LEAST: Final = 0.1
 
 class AggregatorError(Exception):
     """The aggregator cannot start; the message says what to do."""
-
-
-class _FullError(ThrottledError):
-    outcome = "not_kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,10 @@ class AggregatorConfig:
         host: Address to listen on. Nobody is asked who they are.
         grpc_port: OTLP over gRPC; 0 for any.
         http_port: OTLP over HTTP; 0 for any.
+        metrics_port: `/metrics` and `/healthz`; 0 for any.
         interval: Seconds between two messages to the evaluator.
         allow_unauthenticated: Listen where other machines reach it: for a second one, that other hosts' send to.
+        log_format: Whether a line of the log is a sentence, or a JSON object.
     """
 
     to: str
@@ -68,58 +71,10 @@ class AggregatorConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 4317
     http_port: int = 4318
+    metrics_port: int = 4321
     interval: float = 10.0
     allow_unauthenticated: bool = False
-
-
-@dataclass(slots=True)
-class AggregatorSink:
-    """Takes what arrives: on disk first, then acknowledged."""
-
-    store: AggregatorStore
-    requests: int = field(default=0, init=False)
-    looped: bool = field(default=False, init=False)
-    """What this aggregator sent has come back to it."""
-
-    def metrics(self, request: Any) -> ExportResult:
-        """Take an ExportMetricsServiceRequest.
-
-        Raises:
-            ThrottledError: If it cannot be kept at the moment; the sender tries again.
-        """
-        if comes_from(request, self.store.instance):
-            self.looped = True
-        self._room()
-        merged = self.store.host.merged(request, time.time_ns())
-        try:
-            self.store.keep(merged, merged.rest.SerializeToString())
-        except StateError as error:
-            raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
-        self.requests += 1
-        return merged.result
-
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest, to be passed on as it is.
-
-        Raises:
-            ThrottledError: If it cannot be kept at the moment.
-        """
-        self._room()
-        try:
-            self.store.keep_as_it_is("/v1/traces", request.SerializeToString())
-        except StateError as error:
-            raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
-        return ExportResult()
-
-    def logs(self, _request: Any) -> ExportResult:
-        """Logs are not ours; they are accepted, so that nobody retries, and dropped."""
-        return ExportResult()
-
-    def _room(self) -> None:
-        if self.looped:
-            raise _FullError("what this aggregator sends comes back to it, so it takes nothing; see its log")
-        if self.store.waiting > _WAITING_BYTES:
-            raise _FullError("what is to be passed on waits for the evaluator, and fills its place")
+    log_format: LogFormat = LogFormat.TEXT
 
 
 def run_aggregator(config: AggregatorConfig) -> None:
@@ -129,7 +84,8 @@ def run_aggregator(config: AggregatorConfig) -> None:
         AggregatorError: If it cannot start.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
+    sentences = PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if config.log_format is LogFormat.JSON else sentences)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if reachable_from_elsewhere(config.host) and not config.allow_unauthenticated:
@@ -139,7 +95,13 @@ def run_aggregator(config: AggregatorConfig) -> None:
         )
     _check(config)
     try:
-        check_ports({"--http-port": config.http_port, "--grpc-port": config.grpc_port})
+        check_ports(
+            {
+                "--http-port": config.http_port,
+                "--grpc-port": config.grpc_port,
+                "--metrics-port": config.metrics_port,
+            }
+        )
         asyncio.run(_aggregate(config))
     except StateHeldError:
         raise AggregatorError(
@@ -199,13 +161,28 @@ async def _aggregate(config: AggregatorConfig) -> None:
         forwarder, sink = Forwarder(store, config.to, headers, client), AggregatorSink(store)
         most = connections_per_port()
         http = listen(config.host, config.http_port, "OTLP/HTTP", most)
-        turns = FairTurns()
-        grpc = await start_grpc(sink, config.host, config.grpc_port, connections=most, turns=turns)
+        watched = listen(config.host, config.metrics_port, "/metrics", most)
+        limits, requests, turns, room = Limits(), RequestCounts(), FairTurns(), Room()
+        requests.waiting = lambda: turns.waiting
+
+        def own_metrics() -> SelfMetrics:
+            return read(sink, forwarder, requests, config.state)
+
+        speaker = TelemetryExporter(own_metrics())
+        stack.callback(speaker.shutdown)
+        requests.tell = speaker.took
+        grpc = await start_grpc(
+            sink, config.host, config.grpc_port, limits, requests, connections=most, turns=turns, room=room
+        )
         stack.push_async_callback(grpc.stop, _GRACE)
         names = None if config.allow_unauthenticated else HostNames((config.host,))
-        await stack.enter_async_context(serving_http(http_app(sink, names=names, turns=turns), http))
-        _log.info("adding up for %s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d",
-                  config.to, config.host, grpc.port, config.host, http.getsockname()[1])  # fmt: skip
+        receiver = http_app(sink, limits, requests, names, turns=turns, room=room)
+        await stack.enter_async_context(serving_http(receiver, http))
+        site = make_site(own_metrics)
+        await stack.enter_async_context(serving_http(site if names is None else OwnSite(site, (config.host,)), watched))
+        _log.info("adding up for %s; OTLP/gRPC %s:%d, OTLP/HTTP http://%s:%d, /metrics http://%s:%d",
+                  config.to, config.host, grpc.port, config.host, http.getsockname()[1],
+                  config.host, watched.getsockname()[1])  # fmt: skip
         tidy_at = time.monotonic() + _TIDY
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -223,4 +200,6 @@ async def _aggregate(config: AggregatorConfig) -> None:
                     store.tidy(time.time_ns())
             except StateError as error:
                 _log.error("%s", error)
-        _log.info("stopping; %d requests were %d messages", sink.requests, forwarder.messages)
+            if speaker.speaks:
+                speaker.publish(own_metrics())
+        _log.info("stopping; %d requests were %d messages", sink.requests, forwarder.outcomes["taken"])

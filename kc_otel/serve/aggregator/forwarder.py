@@ -7,6 +7,7 @@ import gzip
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -41,6 +42,10 @@ class Forwarder:
         to: URL of OTLP over HTTP, without the paths.
         headers: Sent with every request.
         client: Sends.
+
+    Attributes:
+        outcomes: Messages by what became of them: `taken`, `refused` for good, `failed` and sent again later.
+        taken_at: Unix time at which one was taken last.
     """
 
     def __init__(self, store: AggregatorStore, to: str, headers: Mapping[str, str], client: httpx.AsyncClient) -> None:
@@ -53,7 +58,8 @@ class Forwarder:
         }
         self._trouble = ""
         self._marked = False
-        self.messages = 0
+        self.outcomes: Counter[str] = Counter()
+        self.taken_at: float | None = None
 
     async def forward(self) -> None:
         """One round: what is passed on, then every sum that is due. What is not taken stays due.
@@ -121,6 +127,7 @@ class Forwarder:
                 )
             if of_otlp:
                 _log.error("%s%s refuses %d bytes with %d: they are lost", self._to, path, len(body), status)
+                self.outcomes["refused"] += 1
                 settle(items)
                 return True
         if status != httpx.codes.OK:
@@ -132,13 +139,15 @@ class Forwarder:
         if self._trouble:
             _log.warning("%s takes what is sent again", self._to)
             self._trouble = ""
-        self.messages += 1
+        self.outcomes["taken"] += 1
+        self.taken_at = time.time()
         if path == "/v1/metrics" and partial.rejected_data_points:
             _log.warning("%s rejects %d points: %s", self._to, partial.rejected_data_points, partial.error_message)
         settle(items)
         return True
 
     def _later(self, why: str) -> bool:
+        self.outcomes["failed"] += 1
         if why != self._trouble:
             self._trouble = why
             _log.warning("%s does not take what is sent (%s); it is kept, and sent again", self._to, why)

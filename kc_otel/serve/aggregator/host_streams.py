@@ -33,6 +33,7 @@ _BEFORE: Final = 60 * 10**9
 """Processes that began so much earlier than the aggregator first did count from their beginning."""
 _MARK: Final = "kc.aggregator.mark"
 _FUTURE: Final = "points are from the future; check the sender's clock"
+_REJECTED: Final = ("future", "over_cap", "malformed")
 _TOO_MANY: Final = "more streams than the aggregator keeps; give the senders fewer identities"
 
 
@@ -60,12 +61,14 @@ class Merged:
         totals: New sums, by key; also those to which nothing was added, for their senders live.
         rest: What is not merged, to be passed on as it is.
         result: What the sender is told.
+        counts: Data points by what becomes of them.
     """
 
     streams: Mapping[bytes, PointStream]
     totals: Mapping[str, Total]
     rest: ExportMetricsServiceRequest
     result: ExportResult
+    counts: Mapping[str, int]
 
 
 class HostStreams:
@@ -88,7 +91,7 @@ class HostStreams:
 
     def merged(self, request: ExportMetricsServiceRequest, now: int) -> Merged:
         """What a request that arrives at `now`, Unix ns, comes to; nothing is remembered until `adopt`."""
-        mine, rest = _parted(request)
+        mine, rest, passed = _parted(request)
         horizon = Horizon(now + _AHEAD, max(min(self.began, now) - _BEFORE, now - _DAY), now - _DAY, _DAY)
         streams: dict[bytes, PointStream] = {}
         totals: dict[str, Total] = {}
@@ -106,12 +109,12 @@ class HostStreams:
             if stream is None:
                 known = self.streams.get(point.stream)
                 if known is None and max(len(self.streams) + len(streams), len(self.totals)) >= self._most:
-                    count("rejected", 1, _TOO_MANY)
+                    count("over_cap", 1, _TOO_MANY)
                     continue
                 stream = _copy(known) if known else PointStream()
             found = stream.accept(point, horizon)
+            count(found.outcome, 1, _FUTURE if found.outcome == "future" else "")
             if found.outcome == "future":
-                count("rejected", 1, _FUTURE)
                 continue
             stream.heard, streams[point.stream] = now / 1e9, stream
             total = replace(total, heard=now) if total else Total(now, now, ExponentialHistogram.empty(20))
@@ -120,8 +123,10 @@ class HostStreams:
                 assert isinstance(whole, ExponentialHistogram)
                 total = replace(total, histogram=whole)
             totals[key] = total
-        rejected = counts["rejected"] + counts["malformed"]
-        return Merged(streams, totals, rest, ExportResult(rejected, "; ".join(list(said)[:3]) if rejected else ""))
+        counts["passed_on"] = passed
+        rejected = sum(counts[outcome] for outcome in _REJECTED)
+        result = ExportResult(rejected, "; ".join(list(said)[:3]) if rejected else "")
+        return Merged(streams, totals, rest, result, +counts)
 
     def adopt(self, merged: Merged) -> None:
         """Remember what a request came to."""
@@ -192,16 +197,22 @@ def _owned(resource: Mapping[str, str]) -> tuple[ExportMetricsServiceRequest, An
     return request, owner
 
 
-def _parted(request: ExportMetricsServiceRequest) -> tuple[ExportMetricsServiceRequest, ExportMetricsServiceRequest]:
-    """Cumulative exponential histograms of drift, and everything else."""
-    mine, rest = ExportMetricsServiceRequest(), ExportMetricsServiceRequest()
+def _parted(
+    request: ExportMetricsServiceRequest,
+) -> tuple[ExportMetricsServiceRequest, ExportMetricsServiceRequest, int]:
+    """Cumulative exponential histograms of drift, everything else, and how many points that has."""
+    mine, rest, points = ExportMetricsServiceRequest(), ExportMetricsServiceRequest(), 0
     for owner in request.resource_metrics:
         for scope in owner.scope_metrics:
             parts: dict[bool, list[Any]] = {True: [], False: []}
             for metric in scope.metrics:
                 histogram = metric.exponential_histogram
                 whole = histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
-                parts[metric.name in DRIFT_NAMES and whole].append(metric)
+                ours = metric.name in DRIFT_NAMES and whole
+                parts[ours].append(metric)
+                kind = metric.WhichOneof("data")
+                if kind and not ours:
+                    points += len(getattr(metric, kind).data_points)
             for into, metrics in ((mine, parts[True]), (rest, parts[False])):
                 if metrics:
                     other = into.resource_metrics.add(schema_url=owner.schema_url)
@@ -209,7 +220,7 @@ def _parted(request: ExportMetricsServiceRequest) -> tuple[ExportMetricsServiceR
                     there = other.scope_metrics.add(schema_url=scope.schema_url)
                     there.scope.CopyFrom(scope.scope)
                     there.metrics.extend(metrics)
-    return mine, rest
+    return mine, rest, points
 
 
 def _copy(stream: PointStream) -> PointStream:

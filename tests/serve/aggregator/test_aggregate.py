@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from typer.testing import CliRunner
 
 from kc_otel.contract import load_text
+from kc_otel.contract.registry import METRICS
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.serve.aggregator import aggregate
 from kc_otel.serve.aggregator.aggregate import AggregatorConfig, AggregatorError, run_aggregator
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.store.state_file import open_state
 from tests.integration.test_acknowledged import CONTRACT, Source
+from tests.judge.conftest import Sender
 from tests.tools.servers import free_address, running, sink
 
 KILLS = 1
@@ -52,7 +57,16 @@ def test_what_is_acknowledged_survives_kill_9(tmp_path: Path, monkeypatch: pytes
     with sink(receive) as url:
         command = [
             *(sys.executable, "-m", "kc_otel", "aggregate", "--to", url, "--state", tmp_path / "state.sqlite"),
-            *("--interval", "0.2s", "--http-port", http.rpartition(":")[2], "--grpc-port", grpc.rpartition(":")[2]),
+            *(
+                "--interval",
+                "0.2s",
+                "--metrics-port",
+                "0",
+                "--http-port",
+                http.rpartition(":")[2],
+                "--grpc-port",
+                grpc.rpartition(":")[2],
+            ),
         ]
         for source in sources:
             source.start()
@@ -159,9 +173,82 @@ def test_both_ports_share_their_turns(tmp_path: Path, monkeypatch: pytest.Monkey
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def run() -> None:
-        config = AggregatorConfig(f"http://{free_address()}", tmp_path / "state", "127.0.0.1", *ports)
+        config = AggregatorConfig(f"http://{free_address()}", tmp_path / "state", "127.0.0.1", *ports, metrics_port=0)
         await asyncio.gather(aggregate._aggregate(config), asyncio.to_thread(send))
 
     asyncio.run(asyncio.wait_for(run(), 30))
     ((_, senders),) = seen.items()
     assert {type(sender) for sender in senders} == {str, tuple}, "gRPC's and HTTP's"
+
+
+def samples(text: str) -> dict[str, float]:
+    """Of Prometheus' text format."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("kc_aggregator_"): float(value) for name, _, value in lines}
+
+
+@pytest.mark.slow
+def test_it_observes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it received, refused, keeps and sent, on /metrics and by OTLP, also while the evaluator is away."""
+    told: dict[str, object] = {}
+
+    def receive(_body: bytes, _headers: Mapping[str, str]) -> int:
+        return 200 if there.is_set() else 503
+
+    def observe(body: bytes, _headers: Mapping[str, str]) -> int:
+        request = ExportMetricsServiceRequest.FromString(body)
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics:
+            told[metric.name] = metric
+        return 200
+
+    there = threading.Event()
+    http, grpc, metrics = free_address(), free_address(), free_address()
+    ports = {"--http-port": http, "--grpc-port": grpc, "--metrics-port": metrics}
+    with sink(receive) as url, sink(observe) as watcher:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{watcher}/v1/metrics")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
+        command = [
+            *(sys.executable, "-m", "kc_otel", "aggregate", "--to", url, "--state", tmp_path / "state.sqlite"),
+            *("--interval", "0.2s", "--log-format", "json"),
+            *(part for option, address in ports.items() for part in (option, address.rpartition(":")[2])),
+        ]
+        with running(command, tmp_path / "log", f"http://{metrics}/healthz"):
+
+            def post(body: bytes) -> int:
+                kind = {"content-type": "application/x-protobuf"}
+                return httpx.post(f"http://{http}/v1/metrics", content=body, headers=kind).status_code
+
+            def read(until: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+                end = time.monotonic() + 20
+                while not until(found := samples(httpx.get(f"http://{metrics}/metrics").text)):
+                    assert time.monotonic() < end, found
+                    time.sleep(0.05)
+                return found
+
+            now = time.time()
+            assert post(Sender(start=now).request(now, [0.1, 0.2]).SerializeToString()) == 200
+            assert post(Sender(start=now, cumulative=False).request(now, [0.1]).SerializeToString()) == 200
+            assert post(Sender(start=now).request(now + 3600, [0.1]).SerializeToString()) == 200
+            assert post(b"no message") == 400
+            found = read(lambda found: found.get('messages_total{kc_outcome="failed"}', 0) > 0)
+            assert found['points_total{kc_outcome="passed_on"}'] == 1
+            assert found['points_total{kc_outcome="future"}'] == 1
+            assert found['requests_total{kc_outcome="bad_request",kc_transport="http"}'] == 1
+            assert found['requests_total{kc_outcome="partial",kc_transport="http"}'] == 1
+            assert found['request_duration_seconds_count{kc_outcome="accepted",kc_transport="http"}'] == 2
+            assert found["due"] == found["sums"] == found["streams"] == 1
+            assert found["held_bytes"] > 0
+            assert found["disk_free_bytes"] > 0
+            assert "last_message_seconds" not in found
+            there.set()
+            found = read(lambda found: not found["due"] and not found["held_bytes"])
+            assert found['messages_total{kc_outcome="taken"}'] >= 2
+            assert time.time() - found["last_message_seconds"] < 60
+            end = time.monotonic() + 20
+            while not {"kc.aggregator.last_message", "kc.aggregator.request.duration"} <= told.keys():
+                assert time.monotonic() < end, told.keys()
+                time.sleep(0.05)
+            assert httpx.get(f"http://{metrics}/metrics", headers={"host": "elsewhere"}).status_code == 421
+    assert {name for name in METRICS if name.startswith("kc.aggregator.")} == told.keys()
+    assert all(json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines())

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.judge.otlp import ThrottledError
 from kc_otel.judge.verdict import Verdict
-from kc_otel.serve.aggregator.aggregate import AggregatorSink
+from kc_otel.serve.aggregator.aggregator_sink import AggregatorSink
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.host_streams import as_mark, as_request
 from kc_otel.serve.store.state_file import DamagedStateError, StateError
