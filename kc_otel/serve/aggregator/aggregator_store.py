@@ -10,10 +10,10 @@ import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
-from kc_otel.serve.aggregator.host_streams import HostStreams, Merged, Total
-from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram
+from kc_otel.serve.aggregator.host_streams import HostStreams, Merged, Total, as_request
+from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram
 from kc_otel.serve.store.state_file import DamagedStateError, reading_state
-from kc_otel.serve.store.stream_codec import decode_stream, encode_stream
+from kc_otel.serve.store.stream_codec import check_stream, decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from kc_otel.stats import ExponentialHistogram
 
@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS host_total
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS passed_on (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, body BLOB NOT NULL);
 """
+_PATHS = ("/v1/metrics", "/v1/traces")
 _OTHERS = """
 SELECT 1 FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'
   AND name NOT IN ('aggregator', 'sender_stream', 'host_total', 'passed_on')
@@ -63,12 +64,16 @@ class AggregatorStore:
             self.instance: str = known[0]
             self.host = HostStreams(int(known[1]))
             for id, content in connection.execute("SELECT id, content FROM sender_stream"):
-                self.host.streams[id] = decode_stream(content)
+                self.host.streams[id] = check_stream(decode_stream(content))
             for key, start, heard, content in connection.execute("SELECT key, start, heard, content FROM host_total"):
                 histogram = decode_histogram(content)
                 if not isinstance(histogram, ExponentialHistogram):
                     raise DamagedStateError(f"the sum of {key} is of a kind that no aggregator keeps")
+                check_observed(histogram)
                 self.host.totals[key] = Total(start, heard, histogram)
+            for _ in self.to_pass_on():  # also what is sent later is read now: damage is said before a port is open
+                pass
+            as_request(self.host.totals, {}, now)
             self.due = {key for (key,) in connection.execute("SELECT key FROM host_total WHERE due")}
             (self.waiting,) = connection.execute("SELECT COALESCE(SUM(LENGTH(body)), 0) FROM passed_on").fetchone()
 
@@ -112,7 +117,11 @@ class AggregatorStore:
 
     def to_pass_on(self) -> Iterator[tuple[int, str, bytes]]:
         """(number, path, body) of what waits, oldest first."""
-        yield from self._connection.execute("SELECT number, path, body FROM passed_on ORDER BY number").fetchall()
+        rows = self._connection.execute("SELECT number, path, body FROM passed_on ORDER BY number").fetchall()
+        for number, path, body in rows:
+            if path not in _PATHS or not isinstance(body, bytes):
+                raise DamagedStateError(f"what waits for {path!r} is nothing that an aggregator passes on")
+            yield number, path, body
 
     def passed(self, rows: Iterable[tuple[int, int]]) -> None:
         """These, (number, bytes), wait no longer."""

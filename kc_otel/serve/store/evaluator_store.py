@@ -22,9 +22,15 @@ from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram, encode_histograms
+from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.stream_codec import decode_evidence, decode_stream, encode_evidence, encode_streams
+from kc_otel.serve.store.stream_codec import (
+    check_stream,
+    decode_evidence,
+    decode_stream,
+    encode_evidence,
+    encode_streams,
+)
 from kc_otel.serve.store.unit_of_work import UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -237,7 +243,7 @@ class EvaluatorStore:
         for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
             names.add(name)
             if name in evaluator.states:
-                evaluator.states[name].streams[key] = decode_stream(data)
+                evaluator.states[name].streams[key] = check_stream(decode_stream(data))
         for name in names - evaluator.states.keys():
             self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
             self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
@@ -269,6 +275,7 @@ class EvaluatorStore:
                 # A window whose length was changed has panes of another width: each goes where its middle lies.
                 index = pane if width == grid.width else grid.index((pane + 0.5) * width)
                 of_series, content = state.series[key], decode_histogram(data)
+                check_observed(content)
                 if isinstance(content, ExplicitHistogram):
                     of_series.histories[number].put(index, content)
                 elif of_series.histories[number].accepts(content):

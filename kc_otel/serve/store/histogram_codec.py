@@ -12,7 +12,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
-__all__ = ["CodecError", "decode_histogram", "encode_histogram", "encode_histograms"]
+__all__ = ["CodecError", "check_observed", "decode_histogram", "encode_histogram", "encode_histograms"]
 
 _EXPONENTIAL: Final = struct.Struct("<BbB4dqq")
 _HEADS: Final = np.dtype(
@@ -29,6 +29,9 @@ _HEADS: Final = np.dtype(
     ]
 )
 """`_EXPONENTIAL`, of many."""
+_SCALES: Final = range(-16, 21)
+_LEAST, _MOST = -1080.0, 512.0
+"""Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
 _EXPLICIT: Final = struct.Struct("<BB3dI")
 _RUN: Final = struct.Struct("<cqI")
 _RUNS: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
@@ -99,6 +102,23 @@ def decode_histogram(data: bytes) -> Histogram:
         return _explicit(data) if data[0] else _exponential(data)
     except (struct.error, IndexError, KeyError, ValueError) as error:
         raise CodecError(f"not a histogram: {error}") from None
+
+
+def check_observed(histogram: Histogram) -> None:
+    """See that nothing is in buckets where nothing can have been observed.
+
+    Added up with others, they would be an array of every bucket between.
+
+    Raises:
+        CodecError: If something is.
+    """
+    if not isinstance(histogram, ExponentialHistogram):
+        return
+    base = 2.0**-histogram.scale
+    for side in (histogram.positive, histogram.negative):
+        within = _LEAST - base <= side.offset * base <= side.end * base <= _MOST + base
+        if histogram.scale not in _SCALES or (side.counts.size and not within):
+            raise CodecError(f"not a histogram: bucket {side.offset} at scale {histogram.scale}")
 
 
 def _exponential(data: bytes) -> ExponentialHistogram:

@@ -12,11 +12,17 @@ import numpy as np
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
-from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
+from kc_otel.serve.store.histogram_codec import (
+    CodecError,
+    check_observed,
+    decode_histogram,
+    encode_histogram,
+    encode_histograms,
+)
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = ["decode_evidence", "decode_stream", "encode_evidence", "encode_stream", "encode_streams"]
+__all__ = ["check_stream", "decode_evidence", "decode_stream", "encode_evidence", "encode_stream", "encode_streams"]
 
 _STREAM: Final = struct.Struct("<dqBH")
 _TEST: Final = struct.Struct("<5d")
@@ -73,6 +79,19 @@ def decode_stream(data: bytes) -> PointStream:
             stream.writers[number].doubted = decode_histogram(data[at - size : at])
     except (struct.error, ValueError, IndexError) as error:
         raise CodecError(f"not a stream: {error}") from None
+    return stream
+
+
+def check_stream(stream: PointStream) -> PointStream:
+    """A stream, once it is seen that it can be one.
+
+    Raises:
+        CodecError: If it holds what nobody can have observed.
+    """
+    for last in stream.writers:
+        for histogram in (last.histogram, last.doubted):
+            if histogram is not None:
+                check_observed(histogram)
     return stream
 
 

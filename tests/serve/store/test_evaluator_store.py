@@ -17,7 +17,7 @@ from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.stream_codec import decode_stream, encode_stream, encode_streams
+from kc_otel.serve.store.stream_codec import check_stream, decode_stream, encode_stream, encode_streams
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -411,3 +411,13 @@ def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(
     EvaluatorStore(connection).restore(again)
     assert same(verdicts_of(again, now - 100.0), verdicts)
     assert verdicts[0].samples == 61
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(3, 2**40), (3, -(2**40)), (20, 2**40), (40, 0), (-40, 0)])
+def test_a_bucket_that_nobody_can_have_observed_is_damage(scale: int, offset: int) -> None:
+    """Added up with others it would be an array of every bucket between, which ends whoever tries."""
+    side = Buckets(offset, np.array([3]))
+    value = ExponentialHistogram(scale, 3, 0.3, 0, side, Buckets.empty(), 0.1, 0.1, 0.0)
+    with pytest.raises(CodecError, match="not a histogram"):
+        check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20), value)], [], 0))
+    check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20))], [], 0))

@@ -9,10 +9,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.core import Core
+from kc_otel.serve.store.histogram_codec import encode_histogram
 from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
+from kc_otel.serve.store.stream_codec import encode_stream
+from kc_otel.stats import Buckets, ExponentialHistogram
 from tests.serve.conftest import contract, drift, make_core, open_file
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
@@ -21,13 +27,35 @@ _PAGE = 4096
 
 
 @pytest.fixture
-def state(tmp_path: Path, make_core: Callable[..., Core], drift: Callable) -> bytes:
+def going_on(drift: Callable[..., ExportMetricsServiceRequest]) -> Callable[[float], ExportMetricsServiceRequest]:
+    """What a sender says, and what it says later, when it has observed all of it once more."""
+    made: dict[float, ExportMetricsServiceRequest] = {}
+
+    def make(sigma: float) -> ExportMetricsServiceRequest:
+        if sigma not in made:
+            made[sigma] = drift(sigma)
+            return made[sigma]
+        later = ExportMetricsServiceRequest()
+        later.CopyFrom(made[sigma])
+        for metric in later.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.exponential_histogram.data_points:
+                point.time_unix_nano += 10**6
+                point.count, point.sum, point.zero_count = 2 * point.count, 2.0 * point.sum, 2 * point.zero_count
+                for side in (point.positive, point.negative):
+                    side.bucket_counts[:] = [2 * count for count in side.bucket_counts]
+        return later
+
+    return make
+
+
+@pytest.fixture
+def state(tmp_path: Path, make_core: Callable[..., Core], going_on: Callable) -> bytes:
     """A state file with panes, alerts, routes and webhooks that wait."""
     path = tmp_path / "sound" / "state.sqlite"
     with closing(open_state(path)) as connection:
         core = make_core(connection, now=time.time())
         for sigma in (0.3, 0.4):
-            core.metrics(drift(sigma))
+            core.metrics(going_on(sigma))
             core.tick(time.time())
         assert core.decisions.routes
     return path.read_bytes()
@@ -53,22 +81,44 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def test_damage_is_said_at_the_start_or_does_no_harm(
-    state: bytes, tmp_path: Path, make_core: Callable[..., Core]
+    state: bytes, tmp_path: Path, make_core: Callable[..., Core], going_on: Callable
 ) -> None:
-    """Whatever a file has become, an evaluator evaluates on it, or says which file is damaged and what to do."""
+    """Whatever a file has become, an evaluator goes on with it, or says which file is damaged and what to do."""
     chance = random.Random(7)
     said: list[bool] = []
+    later = going_on(0.4)
     for number in range(150):
         path = tmp_path / str(number) / "state.sqlite"
         path.parent.mkdir()
         path.write_bytes(damaged(state, chance))
         try:
             with closing(open_state(path)) as connection:
-                make_core(connection, now=time.time()).tick(time.time())
+                core = make_core(connection, now=time.time())
+                core.tick(time.time())
+                core.metrics(later)
+                core.tick(time.time())
         except DamagedStateError as error:
             said.append(str(error).startswith(f"{path}: the state file is damaged"))
     assert all(said)
     assert 50 < len(said) < 150
+
+
+@pytest.mark.parametrize("table", ["evaluator_streams", "evaluator_panes"])
+def test_buckets_where_nothing_can_be_are_damage(
+    state: bytes, table: str, tmp_path: Path, make_core: Callable[..., Core]
+) -> None:
+    """Held against what comes next they would be an array of every bucket between, and its sender refused for ever."""
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(state)
+    far = ExponentialHistogram(3, 3, 0.3, 0, Buckets(2**40, np.array([3])), Buckets.empty(), 0.1, 0.1, 0.0)
+    content = {
+        "evaluator_streams": encode_stream(PointStream(1.0, [LatestValue(3, 4, far)], [], 0)),
+        "evaluator_panes": encode_histogram(far),
+    }[table]
+    with closing(open_state(path)) as connection:
+        assert connection.execute(f"UPDATE {table} SET data = ?", (content,)).rowcount
+        with pytest.raises(DamagedStateError, match="the state file is damaged"):
+            make_core(connection, now=time.time())
 
 
 def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> None:
