@@ -31,6 +31,8 @@ _WAITING: Final = 256
 """Long requests that may wait for room."""
 _PATIENCE: Final = 5.0
 """Seconds that they wait; senders give up after ten."""
+_IDLE: Final = 0.1
+"""Share of the pace that would have it in time, below which nobody means it."""
 _LOOK: Final = 1.0
 """Seconds after which it is seen anew who does not arrive in time."""
 
@@ -150,12 +152,13 @@ class Room:
             raise
 
     def _displace(self) -> None:
-        """End what has room and will not be in time, the slowest of them."""
+        """End what has room and will not be in time: all that hardly move, and of the others the slowest."""
         now = asyncio.get_running_loop().time()
-        late = [one for one in self.reading if not one.displaced and now - one.since >= one.limits.patience]
-        slowest = min(late, key=lambda one: one.pace(now), default=None)
-        if slowest is not None and slowest.pace(now) < 1.0:
-            slowest.displace(now)
+        paces = {one: one.pace(now) for one in self.reading if now - one.since >= one.limits.patience}
+        slowest = min(paces, key=lambda one: paces[one], default=None)
+        for one, pace in paces.items():
+            if not one.displaced and (pace < _IDLE or (one is slowest and pace < 1.0)):
+                one.displace(now)
 
     def _release(self, size: int) -> None:
         self._held -= size
