@@ -2,4 +2,4 @@
 
 from kc_otel._extras import require
 
-require("serve", "the aggregator", "httpx", "uvicorn")
+require("serve", "the aggregator", "fastapi", "httpx", "uvicorn")
