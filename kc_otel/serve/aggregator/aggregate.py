@@ -200,6 +200,8 @@ async def _aggregate(config: AggregatorConfig) -> None:
                     store.tidy(time.time_ns())
             except StateError as error:
                 _log.error("%s", error)
+            except Exception:  # noqa: BLE001 - what was taken stays due, and senders are still served
+                _log.exception("what is due could not be sent; it is tried again")
             if speaker.speaks:
                 speaker.publish(own_metrics())
         _log.info("stopping; %d requests were %d messages", sink.requests, forwarder.outcomes["taken"])

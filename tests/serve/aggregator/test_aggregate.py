@@ -57,16 +57,8 @@ def test_what_is_acknowledged_survives_kill_9(tmp_path: Path, monkeypatch: pytes
     with sink(receive) as url:
         command = [
             *(sys.executable, "-m", "kc_otel", "aggregate", "--to", url, "--state", tmp_path / "state.sqlite"),
-            *(
-                "--interval",
-                "0.2s",
-                "--metrics-port",
-                "0",
-                "--http-port",
-                http.rpartition(":")[2],
-                "--grpc-port",
-                grpc.rpartition(":")[2],
-            ),
+            *("--interval", "0.2s", "--metrics-port", "0"),
+            *("--http-port", http.rpartition(":")[2], "--grpc-port", grpc.rpartition(":")[2]),
         ]
         for source in sources:
             source.start()
@@ -252,3 +244,24 @@ def test_it_observes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert httpx.get(f"http://{metrics}/metrics", headers={"host": "elsewhere"}).status_code == 421
     assert {name for name in METRICS if name.startswith("kc.aggregator.")} == told.keys()
     assert all(json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines())
+
+
+def test_a_round_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever nobody thought of: it is in the log, and the next round is tried."""
+    rounds: list[int] = []
+
+    async def forward(_: object) -> None:
+        rounds.append(len(rounds))
+        if len(rounds) < 3:
+            raise ZeroDivisionError
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(aggregate.Forwarder, "forward", forward)
+    config = AggregatorConfig(
+        f"http://{free_address()}", tmp_path / "state", grpc_port=0, http_port=0, metrics_port=0, interval=0.1
+    )
+    asyncio.run(asyncio.wait_for(aggregate._aggregate(config), 30))
+    assert len(rounds) >= 3
+    assert caplog.text.count("could not be sent") == 2
