@@ -93,7 +93,8 @@ def listen(host: str, port: int, what: str, most: int) -> Listener:
     Raises:
         BindError: If the address cannot be listened on.
     """
-    sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    # With its protocol: of sockets that do not say it, asyncio does not know that short answers need not be gathered.
+    sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.most = most
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

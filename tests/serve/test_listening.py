@@ -99,6 +99,25 @@ def test_a_port_has_its_share_of_the_files_that_the_process_may_have(limits, mos
     assert raised == ([(limits[1],) * 2] if limits[0] != limits[1] else [])
 
 
+def test_short_answers_are_sent_at_once():
+    """Gathered, each would wait until the one before it is acknowledged, which its reader puts off for 40 ms."""
+
+    class Connected(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def connected():
+        nonlocal made
+        made = asyncio.get_running_loop().create_future()
+        sock = listen("127.0.0.1", 0, "tests", 8)
+        async with await asyncio.get_running_loop().create_server(Connected, sock=sock):
+            with socket.create_connection(sock.getsockname()):
+                return await made
+
+    made = None
+    assert asyncio.run(connected())
+
+
 def test_grpc_serves_who_comes_when_there_are_as_many(caplog):
     """The oldest connection gives its place up, and comes again when it has something to say."""
     caplog.set_level(logging.CRITICAL, "grpc")
