@@ -21,7 +21,9 @@ MOST_OF_BLOCK: Final = 16 * 1024
 """Bytes of a header block, as it is sent."""
 MOST_OF_LIST: Final = 16 * 1024
 """Bytes of what a header block says, with 32 for each header."""
-_MOST_KEPT: Final = 64
+_MOST_KEPT: Final = 8
+_LONGEST_KEPT: Final = 32
+"""Headers of a block that is remembered; each is a byte of it, and a hundred here."""
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE: Final = re.compile(rb"(?:[^\x00\t\r\n ](?:[^\x00\r\n]*[^\x00\t\r\n ])?)?")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
@@ -67,7 +69,7 @@ class HeaderReader:
             raise ConnectionFaultError(ErrorCode.COMPRESSION_ERROR, "the headers cannot be read") from None
         if not _INDEXED.fullmatch(block):
             self._known.clear()  # the table may be another now
-        elif len(self._known) < _MOST_KEPT:
+        elif len(block) <= _LONGEST_KEPT and len(self._known) < _MOST_KEPT:
             self._known[block] = headers
         return headers
 

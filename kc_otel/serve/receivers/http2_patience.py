@@ -2,7 +2,7 @@
 
 Each of these is allowed, and a few of them are usual; thousands are an attack (CVE-2019-9511 to -9518, CVE-2023-44487,
 CVE-2024-27316). A connection has so much of our patience, which grows again with time and with each request that is
-answered, and ends when there is none left.
+taken, and ends when there is none left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Patience:
         self._clock, self._left, self._seen = clock, float(_MOST), clock()
 
     def answered(self) -> None:
-        """A request was answered."""
+        """A request was taken."""
         self._left = min(self._left + _AN_ANSWER, _MOST)
 
     def spend(self, cost: int = 1) -> None:

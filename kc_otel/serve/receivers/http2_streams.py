@@ -38,6 +38,8 @@ WINDOW: Final = 16 * 1024 * 1024
 _GIVE_BACK: Final = 4 * 1024 * 1024
 _SMALL: Final = 256
 """Bytes of content that are not worth a frame, but at a request's end."""
+_HEADERS_FOR_NOTHING: Final = 256
+"""Bytes of a header block that cost patience: reading them takes what a small request does."""
 _STALLED: Final = 16
 """Answers of a connection that may wait for its client."""
 _REMEMBERED: Final = 256
@@ -98,6 +100,7 @@ class Streams:
         Raises:
             ConnectionFaultError: If the connection ends for it.
         """
+        self._patience.spend(len(block) // _HEADERS_FOR_NOTHING)
         headers = self._headers.read(block)
         try:
             if number <= self.last:
@@ -186,7 +189,7 @@ class Streams:
             return
         if not trailers:
             self._write(frame(HEADERS, END_HEADERS | END_STREAM, stream.number, head))
-            self._answered(stream)
+            self._done(stream)
             return
         stream.unsent, stream.trailers = content, trailers
         if not self._send(stream, frame(HEADERS, END_HEADERS, stream.number, head)):
@@ -252,7 +255,9 @@ class Streams:
         stream = Stream(self, number, UNASKED, self._peer_initial, length_of(found))
         self._open[number] = stream
         stream.request = self._accept(stream, found)
-        if stream.request is not None:
+        if stream.request is None:
+            self._patience.spend(RESET)
+        else:
             self._new.append(stream)
         if ends:
             self.ended(stream)
@@ -262,6 +267,7 @@ class Streams:
         if stream is None:
             if number not in self._reset and number <= self.last_taken:
                 raise ConnectionFaultError(ErrorCode.STREAM_CLOSED, "headers of a stream that has ended")
+            self._patience.spend()
             return
         if stream.ended:
             raise StreamFaultError(ErrorCode.STREAM_CLOSED)
@@ -297,7 +303,8 @@ class Streams:
         if said:
             self._write(said)
         if done:
-            self._answered(stream)
+            self._patience.answered()
+            self._done(stream)
         return done
 
     def _send_stalled(self) -> None:
@@ -305,8 +312,7 @@ class Streams:
             if self._peer_window > 0:
                 self._send(stream)
 
-    def _answered(self, stream: Stream) -> None:
-        self._patience.answered()
+    def _done(self, stream: Stream) -> None:
         if not stream.ended:  # the rest is not needed any more: RFC 9113, section 8.1
             self._remember(stream.number)
             self._write(rst_stream(stream.number, ErrorCode.NO_ERROR))

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kc_otel.judge.otlp import Limits, RequestCounts
+from kc_otel.serve.access.senders import Senders
+from kc_otel.serve.receivers.fair_turns import FairTurns
+from kc_otel.serve.receivers.grpc_server import _Receiver
 from kc_otel.serve.receivers.http2_connection import Http2Connection
 from kc_otel.serve.receivers.http2_frames import ErrorCode, frame, window_update
-from kc_otel.serve.receivers.http2_headers import literal
+from kc_otel.serve.receivers.http2_headers import HeaderReader, literal
 from tests.serve.receivers.http2_peer import HELLO, OK, Peer, data, head, headers, message, on_a_loop
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
@@ -98,6 +102,50 @@ def test_who_makes_the_server_reset_streams_is_stopped_too():
     assert ended is not None
     assert ended[0] == CALM
     assert requests < 300
+
+
+def later(block: bytes) -> bytes:
+    """Headers on a stream whose answer has been given."""
+    return headers(1, block)
+
+
+LONG = b"\x82\x86\x84" + literal(b"a", b"") * 450
+
+
+@pytest.mark.parametrize(
+    ("begun", "flood", "most"),
+    [
+        pytest.param(b"", lambda number: headers(number, b"\x82\x86\x84", ends=True), 200, id="no gRPC"),
+        pytest.param(b"", lambda number: headers(number, b"\x83" + LONG[1:]), 200, id="long headers"),
+        pytest.param(headers(1, b"\x82\x86\x84"), lambda _: later(b"\x82"), 1000, id="late headers"),
+        pytest.param(headers(1, b"\x82\x86\x84"), lambda _: later(LONG), 200, id="late long headers"),
+    ],
+)
+def test_what_is_told_at_once_that_it_is_none_ends_its_connection_too(begun, flood, most):
+    """It costs no work beyond its headers, but these are work: a read of them would hold up everybody for a second."""
+
+    async def scenario():
+        peer = Peer(_Receiver(None, Limits(), RequestCounts(), Senders(), FairTurns()).accept)  # type: ignore[arg-type]
+        peer.feed(begun)
+        peer.feed(b"".join(flood(number) for number in range(3, 20_001, 2)), 256 * 1024)
+        return peer.ended(), peer.connection._reader.count
+
+    ended, count = on_a_loop(scenario)
+    assert ended is not None
+    assert ended[0] == CALM
+    assert count <= most + 5
+
+
+def test_headers_that_are_remembered_take_little_memory():
+    """Blocks that only refer to tables are read once; a client chooses which, and how many hundred headers each has."""
+    reader = HeaderReader()
+    tracemalloc.start()
+    for number in range(100):
+        reader.read(b"\x82\x86\x84" + bytes([0x91 + number % 20]) * 250 + bytes([0x91 + number // 20]))
+        reader.read(b"\x82\x86\x84" + bytes([0x91 + number % 20]) * 20 + bytes([0x91 + number // 20]))
+    left, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert left < 50_000
 
 
 def test_who_is_answered_may_go_on_for_ever():
