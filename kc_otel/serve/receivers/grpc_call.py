@@ -78,6 +78,11 @@ class Call:
         self._error: ReceiveError | None = None
         self._more: asyncio.Future[None] | None = None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether nothing of it has to come any more."""
+        return self._failed or (self._ended and self._body is not None)
+
     async def size(self) -> int:
         """Bytes that its message has, as it was sent, once that is known.
 
@@ -99,7 +104,7 @@ class Call:
         if self._body is None and not self._failed:
             self.stream.grant(_PREFIX + self._size - UNASKED)
         try:
-            while not (self._failed or (self._ended and self._body is not None)):
+            while not self.is_there:
                 await self._something()
         finally:
             self._memory = None

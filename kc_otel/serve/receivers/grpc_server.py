@@ -270,12 +270,16 @@ class _Receiver:
     @asynccontextmanager
     async def _message(self, call: Call) -> AsyncIterator[bytes]:
         """A call's message. One that is longer than what is sent unasked has room first, and is asked for then."""
+        if call.is_there:
+            yield await call.message()
+            return
+        peer = call.stream.peer
         async with AsyncExitStack() as held:
-            async with self._places.taken():
+            async with self._places.taken(peer):
                 size = await call.size()
                 body = await call.message() if size <= LONG else None
             if body is None:
-                await held.enter_async_context(self._room.kept(size))
-                async with self._places.taken(Body(size, call.arrived, call.message)):
+                await held.enter_async_context(self._room.kept(size, peer))
+                async with self._places.taken(peer, Body(size, call.arrived, call.message)):
                     body = await call.message()
             yield body

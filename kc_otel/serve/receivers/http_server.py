@@ -214,8 +214,8 @@ class HttpReceiver:
         async with AsyncExitStack() as held:
             if not isinstance(body, bytes):
                 if body.size > LONG:
-                    await held.enter_async_context(self._room.kept(body.size))
-                async with self._places.taken(body):
+                    await held.enter_async_context(self._room.kept(body.size, connection))
+                async with self._places.taken(connection, body):
                     body = await body.read()
             return await self._take(headers.get("content-encoding", ""), media, body, connection, signal, sender)
 

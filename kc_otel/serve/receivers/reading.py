@@ -1,20 +1,21 @@
 """Who may be read from at a time, so that a few senders that stay silent keep nobody else out.
 
 A request that has begun and does not arrive holds a place. While places are free it may hold it for the read timeout;
-once all are taken, whoever would not have arrived by then gives it up to the next. What arrives in time keeps it: where
-a hundred senders of long requests displace each other, nobody ever gets to the end of one.
+once all are taken, one of whoever has several more than the next gives way to it, else one that would not have arrived
+in time. What arrives in time keeps its place: where a hundred senders of long requests displace each other, nobody ever
+gets to the end of one.
 
 Long requests need room besides, on all ports together, until they are answered. Without it they wait before they are
 read, where they take no memory of this process; to read them and then to refuse them would take the time of those that
-could be taken meanwhile.
+could be taken meanwhile. Who has least room is next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +71,7 @@ class DisplacedError(ThrottledError):
 class _Reading:
     """A request that is being read; of one whose size nobody knows, `body` is None."""
 
+    peer: Hashable
     deadline: asyncio.Timeout
     since: float
     limits: Limits
@@ -88,6 +90,15 @@ class _Reading:
         self.deadline.reschedule(now)
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A long request that waits for room."""
+
+    peer: Hashable
+    size: int
+    room: asyncio.Future[None]
+
+
 class Room:
     """Memory for long requests. Use it from one event loop, for all of its ports.
 
@@ -99,74 +110,97 @@ class Room:
 
     def __init__(self, most: int = _ROOM, patience: float = _PATIENCE, retry_after: float = 1.0) -> None:
         self._most, self._patience, self._retry_after = most, patience, retry_after
-        self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.reading: set[_Reading] = set()
-        """Long requests that hold room and have not come yet."""
+        self._held = Counter[Hashable]()
+        self._waiting: dict[_Waiting, None] = {}
+        self.reading: dict[_Reading, None] = {}
+        """Long requests that hold room and have not come yet, in the order in which they began."""
 
     @asynccontextmanager
-    async def kept(self, size: int) -> AsyncIterator[None]:
+    async def kept(self, size: int, peer: Hashable) -> AsyncIterator[None]:
         """Wait for room, and hold it.
+
+        Args:
+            size: Bytes.
+            peer: Who sends them.
 
         Raises:
             ThrottledError: If there is none in time.
         """
-        if self._waiting or self._held >= self._most:
-            await self._wait(size)
+        if self._waiting or self._held.total() >= self._most:
+            await self._wait(size, peer)
         else:
-            self._held += size
+            self._held[peer] += size
         try:
             yield
         finally:
-            self._release(size)
+            self._release(size, peer)
 
-    @contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Hold room for what is already in memory."""
-        self._held += size
-        try:
-            yield
-        finally:
-            self._release(size)
-
-    async def _wait(self, size: int) -> None:
+    async def _wait(self, size: int, peer: Hashable) -> None:
         if len(self._waiting) >= _WAITING:
-            raise self._refused()
-        waiting = (size, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+            self._give_way(peer)
+        mine = _Waiting(peer, size, asyncio.get_running_loop().create_future())
+        self._waiting[mine] = None
         try:
             async with asyncio.timeout(self._patience):
-                while not waiting[1].done():
+                while not mine.room.done():
                     self._displace()
-                    await asyncio.wait([waiting[1]], timeout=_LOOK)
+                    await asyncio.wait([mine.room], timeout=_LOOK)
+                mine.room.result()
         except BaseException as error:
-            given = waiting[1].done()
-            if not given:
-                self._waiting.remove(waiting)
+            given = mine.room.done() and mine.room.exception() is None
+            self._waiting.pop(mine, None)
             if isinstance(error, TimeoutError):
                 if not given:
                     raise self._refused() from None
                 return
             if given:
-                self._release(size)
+                self._release(size, peer)
             raise
 
+    def _give_way(self, peer: Hashable) -> None:
+        """Refuse the newest of whoever waits with several more than who comes, or who comes."""
+        waiting = Counter(one.peer for one in self._waiting)
+        greedy, most = waiting.most_common(1)[0]
+        if most <= waiting[peer] + 1:
+            raise self._refused()
+        newest = next(one for one in reversed(self._waiting) if one.peer == greedy)
+        del self._waiting[newest]
+        newest.room.set_exception(self._refused())
+
     def _displace(self) -> None:
-        """End what has room and will not be in time: all that hardly move, and of the others the slowest."""
+        """End what has room and will not be in time: all that hardly move, and of the others the slowest.
+
+        Where all are in time, who has several gives one up to who would have less.
+        """
         now = asyncio.get_running_loop().time()
         paces = {one: one.pace(now) for one in self.reading if now - one.since >= one.limits.patience}
         slowest = min(paces, key=lambda one: paces[one], default=None)
-        for one, pace in paces.items():
-            if not one.displaced and (pace < _IDLE or (one is slowest and pace < 1.0)):
+        late = [one for one, pace in paces.items() if pace < _IDLE or (one is slowest and pace < 1.0)]
+        for one in late or self._of_several():
+            if not one.displaced:
                 one.displace(now)
 
-    def _release(self, size: int) -> None:
-        self._held -= size
-        while self._waiting and self._held < self._most:
-            more, future = self._waiting.popleft()
-            if not future.done():
-                self._held += more
-                future.set_result(None)
+    def _of_several(self) -> list[_Reading]:
+        """The newest of who has most, if that is several, and more than who is next would have; one at a time."""
+        following = self._next()
+        peer, most = self._held.most_common(1)[0]
+        theirs = [one for one in self.reading if one.peer == peer]
+        fair = len(theirs) < 2 or most <= self._held[following.peer] + following.size
+        return [] if fair or any(one.displaced for one in self.reading) else theirs[-1:]
+
+    def _next(self) -> _Waiting:
+        """Of those that wait for whom least is held, the first."""
+        return min(self._waiting, key=lambda one: self._held[one.peer])
+
+    def _release(self, size: int, peer: Hashable) -> None:
+        self._held[peer] -= size
+        if not self._held[peer]:
+            del self._held[peer]
+        while self._waiting and self._held.total() < self._most:
+            following = self._next()
+            del self._waiting[following]
+            self._held[following.peer] += following.size
+            following.room.set_result(None)
 
     def _refused(self) -> ThrottledError:
         return ThrottledError("too many long requests at the same time", self._retry_after)
@@ -185,10 +219,11 @@ class ReadingPlaces:
         self._held: dict[_Reading, None] = {}
 
     @asynccontextmanager
-    async def taken(self, body: Body | None = None) -> AsyncIterator[None]:
+    async def taken(self, peer: Hashable, body: Body | None = None) -> AsyncIterator[None]:
         """Hold a place while a request is read.
 
         Args:
+            peer: Who sends it.
             body: What is read; None where nobody knows how much has come.
 
         Raises:
@@ -196,32 +231,38 @@ class ReadingPlaces:
             TooSlowError: If what is done in the context takes too long.
             DisplacedError: If another needs the place, and this will not have arrived in time.
         """
-        self._make_room()
+        self._make_room(peer)
         limits = self._limits
         deadline = asyncio.timeout(limits.read_timeout)
-        mine = _Reading(deadline, asyncio.get_running_loop().time(), limits, body)
+        mine = _Reading(peer, deadline, asyncio.get_running_loop().time(), limits, body)
         try:
             async with deadline:
                 self._held[mine] = None
                 if body is not None and body.size > LONG:
-                    self._room.reading.add(mine)
+                    self._room.reading[mine] = None
                 try:
                     yield
                 finally:
                     self._held.pop(mine, None)
-                    self._room.reading.discard(mine)
+                    self._room.reading.pop(mine, None)
         except TimeoutError:
             if mine.displaced:
                 raise DisplacedError("too many requests arrive at the same time", limits.retry_after) from None
             raise TooSlowError("the request did not arrive in time") from None
 
-    def _make_room(self) -> None:
+    def _make_room(self, peer: Hashable) -> None:
         if len(self._held) < self._limits.max_concurrent:
             return
         now = asyncio.get_running_loop().time()
-        late = [one for one in self._held if now - one.since >= self._limits.patience]
-        slowest = min(late, key=lambda one: one.pace(now), default=None)  # of those that are as slow, the oldest
-        if slowest is None or slowest.pace(now) >= 1.0:
+        places = Counter(one.peer for one in self._held)
+        greedy, most = places.most_common(1)[0]
+        if most > places[peer] + 1:
+            displaced = next((one for one in reversed(self._held) if one.peer == greedy), None)
+        else:
+            late = [one for one in self._held if now - one.since >= self._limits.patience]
+            slowest = min(late, key=lambda one: one.pace(now), default=None)  # of those that are as slow, the oldest
+            displaced = None if slowest is None or slowest.pace(now) >= 1.0 else slowest
+        if displaced is None:
             raise ThrottledError("too many requests at the same time", self._limits.retry_after)
-        del self._held[slowest]
-        slowest.displace(now)
+        del self._held[displaced]
+        displaced.displace(now)

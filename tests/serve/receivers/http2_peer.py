@@ -56,7 +56,7 @@ class Transport:
         self.written += sent
 
     def get_extra_info(self, name: str) -> Any:
-        return ("192.0.2.1", 1) if name == "peername" else None
+        return ("192.0.2.1", id(self)) if name == "peername" else None
 
     def is_closing(self) -> bool:
         return self.closing

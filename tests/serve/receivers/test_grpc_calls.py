@@ -282,7 +282,7 @@ def test_a_long_message_gets_its_window_when_there_is_memory(sink: Any) -> None:
             left -= step
         for _ in range(100):
             await asyncio.sleep(0.01)
-        return first, second, granted(), room._held, peers[0].answered()
+        return first, second, granted(), room._held.total(), peers[0].answered()
 
     first, second, third, held, answered = on_a_loop(scenario)
     more = 15 * 2**20 + 5 - 256 * 1024
@@ -325,6 +325,28 @@ def test_no_window_is_wider_than_there_may_be(sink: Any) -> None:
     limits = Limits(max_bytes=4 * 2**30)
     found, *_ = called(sink, headers(1) + data(1, b"\0" + (3 * 2**30).to_bytes(4, "big")), limits)
     assert found["grpc-status"] == "8"
+
+
+def test_one_connection_keeps_no_places_from_another(sink: Any) -> None:
+    """It may have all of them, while nobody else needs one; and what has come as a whole needs none."""
+
+    async def scenario():
+        taking = receiver(sink, RequestCounts(), Limits(max_concurrent=8))
+        many, few, whole = Peer(taking.accept), Peer(taking.accept), Peer(taking.accept)
+        for number in range(1, 21, 2):
+            many.feed(big(number, 200_000, 1000))
+        await ticks()
+        refused = len(many.answered())
+        for number in range(1, 13, 2):
+            few.feed(big(number, 200_000, 1000))
+            await ticks(10)
+        whole.feed(headers(1) + data(1, message(b""), ends=True))
+        await ticks(10)
+        found = refused, len(many.answered()), len(few.answered()), whole.answered()[1]["grpc-status"]
+        await taking.cancel()
+        return found
+
+    assert on_a_loop(scenario) == (2, 6, 2, "0")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count of memory")

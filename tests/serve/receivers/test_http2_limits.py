@@ -17,6 +17,7 @@ from kc_otel.serve.receivers.grpc_server import _Receiver
 from kc_otel.serve.receivers.http2_connection import Http2Connection
 from kc_otel.serve.receivers.http2_frames import ErrorCode, frame, window_update
 from kc_otel.serve.receivers.http2_headers import HeaderReader, literal
+from kc_otel.serve.receivers.reading import Room
 from tests.serve.receivers.http2_peer import HELLO, OK, Peer, data, head, headers, message, on_a_loop
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
@@ -125,7 +126,7 @@ def test_what_is_told_at_once_that_it_is_none_ends_its_connection_too(begun, flo
     """It costs no work beyond its headers, but these are work: a read of them would hold up everybody for a second."""
 
     async def scenario():
-        peer = Peer(_Receiver(None, Limits(), RequestCounts(), Senders(), FairTurns()).accept)  # type: ignore[arg-type]
+        peer = Peer(_Receiver(None, Limits(), RequestCounts(), Senders(), FairTurns(), Room()).accept)  # type: ignore[arg-type]
         peer.feed(begun)
         peer.feed(b"".join(flood(number) for number in range(3, 20_001, 2)), 256 * 1024)
         return peer.ended(), peer.connection._reader.count

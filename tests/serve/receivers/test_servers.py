@@ -224,6 +224,10 @@ def test_a_message_that_is_refused_takes_no_memory_any_more() -> None:
     assert after - before < 64 * 2**20
 
 
+LONG = b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
+"""A message of a megabyte, all of it in a field that nobody knows."""
+
+
 def silent_calls(channel: Any, number: int) -> list[Any]:
     """Calls that begin and never send their message."""
     asked = threading.Event()
@@ -243,7 +247,7 @@ def test_grpc_calls_that_send_nothing_keep_nobody_out(sink: Any) -> None:
         silent = silent_calls(channel, 8)
         time.sleep(0.5)
         for _ in range(6):
-            export(channel, b"")
+            export(channel, LONG)
             time.sleep(0.1)
         for call in silent:
             call.cancel()
@@ -258,8 +262,9 @@ def test_grpc_refusals_are_counted_and_say_when_to_come_back(sink: Any) -> None:
     with grpc_server(sink, limits, counts) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         silent = silent_calls(channel, 2)
         time.sleep(0.5)
+        export(channel, b"")  # all of it is there: it needs no place
         with pytest.raises(grpc.RpcError) as caught:
-            export(channel, b"")
+            export(channel, LONG)
         for call in silent:
             call.cancel()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
