@@ -193,7 +193,7 @@ class CellColumns:
         for clause in self._state.contract.clauses:
             of = current(self._state, clause, now, listening)
             cells = self._cells.get(clause.id)
-            if cells is None or cells.of != of:
+            if cells is None or not cells.stay(of):
                 self._settle()  # what waits is about the cells that there were
                 cells = self._cells[clause.id] = _ClauseCells(self._state, clause, of)
             groups += [(len(everything), group) for group in cells.groups]
@@ -264,13 +264,26 @@ class _ClauseCells:
     """The cells of one clause, as long as they are the same."""
 
     def __init__(self, state: ContractState, clause: Clause, of: Current) -> None:
-        self.of = of
+        self._of = of
         self.places = list(places(state, clause, of))
+        known = (place.series for place in self.places if place.series is not None)
+        self._present = [series for series in known if series.newest >= of.oldest]
+        self._newest = -math.inf  # none of them is older
         live: dict[bool, list[int]] = {True: [], False: []}
         for number, place in enumerate(self.places):
             if not place.absence:
                 live[state.evidence.test_of(place.cell) is not None].append(number)
         self.groups = [_Group(state, self.places, live[is_], detected=is_) for is_ in live if live[is_]]
+
+    def stay(self, of: Current) -> bool:
+        """Whether these are the clause's cells still: also in a later long window that holds something of the same."""
+        if of == self._of:
+            return True
+        if of.oldest < self._of.oldest or of._replace(oldest=self._of.oldest) != self._of:
+            return False
+        if self._newest < of.oldest:
+            self._newest = min((series.newest for series in self._present), default=math.inf)
+        return self._newest >= of.oldest
 
 
 class _Group:
