@@ -68,6 +68,28 @@ class UnsavedPane(NamedTuple):
     held: HistogramColumns | Sequence[Histogram]
 
 
+class _Counted(NamedTuple):
+    """Series that were counted together, all of them in the usual way, and that are so while the version is the same.
+
+    Attributes:
+        keys: Of each [n].
+        version: Of the state.
+        series: Each [n].
+        rows: Their numbers [n].
+        metric: Which of `metrics` each belongs to [n].
+        metrics: Metrics and kernel pairs.
+        firsts: Number of the first of the series that each of `metrics` has.
+    """
+
+    keys: Sequence[SeriesKey]
+    version: int
+    series: Sequence[Series]
+    rows: NDArray[np.int64]
+    metric: Sequence[int]
+    metrics: Sequence[tuple[str, Pair]]
+    firsts: Sequence[int]
+
+
 class ContractState:
     """Everything remembered of one contract. Changed parts are noted for the store.
 
@@ -90,7 +112,7 @@ class ContractState:
         grids: The panes of the short and of the long window.
         panes: What exponential histograms of all series hold, by the numbers of series.
         windows: What each window holds of the series that clauses are about.
-        version: Another number whenever there may be other cells than before.
+        version: Another number whenever there may be other cells than before, or a series of other buckets.
         arrived: What was counted in explicit bounds since the last evaluation, by series.
         evidence: What is held against the limits.
         metrics: Names of the metrics that clauses are computed from, by the clause's id.
@@ -131,6 +153,8 @@ class ContractState:
         self._window = contract.observability.window
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
+        self._renewed = self._long - self.grids[LONG].width
+        self._counted = _Counted([], -1, [], np.zeros(0, np.int64), [], [], [])
 
     def horizon(self, now: float, tolerance: float) -> Horizon:
         """What the clock says to points that arrive now."""
@@ -204,9 +228,7 @@ class ContractState:
             series = self._create(key, empty=True)
             self.unjudged.pop(key, None)
         self._put(key, series, increment, time, now)
-        if series.newest < now - self._long + self.grids[LONG].width:
-            self.version += 1
-        series.newest = max(series.newest, time)
+        self._renew(series, time, now)
         self._silent_since = min(self._silent_since, series.newest)
         if key.slice == OTHER:
             return judged
@@ -218,10 +240,11 @@ class ContractState:
         self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
     ) -> None:
         """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
+        if self._count_known(keys, columns, times, now):
+            return
         usual: list[int] = []
-        rows: list[int] = []
+        known: list[Series] = []
         at: dict[tuple[str, Pair], float] = {}
-        renewed = self._long - self.grids[LONG].width
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
             series = self.series.get(key)
             if series is None or key.slice == OTHER or series.has_explicit:
@@ -232,18 +255,49 @@ class ContractState:
                 self.count(key, columns[number], time, when)
                 continue
             usual.append(number)
-            rows.append(series.number)
+            known.append(series)
             at[where] = max(at.get(where, 0.0), time)
-            if series.newest < when - renewed:
-                self.version += 1
-            series.newest = max(series.newest, time)
+            self._renew(series, time, when)
+        self._seen_newest(at)
+        which, rows = np.array(usual, np.int64), np.array([series.number for series in known], np.int64)
+        some = columns if which.size == len(columns) else columns.taken(which)
+        if which.size:
+            self.panes.count_all(rows, np.array(times)[which], np.array(now)[which], some)
+        if some is columns:
+            of = {where: number for number, where in enumerate(at)}
+            metric = [of[key.metric, key[2:]] for key in keys]
+            firsts = [metric.index(number) for number in range(len(of))]
+            self._counted = _Counted(keys, self.version, known, rows, metric, [*of], firsts)
+
+    def _count_known(
+        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
+    ) -> bool:
+        """`count_all` of the same series as the last time; returns False where that has to look at each."""
+        known = self._counted
+        if known.keys is not keys or known.version != self.version:
+            return False
+        at = [0.0] * len(known.metrics)
+        for first in known.firsts:
+            if not self._has_room(keys[first], min(times[first], now[first]), now[first]):
+                return False
+        for series, time, when, number in zip(known.series, times, now, known.metric, strict=True):
+            at[number] = max(at[number], time)
+            self._renew(series, time, when)
+        self._seen_newest(dict(zip(known.metrics, at, strict=True)))
+        self.panes.count_all(known.rows, np.array(times), np.array(now), columns)
+        return True
+
+    def _renew(self, series: Series, time: float, now: float) -> None:
+        """A series has something newer."""
+        if series.newest < now - self._renewed:
+            self.version += 1
+        series.newest = max(series.newest, time)
+
+    def _seen_newest(self, at: Mapping[tuple[str, Pair], float]) -> None:
+        """Kernel pairs have something newer."""
         for (metric, pair), time in at.items():
             newest = self.newest.setdefault(metric, {})
             newest[pair] = max(newest.get(pair, 0.0), time)
-        which = np.array(usual, np.int64)
-        some = columns if which.size == len(columns) else columns.taken(which)
-        if which.size:
-            self.panes.count_all(np.array(rows), np.array(times)[which], np.array(now)[which], some)
 
     def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
         """Into the panes."""
@@ -256,6 +310,7 @@ class ContractState:
                 if series.row >= 0:
                     window.read_anew(series.row)
             if isinstance(increment, ExplicitHistogram):
+                self.version += not series.has_explicit
                 history.add(time, now, increment)
                 self.changed_panes.add((key, number, history.grid.index(time)))
                 if series.row >= 0:

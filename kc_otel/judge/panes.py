@@ -235,13 +235,19 @@ class PaneColumns:
         return found
 
     def _count(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
-        if not (np.diff(rows) >= 0).all():
+        if not (rows[1:] >= rows[:-1]).all():
             order = np.argsort(rows, kind="stable")
             rows, times, now, columns = rows[order], times[order], now[order], columns.taken(order)
         self._touch(rows)
         if self._weighed:
             self._arrived.append((rows, columns))
+        first, last, latest = float(times.min()), float(times.max()), float(now.max())
+        together: tuple[Numbers, HistogramColumns] | None = None
         for number, grid in enumerate(self._grids):
+            if (pane := grid.index(first)) == grid.index(last) and pane >= grid.oldest(latest):
+                together = together or merged(rows, columns)
+                self._add(number, pane, *together)
+                continue
             panes = np.floor(times / grid.width).astype(np.int64)
             kept = panes >= np.floor(now / grid.width).astype(np.int64) - grid.size
             for pane in sorted({*panes[kept].tolist()}):
@@ -250,7 +256,6 @@ class PaneColumns:
                 self._add(number, pane, *merged(rows[which], some))
 
     def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
-        self._touch(rows)
         one = PaneContent(pane, rows, columns)
         parts = self._panes[grid].setdefault(pane, [])
         parts.append(one)

@@ -221,8 +221,9 @@ class WindowRows:
         some = [one for one in some if one.rows.size]
         if not some:
             return
-        rows, parts = np.concatenate([one.rows for one in some]), HistogramColumns.joined([one.columns for one in some])
-        panes = np.repeat([one.pane for one in some], [one.rows.size for one in some])
+        parts = HistogramColumns.joined([one.columns for one in some])
+        rows = some[0].rows if len(some) == 1 else np.concatenate([one.rows for one in some])
+        panes = np.array([one.pane for one in some]).repeat([one.rows.size for one in some])
         if self._kind is None:
             self._kind = (int(parts.scale[0]), float(parts.zero_threshold[0]))
         fits = (parts.scale == self._kind[0]) & (parts.zero_threshold == self._kind[1])
@@ -240,25 +241,30 @@ class WindowRows:
                 return
             self._grow(len(self._follows), bins)
         flat, begins = self._counts.reshape(-1), rows * bins.size
-        for side, of in ((parts.positive, bins.of_positive), (parts.negative, bins.of_negative)):
-            np.add.at(flat, np.repeat(begins, side.size) + of(side.numbers()), sign * side.counts)
+        if parts.positive.counts.size:
+            at = parts.positive.numbers(bins.of_positive(begins))
+            np.add.at(flat, at, sign * parts.positive.counts)
+        if parts.negative.counts.size:
+            at = begins.repeat(parts.negative.size) + bins.of_negative(parts.negative.numbers())
+            np.add.at(flat, at, sign * parts.negative.counts)
         np.add.at(flat, begins + bins.zero, sign * parts.zero_count)
         np.add.at(self._total, rows, sign * parts.count)
         if sign > 0.0:
-            at = (panes % (2 * self._size), rows)
-            np.add.at(self._by_pane[0], at, parts.sum)
-            np.minimum.at(self._by_pane[1], at, parts.minimum)
-            np.maximum.at(self._by_pane[2], at, parts.maximum)
-            np.maximum.at(self._by_pane[3], at, np.where(parts.observed, parts.maximum, -np.inf))
+            at = panes % (2 * self._size) * self._by_pane.shape[2] + rows
+            sums, minimum, maximum, observed = self._by_pane.reshape(4, -1)
+            np.add.at(sums, at, parts.sum)
+            np.minimum.at(minimum, at, parts.minimum)
+            np.maximum.at(maximum, at, parts.maximum)
+            np.maximum.at(observed, at, np.where(parts.observed, parts.maximum, -np.inf))
             self._follows[rows[self._total[rows] >= _MOST]] = False
         self._changed(rows)
 
     def _following(self, one: PaneContent) -> PaneContent:
         """The same of rows that follow, by their numbers here."""
-        known = one.rows < self._row_of.size
-        rows = np.where(known, self._row_of[np.minimum(one.rows, self._row_of.size - 1)], -1)
-        follows = np.zeros_like(known)
-        follows[rows >= 0] = self._follows[rows[rows >= 0]]
+        known = np.minimum(one.rows, self._row_of.size - 1)
+        rows = np.where(known == one.rows, self._row_of[known], -1)
+        follows = rows >= 0
+        follows[follows] = self._follows[rows[follows]]
         if follows.all():
             return one._replace(rows=rows)
         which = np.flatnonzero(follows)

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _TYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
+_LARGEST: Final = [(kind, int(np.iinfo(kind).max)) for kind in _TYPES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +57,23 @@ class SideColumns:
         )
 
     @classmethod
-    def cut(cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers) -> SideColumns:
-        """Parts of the rows of a matrix [n, B].
+    def cut(
+        cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers, rows: Numbers | None = None
+    ) -> SideColumns:
+        """Parts of the rows of a matrix [m, B].
 
         Args:
             counts: Observations.
             first: Number of the bucket in which each row begins [n].
             begin: Where the part of each row begins [n].
             end: Where it ends [n].
+            rows: Which rows are meant [n]; by default each once, in their order.
         """
         size = end - begin
-        flat = _ranges(begin + np.arange(len(counts)) * counts.shape[1], size)
+        if not size.any():
+            return cls(np.zeros_like(size), size, np.zeros(0, _TYPES[0]))
+        rows = np.arange(len(counts)) if rows is None else rows
+        flat = _ranges(begin + rows * counts.shape[1], size)
         return cls(np.where(size > 0, first + begin, 0), size, _packed(counts.reshape(-1)[flat]))
 
     @cached_property
@@ -113,9 +120,9 @@ class SideColumns:
         after = width - used[:, ::-1].argmax(axis=1)
         return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
-    def numbers(self) -> Numbers:
-        """Number of each bucket [sum of size]."""
-        return _ranges(self.offset, self.size)
+    def numbers(self, plus: Numbers | int = 0) -> Numbers:
+        """Number of each bucket, and `plus` of its histogram [sum of size]."""
+        return _ranges(self.offset + plus, self.size)
 
     def buckets(self, number: int) -> Buckets:
         """Those of one histogram."""
@@ -219,7 +226,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     Returns:
         The rows [m], ascending, and a histogram of each [m].
     """
-    if (np.diff(rows) > 0).all():
+    if (rows[1:] > rows[:-1]).all():
         return rows, columns
     found, owner = np.unique(rows, return_inverse=True)
     sizes = np.bincount(owner)
@@ -309,9 +316,14 @@ _PLAIN: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
     """The same counts in as few bytes as the largest needs; none is negative."""
     most = int(counts.max(initial=0))
-    return counts.astype(next(kind for kind in _TYPES if most <= np.iinfo(kind).max), copy=False)
+    return counts.astype(next(kind for kind, largest in _LARGEST if most <= largest), copy=False)
 
 
 def _ranges(begins: Numbers, sizes: Numbers) -> Numbers:
     """begin, begin + 1, ... of each range, one after the other."""
-    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    if not sizes.size:
+        return np.zeros(0, np.int64)
+    ends = sizes.cumsum()
+    found: Numbers = (begins - ends + sizes).repeat(sizes)
+    found += np.arange(int(ends[-1]))
+    return found

@@ -159,9 +159,13 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
     """
     if not row.size:
         return
+    known = columns.minimum <= columns.maximum
+    if row.size <= _ROWS and known.all() and (row[1:] > row[:-1]).all() and _are_of_one_kind(columns):
+        scale, threshold = int(columns.scale[0]), float(columns.zero_threshold[0])
+        yield from _fitting(row, columns, np.arange(row.size), scale, threshold, known=True)
+        return
     begins = np.flatnonzero(np.diff(row, prepend=-1))
     sizes = np.diff(begins, append=row.size)
-    known = columns.minimum <= columns.maximum
     kinds = np.array([columns.scale, columns.zero_threshold, known])
     fits = (np.maximum.reduceat(kinds, begins, axis=1) == np.minimum.reduceat(kinds, begins, axis=1)).all(axis=0)
     neither = np.isnan(columns.minimum) & np.isnan(columns.maximum)
@@ -178,6 +182,13 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
             which = begins[some][of] + np.arange(of.size) - (np.cumsum(sizes[some]) - sizes[some])[of]
             parts = columns if which.size == len(columns) else columns.taken(which)
             yield from _fitting(row[begins[some]], parts, of, int(scale), threshold, known=bool(is_known))
+
+
+def _are_of_one_kind(columns: HistogramColumns) -> bool:
+    """Whether all have observations, and each would fit beside all others but for its buckets."""
+    count, scale, threshold = columns.count, columns.scale, columns.zero_threshold
+    few = count.min() > 0 and count.max() < MOST
+    return bool(few and (scale == scale[0]).all() and (threshold == threshold[0]).all())
 
 
 def _fitting(
@@ -214,26 +225,31 @@ def _rows(
     bins = Bins(*_rounded(parts.negative.span), *_rounded(parts.positive.span))
     if bins.size > _WIDEST:
         return None
-    begins = np.flatnonzero(np.diff(row, prepend=-1))
     size = places.size * bins.size
-    flat: Floats = np.bincount(row * bins.size + bins.zero, parts.zero_count, size).astype(np.float64)
-    for side, of in ((parts.positive, bins.of_positive), (parts.negative, bins.of_negative)):
-        if side.counts.size:
-            flat += np.bincount(np.repeat(row * bins.size, side.size) + of(side.numbers()), side.counts, size)
+    at = row * bins.size
+    flat: Floats = np.bincount(at + bins.zero, parts.zero_count, size).astype(np.float64, copy=False)
+    if parts.positive.counts.size:
+        flat += np.bincount(parts.positive.numbers(bins.of_positive(at)), parts.positive.counts, size)
+    if parts.negative.counts.size:
+        of = at.repeat(parts.negative.size) + bins.of_negative(parts.negative.numbers())
+        flat += np.bincount(of, parts.negative.counts, size)
     count = flat.reshape(places.size, bins.size)
     shared, total = bins.edges(scale, threshold), count.sum(axis=1)
     if not np.isfinite(shared).all() or not total.all():
         return None
-    minimum, maximum = np.minimum.reduceat(parts.minimum, begins), np.maximum.reduceat(parts.maximum, begins)
-    if known:
-        observed = np.logical_or.reduceat(parts.observed & (parts.maximum == maximum[row]), begins)
-    else:  # what is merged begins and ends where its outermost buckets do
-        alone = np.diff(begins, append=row.size) == 1
-        minimum = np.where(alone, -math.inf, shared[0][(count > 0).argmax(axis=1)])
-        maximum, observed = np.full(places.size, math.inf), np.zeros(places.size, np.bool_)
-    return HistogramRows.of(
-        places, shared, count, total, np.add.reduceat(parts.sum, begins), minimum, maximum, observed
-    )
+    if known and row.size == places.size:
+        sums, minimum, maximum, observed = parts.sum, parts.minimum, parts.maximum, parts.observed
+    else:
+        begins = np.flatnonzero(np.diff(row, prepend=-1))
+        minimum, maximum = np.minimum.reduceat(parts.minimum, begins), np.maximum.reduceat(parts.maximum, begins)
+        sums = np.add.reduceat(parts.sum, begins)
+        if known:
+            observed = np.logical_or.reduceat(parts.observed & (parts.maximum == maximum[row]), begins)
+        else:  # what is merged begins and ends where its outermost buckets do
+            alone = np.diff(begins, append=row.size) == 1
+            minimum = np.where(alone, -math.inf, shared[0][(count > 0).argmax(axis=1)])
+            maximum, observed = np.full(places.size, math.inf), np.zeros(places.size, np.bool_)
+    return HistogramRows.of(places, shared, count, total, sums, minimum, maximum, observed)
 
 
 class Bins(NamedTuple):

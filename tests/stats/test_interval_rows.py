@@ -132,3 +132,17 @@ def test_what_does_not_fit_beside_others_is_left_out() -> None:
     endless = ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308)
     other = [[fine, histogram(rng, scale=3)], [fine, unknown], [endless], [ExponentialHistogram.empty(4)], []]
     assert [rows.places.tolist() for rows in rows_of([*other, [fine]])] == [[5]]
+
+
+def test_each_kind_of_histograms_has_rows_of_its_own() -> None:
+    """Another scale or zero bucket; what is empty, or has more observations than doubles count, has none."""
+    rng = np.random.default_rng(4)
+    alike = [replace(histogram(rng), zero_threshold=0.0) for _ in range(3)]
+    other = replace(histogram(rng, scale=3), zero_threshold=0.0)
+    wide = replace(alike[2], zero_threshold=2.0**-22)
+    for odd in (other, wide):
+        given = [[alike[0]], [odd], *([one] for one in alike[1:])]
+        assert [rows.places.tolist() for rows in rows_of(given)] == [[0, 2, 3], [1]]
+    many = replace(alike[1], count=2**53)
+    assert [rows.places.tolist() for rows in rows_of([[alike[0]], [many]])] == [[0]]
+    assert [rows.places.tolist() for rows in rows_of([[ExponentialHistogram.empty(4)], [alike[0]]])] == [[1]]

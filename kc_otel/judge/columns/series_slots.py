@@ -7,9 +7,10 @@ series begins another one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_ends
 from kc_otel.judge.contract_state import ContractState
@@ -18,7 +19,23 @@ from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 __all__ = ["SeriesSlots"]
 
+Numbers = NDArray[np.int64]
+
 _SLOTS: Final = 4096
+
+
+class _Counted(NamedTuple):
+    """Slots of one contract's series.
+
+    Attributes:
+        contract: Its number.
+        which: Numbers of the slots, ascending.
+        keys: The series of each.
+    """
+
+    contract: int
+    which: Numbers
+    keys: list[SeriesKey]
 
 
 class SeriesSlots:
@@ -46,6 +63,7 @@ class SeriesSlots:
         """Know no series; what was counted has to be settled before."""
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
         self._keys: list[tuple[int, SeriesKey]] = []
+        self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
         self.of = np.full((64, 2), NONE)
 
     def number_of(self, contract: int, key: SeriesKey) -> int:
@@ -76,18 +94,17 @@ class SeriesSlots:
         used, self.used = self.used, 0
         if not used:
             return
-        slots = self.slots[:used]
-        self.of[slots["series"]] = NONE
-        contracts = np.array([self._keys[series][0] for series in slots["series"].tolist()])
-        for number in np.unique(contracts).tolist():
-            which = np.flatnonzero(contracts == number)
-            of = slots[which]
+        every = self.slots[:used]
+        series = every["series"].copy()
+        self.of[series] = NONE
+        counts = self.buckets[:used].reshape(2 * used, SPAN)
+        for number, which, keys in self._by_contract(series):
+            of = every if which.size == used else every[which]
             sides = []
             for side, base in ((0, "positive_base"), (1, "negative_base")):
-                counts = self.buckets[:used].reshape(2 * used, SPAN)
                 rows = 2 * which + side
                 ends = used_ends(counts, rows, np.zeros_like(which), np.full_like(which, SPAN))
-                sides.append(SideColumns.cut(counts[rows], of[base], ends[:, 0], ends[:, 1]))
+                sides.append(SideColumns.cut(counts, of[base], ends[:, 0], ends[:, 1], rows))
             columns = HistogramColumns(
                 of["scale"].copy(),
                 of["zero_threshold"].copy(),
@@ -99,5 +116,15 @@ class SeriesSlots:
                 of["observed"] != 0,
                 *sides,
             )
-            keys = [self._keys[series][1] for series in of["series"].tolist()]
             self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())
+
+    def _by_contract(self, series: Numbers) -> list[_Counted]:
+        """The slots of each contract, by their series: the same as the last time, mostly."""
+        if not np.array_equal(series, self._settled):
+            keys = [self._keys[number] for number in series.tolist()]
+            contracts = np.array([contract for contract, _ in keys])
+            self._settled, self._counted = series, []
+            for number in np.unique(contracts).tolist():
+                which = np.flatnonzero(contracts == number)
+                self._counted.append(_Counted(number, which, [keys[slot][1] for slot in which.tolist()]))
+        return self._counted
