@@ -98,12 +98,12 @@ def _subtract(counts: Any, side: int, size: int, cells: Any, row: int, size_befo
         more[side, bucket] = counts[side, bucket]
     if shift == 0:
         for bucket in range(min(size, size_before)):
-            more[side, bucket] -= cells[row, side, bucket]
+            more[side, bucket] -= cells[side, row, bucket]
     else:
         for bucket in range(size):
             cell = bucket + shift
             if 0 <= cell < size_before:
-                more[side, bucket] -= cells[row, side, cell]
+                more[side, bucket] -= cells[side, row, cell]
     total = added = wrong = np.int64(0)
     for bucket in range(size):
         total += counts[side, bucket]
@@ -167,7 +167,7 @@ def _add(into: Any, slot: Any, side: int, base: int, more: Any, first: int, last
     """Add a side's buckets from `first` to `last`, where its first one has the number `base`."""
     for bucket in range(last + 1 - first):
         here = np.uint64(first + bucket)
-        into[slot, side, np.uint64(base + first + bucket)] += more[side, here]
+        into[side, slot, np.uint64(base + first + bucket)] += more[side, here]
 
 
 @compiled
@@ -327,8 +327,6 @@ def fold(
                 slot.sum = slot.carry = 0.0
                 slot.min, slot.max = np.inf, -np.inf
                 slot.newest = slot.now = -np.inf
-                for bucket in range(SPAN):
-                    slot_buckets[slot_number, _UP, bucket] = slot_buckets[slot_number, _DOWN, bucket] = 0
             slot = slots[slot_number]
             slot.count += point.count - row.count
             slot.zero_count += zero_added
@@ -346,12 +344,16 @@ def fold(
             if up_low >= 0:
                 if not slot.has_positive:
                     slot.has_positive = 1
+                    for bucket in range(SPAN):
+                        slot_buckets[_UP, slot_number, bucket] = 0
                     slot.positive_base = point.positive_offset + up_low - (SPAN - (up_high - up_low + 1)) // 2
                 base = point.positive_offset - slot.positive_base
                 _add(slot_buckets, slot_number, _UP, base, more, up_low, up_high)
             if down_low >= 0:
                 if not slot.has_negative:
                     slot.has_negative = 1
+                    for bucket in range(SPAN):
+                        slot_buckets[_DOWN, slot_number, bucket] = 0
                     slot.negative_base = point.negative_offset + down_low - (SPAN - (down_high - down_low + 1)) // 2
                 base = point.negative_offset - slot.negative_base
                 _add(slot_buckets, slot_number, _DOWN, base, more, down_low, down_high)
@@ -368,9 +370,9 @@ def fold(
         row.positive_offset, row.positive_size = point.positive_offset, point.positive_size
         row.negative_offset, row.negative_size = point.negative_offset, point.negative_size
         for bucket in range(point.positive_size):
-            row_buckets[at, _UP, bucket] = counts[_UP, bucket]
+            row_buckets[_UP, at, bucket] = counts[_UP, bucket]
         for bucket in range(point.negative_size):
-            row_buckets[at, _DOWN, bucket] = counts[_DOWN, bucket]
+            row_buckets[_DOWN, at, bucket] = counts[_DOWN, bucket]
         row.least, row.least_negative, row.magnitude = least, least_negative, size
         row.heard, row.dirty = now, 1
     return used

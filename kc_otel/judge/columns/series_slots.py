@@ -46,7 +46,7 @@ class SeriesSlots:
 
     Attributes:
         slots: What was counted, but for the buckets: SLOT [n].
-        buckets: Counts of buckets of both signs [n, 2, SPAN].
+        buckets: Counts of the positive and of the negative buckets [2, n, SPAN]; unwritten where a slot has none.
         used: How many slots are in use.
         of: The slots that each series counts into, one for even and one for odd short panes: where a pane ends, some
             senders are still in the one before [series, 2]. NONE for no slot, CLOSED for a series that takes nothing.
@@ -55,7 +55,7 @@ class SeriesSlots:
     def __init__(self, states: Sequence[ContractState]) -> None:
         self._states = states
         self.slots = np.zeros(_SLOTS, SLOT)
-        self.buckets = np.zeros((_SLOTS, 2, SPAN), np.int64)
+        self.buckets = np.zeros((2, _SLOTS, SPAN), np.int64)
         self.used = 0
         self.forget()
 
@@ -97,14 +97,12 @@ class SeriesSlots:
         every = self.slots[:used]
         series = every["series"].copy()
         self.of[series] = NONE
-        counts = self.buckets[:used].reshape(2 * used, SPAN)
         for number, which, keys in self._by_contract(series):
             of = every if which.size == used else every[which]
             sides = []
-            for side, base in ((0, "positive_base"), (1, "negative_base")):
-                rows = 2 * which + side
-                ends = used_ends(counts, rows, np.zeros_like(which), np.full_like(which, SPAN))
-                sides.append(SideColumns.cut(counts, of[base], ends[:, 0], ends[:, 1], rows))
+            for side, name in zip(self.buckets, ("positive", "negative"), strict=True):
+                ends = used_ends(side, which, np.zeros_like(which), SPAN * of[f"has_{name}"])
+                sides.append(SideColumns.cut(side, of[f"{name}_base"], ends[:, 0], ends[:, 1], which))
             columns = HistogramColumns(
                 of["scale"].copy(),
                 of["zero_threshold"].copy(),

@@ -35,7 +35,7 @@ class StreamRows:
 
     Attributes:
         rows: What was said, but for the buckets: ROW [n].
-        buckets: Counts of the positive and of the negative buckets of each [n, 2, SIDE].
+        buckets: Counts of the positive and of the negative buckets of each [2, n, SIDE].
         names: Digest and series of the stream of each row.
     """
 
@@ -43,8 +43,18 @@ class StreamRows:
         self._states = states
         self._row_of: dict[bytes, int] = {}
         self.rows = np.zeros(64, ROW)
-        self.buckets = np.zeros((64, 2, SIDE), np.int64)
+        self.buckets = np.zeros((2, 64, SIDE), np.int64)
         self.names: list[tuple[bytes, SeriesKey]] = []
+
+    def _grow(self) -> None:
+        """Make room for twice as many; buckets that nobody has cost no memory as long as they are not written."""
+        size = self.rows.size
+        rows, buckets = np.zeros(2 * size, ROW), np.zeros((2, 2 * size, SIDE), np.int64)
+        rows[:size] = self.rows
+        for side, name in enumerate(("positive_size", "negative_size")):
+            if self.rows[name].any():
+                buckets[side, :size] = self.buckets[side]
+        self.rows, self.buckets = rows, buckets
 
     def find(self, point: Point) -> int | None:
         """The row of a point's stream; None where it has none."""
@@ -57,8 +67,7 @@ class StreamRows:
             row = self._row_of[stream] = len(self.names)
             self.names.append((stream, key))
             if row == self.rows.size:
-                self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
-                self.buckets = np.concatenate([self.buckets, np.zeros_like(self.buckets)])
+                self._grow()
         into, histogram = self.rows[row], value.histogram
         into["loaded"] = into["dirty"] = 0
         into["heard"] = heard
@@ -73,8 +82,8 @@ class StreamRows:
         into["zero_threshold"] = histogram.zero_threshold
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
-        self.buckets[row, 0, : positive.counts.size] = positive.counts
-        self.buckets[row, 1, : negative.counts.size] = negative.counts
+        self.buckets[0, row, : positive.counts.size] = positive.counts
+        self.buckets[1, row, : negative.counts.size] = negative.counts
         into["least"], into["least_negative"] = _least(positive, histogram.scale), _least(negative, histogram.scale)
         into["magnitude"] = magnitude(histogram)
         into["loaded"] = 1
@@ -105,15 +114,15 @@ class StreamRows:
         rows = rows[self.rows["dirty"][rows] == 1]
         self.rows["dirty"][rows] = 0
         said = {name: self.rows[name][rows].tolist() for name in _SAID}
-        sides, zero = self.buckets.reshape(-1, SIDE), np.zeros_like(rows)
-        above = used_ends(sides, 2 * rows, zero, self.rows["positive_size"][rows]).tolist()
-        below = used_ends(sides, 2 * rows + 1, zero, self.rows["negative_size"][rows]).tolist()
+        zero = np.zeros_like(rows)
+        above = used_ends(self.buckets[0], rows, zero, self.rows["positive_size"][rows]).tolist()
+        below = used_ends(self.buckets[1], rows, zero, self.rows["negative_size"][rows]).tolist()
         for at, row in enumerate(rows.tolist()):
             contract, time, heard, scale, count, sum, zeros, low, high, threshold, up, down = [
                 said[name][at] for name in _SAID
             ]
             (first, end), (first_below, end_below) = above[at], below[at]
-            positive, negative = self.buckets[row, 0, first:end], self.buckets[row, 1, first_below:end_below]
+            positive, negative = self.buckets[0, row, first:end], self.buckets[1, row, first_below:end_below]
             name, _ = self.names[row]
             state = self._states[contract]
             stream = state.streams[name]
