@@ -159,28 +159,38 @@ def mean_intervals(
     """`capped_mean_interval` of each row; None where an observation is, or may be, beyond the range or the cap."""
     floor, ceiling = max(low, -cap), min(high, cap)
     n, count = rows.total, rows.count
-    lower, upper = np.clip(rows.lower, floor, ceiling), np.clip(rows.upper, floor, ceiling)
+    # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
+    (low_begin, high_begin), (low_end, high_end) = rows.own
     odd = np.zeros(n.size, np.bool_)
     if floor == low or not cut:
-        odd |= ((count > 0) & ((rows.upper if floor == low else rows.lower) < floor)).any(axis=1)
+        odd |= (low_end if floor == low else low_begin) < floor
     if ceiling == high or not cut:
-        odd |= ((count > 0) & ((rows.lower if ceiling == high else rows.upper) > ceiling)).any(axis=1)
+        odd |= (high_begin if ceiling == high else high_end) > ceiling
     total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
-    at_least, at_most = _dot(count, lower), _dot(count, upper)
-    one = np.fmax(at_least, total - _dot(count, rows.upper - upper))
-    other = np.fmin(at_most, total - _dot(count, rows.lower - lower))
+    lower, upper = rows.lower, rows.upper
+    if floor <= low_begin.min() and high_end.max() <= ceiling:
+        at_least, at_most = _dot(count, lower), _dot(count, upper)
+        one, other = np.fmax(at_least, total), np.fmin(at_most, total)
+    else:
+        lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
+        at_least, at_most = _dot(count, lower), _dot(count, upper)
+        one = np.fmax(at_least, total - _dot(count, rows.upper - upper))
+        other = np.fmin(at_most, total - _dot(count, rows.lower - lower))
     least, most = np.minimum(one, other) / n, np.maximum(one, other) / n
     estimate = (least + most) / 2.0 if cut else np.where(np.isnan(total), (least + most) / 2.0, total / n)
 
     width = ceiling - floor
     room = count * (upper - lower)
     reach = np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room
+    divisor = np.where(room > 0.0, room, 1.0)
 
     bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
 
     def scores(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
-        raised = np.clip((mean * n - at_least)[:, None] - reach, 0.0, room)
-        raised = count * (raised / np.where(room > 0.0, room, 1.0))
+        raised = (mean * n - at_least)[:, None] - reach
+        np.minimum(np.maximum(raised, 0.0, out=raised), room, out=raised)
+        raised /= divisor
+        raised *= count
 
         def won(edges: Floats) -> Floats:
             return np.asarray(np.log(1.0 + bets * place(np.clip(edges, floor, ceiling))[:, None]))
