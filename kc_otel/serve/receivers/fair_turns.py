@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -37,10 +38,20 @@ _PLACES: Final = 2
 _PATIENCE: Final = 5.0
 """Seconds that others wait to be one of them; senders give up after ten."""
 _SENDERS: Final = 8192
+_AT_ONCE: Final = 2
+"""Requests whose turn comes when one ends: inflating one may take what thousands of its bytes would."""
 _OVERHEAD: Final = 1024
 """Bytes that a request counts for beside its own."""
 
-_Waiting = tuple[float, int, int, asyncio.Future[None]]
+
+class _Line:
+    """Who waits of one sender, in the order in which they came: when each did by the clock, its bytes, and the word."""
+
+    __slots__ = ("bytes", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = deque[tuple[float, int, asyncio.Future[None]]]()
+        self.bytes = 0
 
 
 class FairTurns:
@@ -53,9 +64,10 @@ class FairTurns:
 
     def __init__(self, most: int = _WAITING, retry_after: float = 1.0) -> None:
         self._most, self._retry_after = most, retry_after
-        self._queue: list[_Waiting] = []
+        self._lines: dict[Hashable, _Line] = {}
+        self._next: list[tuple[float, int, Hashable]] = []
         self._due: dict[Hashable, float] = {}
-        self._clock, self._number = 0.0, 0
+        self._clock, self._number, self._remembered = 0.0, 0, _SENDERS
         self._waiting = self._taken = 0
         self._seconds, self._bytes, self._worked = 1.0, float(_PACE), time.thread_time()
         self._done, self._next_look = 0, 0.0
@@ -78,18 +90,10 @@ class FairTurns:
             ThrottledError: If more waits than may, and this, or what was to come last, is refused for it.
         """
         size += _OVERHEAD
-        due = max(self._clock, self._due.get(sender, 0.0)) + size
-        self._due[sender] = due
-        if self._taken and (self._queue or self._taken + size > self._room()):
-            try:
-                await self._wait(due, size)
-            except BaseException:
-                self.charge(sender, -size)
-                raise
+        if self._taken and (self._lines or self._taken + size > self._room()):
+            await self._wait(sender, size)
         else:
-            self._begin(due, size)
-        if len(self._due) > _SENDERS:
-            self._due = {one: until for one, until in self._due.items() if until > self._clock}
+            self._begin(sender, max(self._clock, self._due.get(sender, 0.0)), size)
         try:
             yield
         finally:
@@ -128,48 +132,90 @@ class FairTurns:
         """A sender's request turns out to be so many bytes more, or less."""
         self._due[sender] = self._due.get(sender, self._clock) + more
 
-    async def _wait(self, due: float, size: int) -> None:
+    def elsewhere(self, seconds: float) -> None:
+        """So much work was done for who had its turn by another thread than this."""
+        self._seconds += seconds
+
+    async def _wait(self, sender: Hashable, size: int) -> None:
         while self._waiting + size > self._most:
-            last = max(self._queue, default=None)
-            if last is None or last[0] <= due:
-                raise self._refused()
-            self._drop(last)
-            if not last[3].done():  # who hung up is not told
-                last[3].set_exception(self._refused())
-        self._number += 1
-        waiting = (due, self._number, size, asyncio.get_running_loop().create_future())
-        heapq.heappush(self._queue, waiting)
+            self._refuse_last(sender, size)
+        line = self._lines.get(sender)
+        if line is None:
+            line = self._lines[sender] = _Line()
+            self._number += 1
+            heapq.heappush(self._next, (self._starts(sender) + size, self._number, sender))
+        come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        one = (self._clock, size, come)
+        line.waiting.append(one)
+        line.bytes += size
         self._waiting += size
         try:
-            await waiting[3]
+            await come
         except asyncio.CancelledError:
-            future = waiting[3]
-            if waiting in self._queue:
-                self._drop(waiting)
-            elif not future.cancelled() and future.exception() is None:  # its turn had come
+            if one in line.waiting:
+                line.waiting.remove(one)
+                self._gone(line, size)
+            elif not come.cancelled() and come.exception() is None:  # its turn had come
                 self._end(size)
             raise
 
-    def _drop(self, waiting: _Waiting) -> None:
-        self._queue.remove(waiting)
-        heapq.heapify(self._queue)
-        self._waiting -= waiting[2]
+    def _refuse_last(self, sender: Hashable, size: int) -> None:
+        """Refuse what would come last, of whichever sender; raises if that is who asks."""
+        own = self._lines.get(sender)
+        if own is None or own.bytes * len(self._lines) < self._waiting:  # else it has more there than others have
+            last, due = None, self._starts(sender) + size + (own.bytes if own else 0)
+            for other, line in self._lines.items():
+                if line.waiting and (until := self._starts(other) + line.bytes) > due:
+                    last, due = line, until
+            if last is not None:
+                _, dropped, come = last.waiting.pop()
+                self._gone(last, dropped)
+                if not come.done():  # who hung up is not told
+                    come.set_exception(self._refused())
+                return
+        raise self._refused()
 
-    def _begin(self, due: float, size: int) -> None:
-        self._clock = max(self._clock, due - size)
+    def _starts(self, sender: Hashable) -> float:
+        return max(self._clock, self._due.get(sender, 0.0))
+
+    def _gone(self, line: _Line, size: int) -> None:
+        line.bytes -= size
+        self._waiting -= size
+
+    def _begin(self, sender: Hashable, start: float, size: int) -> None:
+        self._clock = max(self._clock, start)
+        self._due[sender] = start + size
         self._taken += size
+        if len(self._due) > self._remembered:
+            self._due = {one: until for one, until in self._due.items() if until > self._clock}
+            self._remembered = max(_SENDERS, 2 * len(self._due))
 
     def _end(self, size: int) -> None:
         self._taken -= size
         self._done += size
         if time.monotonic() > self._next_look:
             self._look()
-        while self._queue and (not self._taken or self._taken + self._queue[0][2] <= self._room()):
-            due, _, size, future = heapq.heappop(self._queue)
-            self._waiting -= size
-            if not future.done():  # else who waited has hung up, and has not been told yet
-                self._begin(due, size)
-                future.set_result(None)
+        begun = 0
+        while self._next and begun < _AT_ONCE:
+            due, number, sender = self._next[0]
+            line = self._lines[sender]
+            if not line.waiting:
+                heapq.heappop(self._next)
+                del self._lines[sender]
+                continue
+            since, size, come = line.waiting[0]
+            start = max(since, self._due.get(sender, 0.0))
+            if not come.done():  # else who waited has hung up, and has not been told yet
+                if start + size > due:  # what it asked for before has cost more than was known
+                    heapq.heapreplace(self._next, (start + size, number, sender))
+                    continue
+                if self._taken and self._taken + size > self._room():
+                    return
+                self._begin(sender, start, size)
+                come.set_result(None)
+                begun += 1
+            line.waiting.popleft()
+            self._gone(line, size)
 
     def _look(self) -> None:
         """See what work took; not each time, for asking how long this thread has worked is work."""

@@ -20,7 +20,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits, inflate
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
 from kc_otel.serve.access.senders import Senders
@@ -258,14 +258,13 @@ class _Receiver:
         async with self._message(call) as body:
             assert signal is not None  # else there is no message of it
 
-            async def decode() -> Any:
-                inflated = inflate(body, call.encoding, self._limits)
-                if self._senders.anybody:
-                    return await decoded(self._sink, inflated, signal, self._limits)
-                return self._senders.admit(sender, await decoded(None, inflated, signal, self._limits))
+            async def decode(plain: bytes) -> Any:
+                reader = self._sink if self._senders.anybody else None
+                found = await decoded(reader, plain, signal, self._limits, self._turns.elsewhere)
+                return self._senders.admit(sender, found)
 
             turns, peer = self._turns, call.stream.peer
-            return await in_turns(turns, peer, len(body), decode, self._sink, signal, self._limits, "grpc")
+            return await in_turns(turns, peer, body, call.encoding, decode, self._sink, signal, self._limits, "grpc")
 
     @asynccontextmanager
     async def _message(self, call: Call) -> AsyncIterator[bytes]:

@@ -38,8 +38,10 @@ WINDOW: Final = 16 * 1024 * 1024
 _GIVE_BACK: Final = 4 * 1024 * 1024
 _SMALL: Final = 256
 """Bytes of content that are not worth a frame, but at a request's end."""
-_HEADERS_FOR_NOTHING: Final = 256
-"""Bytes of a header block that cost patience: reading them takes what a small request does."""
+_USUAL_HEADERS: Final = 256
+"""Bytes of a header block that cost no patience."""
+_MORE_HEADERS: Final = 64
+"""Those beyond that cost as much as anything that brings nothing: reading them takes as long."""
 _STALLED: Final = 16
 """Answers of a connection that may wait for its client."""
 _REMEMBERED: Final = 256
@@ -100,7 +102,7 @@ class Streams:
         Raises:
             ConnectionFaultError: If the connection ends for it.
         """
-        self._patience.spend(len(block) // _HEADERS_FOR_NOTHING)
+        self._patience.spend(max(0, len(block) - _USUAL_HEADERS) // _MORE_HEADERS)
         headers = self._headers.read(block)
         try:
             if number <= self.last:

@@ -227,8 +227,8 @@ class HttpReceiver:
                 whole, seconds = await asyncio.to_thread(self._transcoded, body, encoding, signal)
                 self._turns.cost(connection, 0, seconds)
             body, media, encoding = whole, _PROTOBUF, ""
-        decode = partial(self._decoded, body, encoding, signal, media, sender)
-        return await in_turns(self._turns, connection, len(body), decode, self._sink, signal, self._limits, "http")
+        decode = partial(self._decoded, signal, media, sender)
+        return await in_turns(self._turns, connection, body, encoding, decode, self._sink, signal, self._limits, "http")
 
     def _transcoded(self, body: bytes, encoding: str, signal: Signal) -> tuple[bytes, float]:
         """JSON as protobuf, and the seconds of work that it took; on a thread of its own nobody waits for it."""
@@ -236,13 +236,11 @@ class HttpReceiver:
         request = from_json(inflate(body, encoding, self._limits), signal, self._limits)
         return request.SerializeToString(), time.thread_time() - began
 
-    async def _decoded(self, body: bytes, encoding: str, signal: Signal, media: str, sender: Caller) -> Any:
-        inflated = inflate(body, encoding, self._limits)
-        if media == _PROTOBUF and self._senders.anybody:
-            return await decoded(self._sink, inflated, signal, self._limits)
-        if media == _PROTOBUF:
-            return self._senders.admit(sender, await decoded(None, inflated, signal, self._limits))
-        return self._senders.admit(sender, from_json(inflated, signal, self._limits))
+    async def _decoded(self, signal: Signal, media: str, sender: Caller, plain: bytes) -> Any:
+        if media == _JSON:
+            return self._senders.admit(sender, from_json(plain, signal, self._limits))
+        reader = self._sink if self._senders.anybody else None
+        return self._senders.admit(sender, await decoded(reader, plain, signal, self._limits, self._turns.elsewhere))
 
     def _body(self, headers: Mapping[str, str], receive: Receive) -> Body:
         limit, arrived = self._limits.max_bytes, 0

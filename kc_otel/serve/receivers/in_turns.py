@@ -5,7 +5,8 @@ sixty thousand would be seconds in which nobody else is answered. It is cut into
 and has a turn of its own. Who sends it is told once all of them are kept; where one is refused, they send it again, and
 what was counted is known by then.
 
-What a turn has cost is measured in time, for points of one kind take a hundred times what others do.
+What a turn has cost is measured in time, for points of one kind take a hundred times what others do. What is compressed
+has a turn in which it is seen how much it is, and then one by that: a few kilobytes may be seconds of work.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.column_message import ColumnMessage
-from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
 from kc_otel.serve.receivers.fair_turns import FairTurns
@@ -33,13 +35,16 @@ _PAUSE: Final = 0.005
 _COPIED: Final = 32 * 1024 * 1024
 """Bytes of resources and scopes that parts may repeat."""
 _SAID: Final = 3
+_KEPT: Final = 256 * 1024
+"""Bytes that are not inflated twice: they may wait for their turn as they are."""
 
 
 async def in_turns(
     turns: FairTurns,
     sender: Hashable,
-    size: int,
-    decode: Callable[[], Awaitable[Any]],
+    body: bytes,
+    encoding: str,
+    decode: Callable[[bytes], Awaitable[Any]],
     sink: TelemetrySink,
     signal: Signal,
     limits: Limits,
@@ -50,8 +55,9 @@ async def in_turns(
     Args:
         turns: Of all ports together.
         sender: Whose turn it is.
-        size: Bytes of the request, as it was received.
-        decode: Makes the message of it.
+        body: The request, as it was received.
+        encoding: How it is compressed.
+        decode: Makes the message of what it is when it is inflated.
         sink: Takes it.
         signal: What it is.
         limits: What a request may hold.
@@ -63,21 +69,47 @@ async def in_turns(
     Raises:
         ReceiveError: If it is refused.
     """
+    size, plain = len(body), None if encoding else body
+    if encoding:
+        async with turns.turn(sender, size):
+            with _counted(turns, sender, size):
+                plain = inflate(body, encoding, limits)
+        size = len(plain)
+        if size > _KEPT:
+            plain = None
+
+    async def decoded() -> Any:
+        return await decode(inflate(body, encoding, limits) if plain is None else plain)
+
     async with turns.turn(sender, size):
-        began = time.perf_counter()
-        request = await decode()
-        long = _points_one_by_one(request, signal) > _POINTS
-        decoded = time.perf_counter() - began
-        results = [] if long else [await deliver(sink, signal, request, transport)]
-        turns.cost(sender, size, decoded + sum(one.seconds for one in results))
+        with _counted(turns, sender, size) as spent:
+            began = time.perf_counter()
+            request = await decoded()
+            long = _points_one_by_one(request, signal) > _POINTS
+            spent.append(time.perf_counter() - began)
+            results = [] if long else [await deliver(sink, signal, request, transport)]
+            spent += [one.seconds for one in results]
     if long:
         del request  # while it waits there are only its bytes
-        async with turns.place(size):
-            results = [one async for one in _in_parts(turns, sender, size, decode, sink, signal, limits, transport)]
+        async with turns.place(len(body)):
+            results = [one async for one in _in_parts(turns, sender, size, decoded, sink, signal, limits, transport)]
     rejected = sum(one.rejected for one in results)
     messages = list(dict.fromkeys(one.message for one in results if one.message))
     answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_SAID])))
     return answer, "partial" if rejected else "accepted"
+
+
+@contextmanager
+def _counted(turns: FairTurns, sender: Hashable, size: int) -> Iterator[list[float]]:
+    """What is done counts for who asked for it, however it ends: as the seconds that are said, or all that it took."""
+    began, spent = time.perf_counter(), list[float]()
+    try:
+        yield spent
+    except BaseException:
+        spent = [time.perf_counter() - began]
+        raise
+    finally:
+        turns.cost(sender, size, sum(spent) if spent else time.perf_counter() - began)
 
 
 async def _in_parts(
@@ -91,11 +123,10 @@ async def _in_parts(
     transport: str,
 ) -> AsyncIterator[ExportResult]:
     async with turns.turn(sender, size):
-        began = time.perf_counter()
-        request = await decode()
+        with _counted(turns, sender, size):
+            request = await decode()
         reader = sink if isinstance(sink, ColumnSink) and isinstance(request, ColumnMessage) else None
         parts = parts_of(request, signal)
-        turns.cost(sender, size, time.perf_counter() - began)
     for part in parts:
         await asyncio.sleep(_PAUSE)
         body = part.SerializeToString()

@@ -1,9 +1,9 @@
 """Who may be read from at a time, so that a few senders that stay silent keep nobody else out.
 
 A request that has begun and does not arrive holds a place. While places are free it may hold it for the read timeout;
-once all are taken, one of whoever has several more than the next gives way to it, else one that would not have arrived
-in time. What arrives in time keeps its place: where a hundred senders of long requests displace each other, nobody ever
-gets to the end of one.
+once all are taken, one that would not have arrived in time gives way to the next; sooner, and in any case, one of
+whoever has several more than the next. What arrives in time keeps its place: where a hundred senders of long requests
+displace each other, nobody ever gets to the end of one.
 
 Long requests need room besides, on all ports together, until they are answered. Without it they wait before they are
 read, where they take no memory of this process; to read them and then to refuse them would take the time of those that
@@ -257,7 +257,8 @@ class ReadingPlaces:
         places = Counter(one.peer for one in self._held)
         greedy, most = places.most_common(1)[0]
         if most > places[peer] + 1:
-            displaced = next((one for one in reversed(self._held) if one.peer == greedy), None)
+            soon = now - self._limits.patience / 4
+            displaced = next((one for one in self._held if one.peer == greedy and one.since <= soon), None)
         else:
             late = [one for one in self._held if now - one.since >= self._limits.patience]
             slowest = min(late, key=lambda one: one.pace(now), default=None)  # of those that are as slow, the oldest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -77,6 +78,80 @@ def test_what_turns_out_to_be_larger_counts_as_that():
         return traffic.served
 
     assert asyncio.run(sent()) == [*(f"plain {number}" for number in range(5)), "packed"]
+
+
+def test_what_is_asked_for_at_once_counts_as_what_the_first_of_it_cost():
+    """A connection of gRPC has a hundred calls under way: what one took is known before the next has its turn."""
+
+    async def sent() -> list[str]:
+        traffic = Traffic(OneByOne())
+
+        async def dear(number: int) -> None:
+            async with traffic.turns.turn("dear", SMALL):
+                traffic.turns.charge("dear", 50 * LARGE)
+                traffic.served.append(f"dear {number}")
+
+        async with traffic.turns.turn("first", LARGE):
+            waiting = [asyncio.create_task(dear(number)) for number in range(3)]
+            await asyncio.sleep(0)
+            waiting += [asyncio.create_task(traffic.ask("plain", LARGE)) for _ in range(5)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        return traffic.served
+
+    assert asyncio.run(sent()) == ["dear 0", *["plain"] * 5, "dear 1", "dear 2"]
+
+
+def test_those_who_leave_together_hold_nobody_up():
+    """Twenty thousand who wait, of two hundred connections that end: leaving takes no longer than coming did."""
+
+    async def sent() -> tuple[float, float, int]:
+        turns, began = OneByOne(), time.process_time()
+
+        async def wait(number: int) -> None:
+            async with turns.turn(number % 200, 1):
+                pass
+
+        async with turns.turn("busy", LARGE):
+            waiting = [asyncio.create_task(wait(number)) for number in range(20_000)]
+            await asyncio.sleep(0)
+            came = time.process_time()
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+        return came - began, time.process_time() - came, turns.waiting
+
+    came, left, waiting = asyncio.run(sent())
+    assert left < 10 * came
+    assert waiting == 0
+
+
+def test_over_the_bound_who_has_most_there_is_refused_without_a_search():
+    """As quickly as they came: sixty thousand small ones of a few hundred connections fill what may wait."""
+
+    async def sent() -> tuple[float, float, int]:
+        turns, began = OneByOne(most=20_000 * 1025), time.process_time()
+
+        async def wait(number: int) -> None:
+            async with turns.turn(number % 200, 1):
+                pass
+
+        async with turns.turn("busy", LARGE):
+            waiting = [asyncio.create_task(wait(number)) for number in range(20_000)]
+            await asyncio.sleep(0)
+            came = time.process_time()
+            refused = [asyncio.create_task(wait(number)) for number in range(20_000)]
+            await asyncio.sleep(0)
+            took = time.process_time() - came
+            errors = sum(one.done() and one.exception() is not None for one in refused)
+            for one in waiting:
+                one.cancel()
+        await asyncio.gather(*waiting, *refused, return_exceptions=True)
+        return came - began, took, errors
+
+    came, took, errors = asyncio.run(sent())
+    assert took < 10 * came
+    assert errors == 20_000
 
 
 def test_who_is_alone_waits_for_nobody():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,16 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, TRACES
 from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
+from kc_otel.serve.receivers import decoding
 from kc_otel.serve.receivers.fair_turns import FairTurns
 from kc_otel.serve.receivers.http_server import http_app
-from kc_otel.serve.receivers.in_turns import parts_of
+from kc_otel.serve.receivers.in_turns import in_turns, parts_of
 from tests.benchmarks.bench_overload import message
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -141,6 +145,124 @@ def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]
     assert said.error_message
     assert len(waits) > 10
     assert max(waits) < took / 5, (max(waits), took)
+
+
+class Trace:
+    """Takes everything, and remembers how large it was."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def traces(self, request: Any) -> ExportResult:
+        self.taken.append(request.ByteSize())
+        return ExportResult()
+
+
+class OneByOne(FairTurns):
+    """As where each request takes longer than a tenth of a second."""
+
+    def _room(self) -> float:
+        return 0.0
+
+
+def spans(size: int) -> bytes:
+    """A request of so many bytes or so."""
+    request = ExportTraceServiceRequest()
+    for _ in range(size // 100):
+        request.resource_spans.add().resource.attributes.add(key="k").value.string_value = "x" * 86
+    return request.SerializeToString()
+
+
+async def parsed(body: bytes) -> Any:
+    return ExportTraceServiceRequest.FromString(body)
+
+
+@pytest.mark.parametrize("size", [100_000, 1_000_000])
+def test_what_is_compressed_waits_as_what_it_is(size: int) -> None:
+    """A thousandth of it arrived; others whose requests are larger than that, and smaller than it, come first."""
+
+    async def sent() -> list[int]:
+        turns, sink = OneByOne(), Trace()
+
+        def ask(sender: str, body: bytes, encoding: str) -> asyncio.Task[Any]:
+            asking = in_turns(turns, sender, body, encoding, parsed, sink, TRACES, Limits(), "grpc")
+            return asyncio.create_task(asking)
+
+        async with turns.turn("busy", 1):
+            asked = [ask(f"packed {number}", gzip.compress(spans(size)), "gzip") for number in range(3)]
+            asked += [ask(f"plain {number}", spans(50_000), "") for number in range(3)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*asked)
+        assert turns.waiting == 0
+        return sink.taken
+
+    taken = asyncio.run(sent())
+    assert max(taken[:3]) < 60_000
+    assert min(taken[3:]) > 90_000
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled", "not inflated"])
+def test_what_fails_counts_for_who_sent_it_too(how: str) -> None:
+    """Work that is thrown away was work: who sends such things is not next for ever."""
+
+    async def dear(_: bytes) -> Any:
+        time.sleep(0.05)  # noqa: ASYNC251 - as work does
+        if how == "refused":
+            raise BadRequestError("it is not")
+        await asyncio.sleep(60)
+
+    async def sent() -> tuple[float, float]:
+        turns = FairTurns()
+        body, encoding = (b"x" * 99, "gzip") if how == "not inflated" else (b"", "")
+        asking = asyncio.create_task(in_turns(turns, "a", body, encoding, dear, Trace(), TRACES, Limits(), "grpc"))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        return turns._due["a"], turns._taken
+
+    due, taken = asyncio.run(sent())
+    assert (due > 300_000) is (how != "not inflated")
+    assert taken == 0
+
+
+def test_a_turn_lasts_until_the_thread_that_has_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hangs up amid decoding, and once more: else there would be as many threads at work as calls that end."""
+    running, most = 0, 0
+
+    def slow(*_: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        busy = time.thread_time() + 0.02
+        while time.thread_time() < busy:
+            pass
+        running -= 1
+        raise BadRequestError("it is not")
+
+    monkeypatch.setattr(decoding, "from_protobuf", slow)
+
+    async def sent() -> tuple[int, int, list[Any]]:
+        turns, body = OneByOne(), bytes(300_000)
+
+        async def decode(plain: bytes) -> Any:
+            return await decoding.decoded(None, plain, TRACES, Limits(), turns.elsewhere)
+
+        asked: list[asyncio.Task[Any]] = []
+        for number in range(5):
+            asking = in_turns(turns, number, body, "", decode, Trace(), TRACES, Limits(), "grpc")
+            asked.append(asyncio.create_task(asking))
+            await asyncio.sleep(0.001)
+            asked[0].cancel()
+        held = turns._taken
+        asked[3].cancel()
+        return most, held, await asyncio.gather(*asked, return_exceptions=True)
+
+    together, held, ended = asyncio.run(sent())
+    assert together == most == 1
+    assert held > 300_000
+    assert [type(one) for one in ended] == [
+        asyncio.CancelledError, BadRequestError, BadRequestError, asyncio.CancelledError, BadRequestError
+    ]  # fmt: skip
 
 
 def test_a_part_that_is_refused_refuses_the_request() -> None:

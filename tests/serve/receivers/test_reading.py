@@ -193,17 +193,17 @@ def test_who_reads_several_gives_one_up_to_who_reads_none(peers: list[object], m
 
 
 def test_one_peer_takes_no_place_from_another() -> None:
-    """It may have all of them while nobody else needs one; then its newest give way, until both have as many."""
+    """It may have all of them while nobody else needs one; then its oldest give way, until both have as many."""
 
     async def scenario() -> list[str]:
-        places = ReadingPlaces(Limits(max_concurrent=8, patience=60.0, read_timeout=60.0), Room())
+        places = ReadingPlaces(Limits(max_concurrent=8, patience=4.0, read_timeout=60.0), Room())
 
         async def read(peer: str) -> None:
             async with places.taken(peer):
                 await asyncio.sleep(60.0)
 
         many = [asyncio.create_task(outcome(lambda: read("many"))) for _ in range(8)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(1.1)
         few = []
         for _ in range(6):
             few.append(asyncio.create_task(outcome(lambda: read("few"))))
@@ -214,7 +214,7 @@ def test_one_peer_takes_no_place_from_another() -> None:
         await asyncio.gather(*many, *few, return_exceptions=True)
         return said
 
-    assert asyncio.run(scenario()) == ["xxxx----", "xxxx--"]
+    assert asyncio.run(scenario()) == ["----xxxx", "xxxx--"]
 
 
 def test_many_of_one_peer_fill_no_line_for_others() -> None:
