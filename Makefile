@@ -42,11 +42,13 @@ help: ## what there is to run
 demo: $(VENV)/.demo ## three minutes: a model, two kernels, a bad roll-out, a webhook, a recovery (ARGS=--no-fault: a sound roll-out)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-# All side by side: half of the tests of whole systems wait, and who waits leaves the cores to the others. What each of the
-# four says comes whole, when it has ended.
+# All side by side: half of the tests of whole systems wait, and who waits leaves the cores to the others. Core says how far
+# it is; what the others say comes whole, when they have ended.
 test: $(VENV)/.test ## everything that CI runs
-	@echo 'lint, types, core$(if $(FOR_ENGINES), and engines): each is printed when it has ended'
-	@$(MAKE) --no-print-directory -j 4 $(WHOLE) lint types test-core $(FOR_ENGINES) ARGS=
+	@$(MAKE) --no-print-directory -j 3 $(WHOLE) lint types $(FOR_ENGINES) ARGS= & beside=$$!; \
+	trap "kill $$beside 2>/dev/null || true" EXIT; failed=0; \
+	$(MAKE) --no-print-directory test-core ARGS= || failed=$$?; \
+	wait $$beside || failed=$$?; trap - EXIT; exit $$failed
 
 test-core: $(VENV)/.test ## everything but the engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
