@@ -102,6 +102,9 @@ class Call:
             ReceiveError: If it sends none, or one that is not taken.
         """
         if self._body is None and not self._failed:
+            if self._memory is not None and len(self._memory) < self._size:
+                begun, self._memory = self._memory, _memory(self._size)
+                self._memory[: self._filled] = begun[: self._filled]
             self.stream.grant(_PREFIX + self._size - UNASKED)
         try:
             while not self.is_there:
@@ -169,7 +172,7 @@ class Call:
             if len(data) == self._size:
                 self._body = data.tobytes()
                 return
-            self._memory = memoryview(_memory(self._size))
+            self._memory = _memory(min(self._size, UNASKED))
         if not len(data):
             return
         if self._body is not None or len(data) > self._size - self._filled:
@@ -242,6 +245,7 @@ def _said(message: str) -> bytes:
     return _UNSAFE.sub(lambda one: b"%%%02X" % ord(one[0]), message[:_MOST_SAID].encode(errors="replace"))
 
 
-def _memory(size: int) -> Any:
-    # Memory that is only announced is not taken: nothing writes to it before the bytes have come.
-    return np.empty(size, np.uint8)
+def _memory(size: int) -> memoryview:
+    # Nothing writes to it before the bytes come. It may have been another's, though, and then it takes what it is.
+    memory: Any = np.empty(size, np.uint8)
+    return memoryview(memory)
