@@ -99,6 +99,8 @@ LOGS = Signal(
 )
 SIGNALS = (METRICS, TRACES, LOGS)
 
+A_MEGABYTE = b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
+"""To follow a message, in a field that nobody knows: what is there at once, with its headers, may need no place."""
 NEW_FIELD = bytes([0xFA, 0x7F, 3]) + b"new"
 """Field 2047 with a string: a message of a later version of OTLP ends so."""
 NOT_PROTOBUF = b"\xff\xff\xff not a message"

@@ -12,7 +12,16 @@ import grpc
 import pytest
 
 from tests.conformance.clients import PERMANENT, TIMEOUT, call, failure, retry_info
-from tests.conformance.payloads import METRICS, NEW_FIELD, NOT_PROTOBUF, PROTOBUF, SIGNALS, Signal, too_large
+from tests.conformance.payloads import (
+    A_MEGABYTE,
+    METRICS,
+    NEW_FIELD,
+    NOT_PROTOBUF,
+    PROTOBUF,
+    SIGNALS,
+    Signal,
+    too_large,
+)
 
 of_each_signal = pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
 with_and_without_gzip = pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
@@ -114,7 +123,7 @@ def crowded(channel: grpc.Channel, target: Any) -> Any:
         for _ in range(100):
             stack.enter_context(unfinished(channel))
             try:
-                call(channel, METRICS.method, METRICS.body(PROTOBUF))
+                call(channel, METRICS.method, METRICS.body(PROTOBUF) + A_MEGABYTE)
             except grpc.RpcError as error:
                 return error
     return target.untried("a hundred unfinished calls do not fill this server")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import HttpClient
-from tests.conformance.payloads import ENCODINGS, JSON, METRICS, NOT_PROTOBUF, PROTOBUF, SIGNALS
+from tests.conformance.payloads import A_MEGABYTE, ENCODINGS, JSON, METRICS, NOT_PROTOBUF, PROTOBUF, SIGNALS
 
 
 @pytest.mark.should("OTLP/HTTP Connection")
@@ -81,7 +81,7 @@ def crowded(http: HttpClient, target: Any) -> Any:
     with ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(unfinished(http))
-            answer = http.post(METRICS.path, METRICS.body(PROTOBUF), PROTOBUF)
+            answer = http.post(METRICS.path, METRICS.body(PROTOBUF) + A_MEGABYTE, PROTOBUF)
             if answer.status != 200:
                 return answer
     return target.untried("a hundred unfinished requests do not fill this server")
