@@ -9,16 +9,17 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.cell_bounds import CellBounds
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, current, places
 from kc_otel.judge.contract_state import ContractState
@@ -27,22 +28,17 @@ from kc_otel.judge.faults import decide_apart
 from kc_otel.judge.histograms import Histogram, union
 from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
-from kc_otel.judge.statistics import intervals_of_rows
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdict_reasons import kept
 from kc_otel.judge.verdicts import Memo, verdict_of
 from kc_otel.judge.window_rows import WindowState, WindowStates
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
-__all__ = ["CellColumns", "ClauseColumns", "Judged", "Verdicts", "cells_of", "selected"]
+__all__ = ["CellColumns", "ClauseColumns", "Judged"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
-_UNKNOWN: Final = -1
-"""Of a cell that is not judged yet, in place of the code of its status."""
-_AT_ONCE: Final = 512
-"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -320,7 +316,7 @@ class _Group:
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
         self.rows = np.array([-1 if place.series is None else place.series.number for place in self.places])
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
-        self._known = tuple(_Bounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
+        self._known = tuple(CellBounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
 
     def ask(self, seen: _Seen) -> _Asked:
@@ -417,84 +413,6 @@ class _Group:
         return evidence.shares(self._held)
 
 
-class _Found(NamedTuple):
-    """Bounds of a group's cells at some times.
-
-    Attributes:
-        values: Estimate, lower and upper bound, and observations [4, times, cells].
-        odd: Whether a cell is to be judged by itself [times, cells].
-        notes: What a reader has to know [times, cells].
-    """
-
-    values: Floats
-    odd: NDArray[np.bool_]
-    notes: NDArray[np.object_]
-
-
-class _Bounds:
-    """The bounds of a group's cells in one window: those of rows that have not changed are not computed again.
-
-    Attributes:
-        method: Name of the interval.
-    """
-
-    def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
-        self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
-        self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
-        self._last = _nothing(rows.size)
-        self.method = ""
-
-    def look(self, window: WindowStates, wanted: NDArray[np.bool_], level: float, alpha: float) -> _Found:
-        """Bounds of those that are wanted [times, cells], with an error probability of the lower and the upper side."""
-        if self._levels != (level, alpha):
-            self._levels, self._version[:] = (level, alpha), -1
-        found = _nothing(wanted.size)
-        cells, times = np.nonzero(wanted.T)
-        if cells.size:
-            version = window.version[times, self._rows[cells]]
-            first = np.diff(cells, prepend=-1) > 0
-            before = np.where(first, self._version[cells], np.roll(version, 1))
-            new = np.flatnonzero(version != before)
-            known = _joined(self._last, self._compute(window, times[new], cells[new], level, alpha))
-            # Of each, where it is known from: those that are not new say what the same cell said before.
-            source = np.where(first, cells, -1)
-            source[new] = self._rows.size + np.arange(new.size)
-            source = source[np.maximum.accumulate(np.where(source >= 0, np.arange(cells.size), 0))]
-            at = times * self._rows.size + cells
-            for one, of in zip(found, known, strict=True):
-                one[..., at] = of[..., source]
-            last = np.flatnonzero(np.diff(cells, append=-1))
-            self._version[cells[last]] = version[last]
-            for one, of in zip(self._last, known, strict=True):
-                one[..., cells[last]] = of[..., source[last]]
-        shape = wanted.shape
-        return _Found(found.values.reshape(4, *shape), found.odd.reshape(shape), found.notes.reshape(shape))
-
-    def _compute(self, window: WindowStates, times: Numbers, cells: Numbers, level: float, alpha: float) -> _Found:
-        found = _nothing(cells.size)
-        for begin in range(0, cells.size, _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            rows = window.rows(times[part], self._rows[cells[part]])
-            at = begin + rows.places
-            if not at.size:
-                continue
-            some = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-            if some is None:
-                found.odd[at] = True
-            else:
-                found.values[:, at] = (some.estimate, some.lower, some.upper, some.samples)
-                found.odd[at], found.notes[at], self.method = some.odd, some.note, some.method
-        return found
-
-
-def _nothing(size: int) -> _Found:
-    return _Found(np.tile(_NOTHING, (1, size)), np.zeros(size, np.bool_), np.full(size, "", np.object_))
-
-
-def _joined(one: _Found, other: _Found) -> _Found:
-    return _Found(*(np.concatenate(parts, axis=-1) for parts in zip(one, other, strict=True)))
-
-
 class _Waiting:
     """Cells of an evaluation that are not judged yet.
 
@@ -526,91 +444,3 @@ class _Waiting:
         }
         made, _ = decide_apart(state.contract, [*items.values()], self.seen.at, Memo())
         self.made = dict(zip(items, made, strict=True))
-
-
-_NOTHING: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
-
-
-class Verdicts(Sequence[Verdict]):
-    """Verdicts of all cells of a contract, made of columns when they are asked for.
-
-    Args:
-        judged: What was found of all cells.
-        made: Those that were made one by one, by their numbers.
-    """
-
-    def __init__(self, judged: Judged, made: Mapping[int, Verdict]) -> None:
-        self._judged, size = judged, len(judged.places)
-        self._made: list[Verdict | None] = [None] * size
-        self._status = np.full(size, _UNKNOWN, np.int8)
-        self._where = np.zeros((2, size), np.int64)
-        self._columns: list[ClauseColumns] = []
-        self._numbers: dict[Cell, int] = {}
-        self._take(made, judged.columns)
-
-    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
-        self._settle()
-        wanted = np.zeros(self._status.size, np.bool_)
-        for status in statuses:
-            wanted |= self._status == status.code
-        for cell in cells:
-            if not self._numbers:
-                self._numbers = {place.cell: number for number, place in enumerate(self._judged.places)}
-            if cell in self._numbers:
-                wanted[self._numbers[cell]] = True
-        return [self[number] for number in np.flatnonzero(wanted).tolist()]
-
-    @property
-    def cells(self) -> list[Cell]:
-        """The cells, in the order of their verdicts."""
-        return [place.cell for place in self._judged.places]
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return (self[number] for number in range(len(self._made)))
-
-    @overload
-    def __getitem__(self, number: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Verdict]: ...
-    def __getitem__(self, number: int | slice) -> Verdict | Sequence[Verdict]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        verdict = self._made[number]
-        if verdict is None:
-            self._settle()
-            column, place = self._where[:, number].tolist()
-            verdict = self._made[number] = self._made[number] or self._columns[column].verdict(place)
-        return verdict
-
-    def _settle(self) -> None:
-        """See to it that all are judged."""
-        waiting = self._judged.waiting
-        if waiting is not None:
-            waiting.settle()
-            self._judged = self._judged._replace(waiting=None)
-            self._take(waiting.made, waiting.columns)
-
-    def _take(self, made: Mapping[int, Verdict], columns: Sequence[tuple[Numbers, ClauseColumns]]) -> None:
-        for number, verdict in made.items():
-            self._made[number], self._status[number] = verdict, verdict.status.code
-        for numbers, found in columns:
-            self._where[0, numbers], self._where[1, numbers] = len(self._columns), np.arange(numbers.size)
-            self._status[numbers] = np.where(found.passes, Status.PASS.code, Status.INCONCLUSIVE.code)
-            self._columns.append(found)
-
-
-def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-    """Verdicts that have one of some statuses, and those of some cells, in their order."""
-    if isinstance(verdicts, Verdicts):
-        return verdicts.selected(statuses, cells)
-    also = {*cells}
-    return [one for one in verdicts if one.status in statuses or one.cell in also]
-
-
-def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
-    """The cells that verdicts are about, in their order."""
-    return verdicts.cells if isinstance(verdicts, Verdicts) else [one.cell for one in verdicts]

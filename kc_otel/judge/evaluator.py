@@ -13,7 +13,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
 from kc_otel.contract.slices import ALL, OTHER, Scalar
-from kc_otel.judge.cell_columns import CellColumns, Verdicts
+from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
@@ -27,6 +27,7 @@ from kc_otel.judge.points import INVALID, Point, PointKind, walk
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import factors, metric_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdict_sequence import Verdicts
 from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
 

@@ -33,9 +33,9 @@ from typing import Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict_sequence import selected
 from kc_otel.record.measure.reasons import remedy
 
 __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.table import DecisionTable, kept_from
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
@@ -35,6 +34,7 @@ from kc_otel.judge.incidents.incident import (
 )
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict_sequence import selected
 
 __all__ = ["by_urgency", "follow", "with_actions", "with_diagnosis", "with_told", "with_word"]
 

@@ -14,7 +14,6 @@ from typing import Final
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
@@ -25,6 +24,7 @@ from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict_sequence import cells_of, selected
 from kc_otel.offline.replay.coverage import not_recorded
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
 from kc_otel.offline.replay.traffic_entries import TrafficEntry

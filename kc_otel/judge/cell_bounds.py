@@ -1,0 +1,100 @@
+"""Bounds of cells of one clause in one window, at some times: what has not changed is not computed again."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.clause import Clause
+from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.statistics import intervals_of_rows
+from kc_otel.judge.window_rows import WindowStates
+
+__all__ = ["CellBounds", "FoundBounds"]
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+_AT_ONCE: Final = 512
+"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
+_NOTHING: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
+
+
+class FoundBounds(NamedTuple):
+    """Bounds of a group's cells at some times.
+
+    Attributes:
+        values: Estimate, lower and upper bound, and observations [4, times, cells].
+        odd: Whether a cell is to be judged by itself [times, cells].
+        notes: What a reader has to know [times, cells].
+    """
+
+    values: Floats
+    odd: NDArray[np.bool_]
+    notes: NDArray[np.object_]
+
+
+class CellBounds:
+    """The bounds of a group's cells in one window: those of rows that have not changed are not computed again.
+
+    Attributes:
+        method: Name of the interval.
+    """
+
+    def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
+        self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
+        self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
+        self._last = _nothing(rows.size)
+        self.method = ""
+
+    def look(self, window: WindowStates, wanted: NDArray[np.bool_], level: float, alpha: float) -> FoundBounds:
+        """Bounds of those that are wanted [times, cells], with an error probability of the lower and the upper side."""
+        if self._levels != (level, alpha):
+            self._levels, self._version[:] = (level, alpha), -1
+        found = _nothing(wanted.size)
+        cells, times = np.nonzero(wanted.T)
+        if cells.size:
+            version = window.version[times, self._rows[cells]]
+            first = np.diff(cells, prepend=-1) > 0
+            before = np.where(first, self._version[cells], np.roll(version, 1))
+            new = np.flatnonzero(version != before)
+            known = _joined(self._last, self._compute(window, times[new], cells[new], level, alpha))
+            # Of each, where it is known from: those that are not new say what the same cell said before.
+            source = np.where(first, cells, -1)
+            source[new] = self._rows.size + np.arange(new.size)
+            source = source[np.maximum.accumulate(np.where(source >= 0, np.arange(cells.size), 0))]
+            at = times * self._rows.size + cells
+            for one, of in zip(found, known, strict=True):
+                one[..., at] = of[..., source]
+            last = np.flatnonzero(np.diff(cells, append=-1))
+            self._version[cells[last]] = version[last]
+            for one, of in zip(self._last, known, strict=True):
+                one[..., cells[last]] = of[..., source[last]]
+        shape = wanted.shape
+        return FoundBounds(found.values.reshape(4, *shape), found.odd.reshape(shape), found.notes.reshape(shape))
+
+    def _compute(self, window: WindowStates, times: Numbers, cells: Numbers, level: float, alpha: float) -> FoundBounds:
+        found = _nothing(cells.size)
+        for begin in range(0, cells.size, _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            rows = window.rows(times[part], self._rows[cells[part]])
+            at = begin + rows.places
+            if not at.size:
+                continue
+            some = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
+            if some is None:
+                found.odd[at] = True
+            else:
+                found.values[:, at] = (some.estimate, some.lower, some.upper, some.samples)
+                found.odd[at], found.notes[at], self.method = some.odd, some.note, some.method
+        return found
+
+
+def _nothing(size: int) -> FoundBounds:
+    return FoundBounds(np.tile(_NOTHING, (1, size)), np.zeros(size, np.bool_), np.full(size, "", np.object_))
+
+
+def _joined(one: FoundBounds, other: FoundBounds) -> FoundBounds:
+    return FoundBounds(*(np.concatenate(parts, axis=-1) for parts in zip(one, other, strict=True)))
