@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from typing import Any, Final
 
 from kc_otel.serve.receivers.http2_frames import (
@@ -43,6 +42,7 @@ from kc_otel.serve.receivers.http2_patience import RESET, Patience
 from kc_otel.serve.receivers.http2_reading import LONGEST_FRAME, FrameReader, OtherProtocolError
 from kc_otel.serve.receivers.http2_stream import Stream
 from kc_otel.serve.receivers.http2_streams import STREAMS, UNASKED, WINDOW, Accept, Streams
+from kc_otel.serve.receivers.read_buffer import READ_BUFFER
 
 __all__ = ["Http2Connection"]
 
@@ -64,16 +64,6 @@ _NOT_HTTP_2: Final = (
     "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\n"
     f"content-length: {len(_WHAT_IT_SPEAKS)}\r\n\r\n{_WHAT_IT_SPEAKS}"
 ).encode()
-
-
-class _Buffer(threading.local):
-    """Where bytes come in, of any connection of a thread's event loop: taken out before the next are read."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(bytearray(256 * 1024))
-
-
-_BUFFER: Final = _Buffer()
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -105,7 +95,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(self)
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection has ended."""
-        self._buffer, self._direct = _BUFFER.memory, False
+        self._buffer, self._direct = READ_BUFFER.memory, False
         self._reading, self._out = False, list[bytes]()
         self._set = False
         self._leaving = self._closing = False

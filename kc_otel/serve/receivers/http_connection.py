@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
 from collections.abc import Awaitable
 from functools import partial
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.utils import get_remote_addr
 
 from kc_otel.serve.receivers.http_server import DisconnectedError, HttpAnswer, HttpReceiver
+from kc_otel.serve.receivers.read_buffer import READ_BUFFER
 from kc_otel.serve.receivers.reading import Body
 
 __all__ = ["HttpConnection"]
@@ -37,16 +37,6 @@ _UNUSUAL: Final = frozenset({"transfer-encoding", "expect", "upgrade", "trailer"
 """Headers that uvicorn is to understand."""
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-
-class _Begins(threading.local):
-    """Where requests begin, of any connection of a thread's event loop: read there, and taken out before the next."""
-
-    def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(256 * 1024))
-
-
-_BEGINS: Final = _Begins()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -74,7 +64,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._waits_since: float | None = None
         self._answering: asyncio.Task[None] | None = None
-        self._buffer = _BEGINS.buffer
+        self._buffer = READ_BUFFER.memory
         self._body: memoryview | None = None
         self._filled = self._unwanted = self._missing = 0
         self._whole: asyncio.Future[bytes] | None = None
