@@ -24,7 +24,7 @@ from examples.tiny_model import prompts, tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = Path(__file__).with_name("contract.yaml")
 SLICES = ("code", "tables")
-EACH, PROMPT_TOKENS, TOKENS = 60, 24, 24
+EACH, PROMPT_TOKENS, TOKENS = 120, 24, 24
 NEEDS = {
     "onnxruntime": ("onnxruntime", "onnxscript", "transformers"),
     "llama.cpp": ("gguf", "xllamacpp", "transformers"),

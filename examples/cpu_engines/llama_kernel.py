@@ -96,7 +96,7 @@ def serving(file: Path) -> Iterator[str]:
 
 
 def complete(address: str, prompts: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Completions of prompts, at temperature 1 and from all tokens.
+    """Completions of prompts, at temperature 1 and from all tokens but the one that ends a text.
 
     Args:
         address: Of the server.
@@ -112,10 +112,10 @@ def complete(address: str, prompts: np.ndarray, tokens: int) -> tuple[np.ndarray
     ids, logprobs = [], []
     with httpx.Client(base_url=address, timeout=120.0) as client:
         for row, prompt in enumerate(prompts.tolist()):
-            body = {"n_predict": tokens, "n_probs": 1, "seed": row, "return_tokens": True}
+            body = {"n_predict": tokens, "n_probs": 1, "seed": row, "return_tokens": True, "ignore_eos": True}
             answer = client.post("/completion", json=_NEUTRAL | body | {"prompt": prompt}).raise_for_status().json()
             if (count := len(answer["tokens"])) != tokens:
-                raise RuntimeError(f"prompt {row}: {count} tokens of {tokens}; did the model end the text?")
+                raise RuntimeError(f"prompt {row}: {count} tokens of {tokens}")
             ids.append(answer["tokens"])
             said = answer["completion_probabilities"]
             logprobs.append([])

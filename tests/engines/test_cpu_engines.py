@@ -23,12 +23,16 @@ def gated(engine, checkpoint, folder):
 
 
 def test_onnx_runtimes_int8_is_refused_and_its_float32_goes_on(tiny_model, tmp_path):
-    """The graph in float32 is the checkpoint but for rounding; the same graph in int8 breaks the limit on tables."""
+    """The graph in float32 is the checkpoint but for rounding; the same graph in int8 breaks the limit on tables.
+
+    How far it drifts depends on the processor's products of bytes: 0.0082 where they have instructions of their own
+    (VNNI, AMX), 0.0146 on another.
+    """
     found = gated("onnxruntime", tiny_model, tmp_path)
     assert found["float32"][0] == 0
     assert found["float32"][1]["all"] < 1e-5
     assert found["int8"][0] == 1
-    assert found["int8"][1]["tables"] > 0.01
+    assert found["int8"][1]["tables"] > 0.006
     with np.load(tmp_path / "int8.npz") as recording:
         assert np.exp(recording["inference_logprobs"]).max() <= 1.0
 

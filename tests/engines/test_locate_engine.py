@@ -25,6 +25,14 @@ statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]
 ENGINE = ["dtype=bfloat16", "max_model_len=256", "gpu_memory_utilization=0.3"]
 
 
+@pytest.fixture(autouse=True)
+def own_tiles(monkeypatch):
+    """The processor's own kernels: with AMX a cache has a layout that cannot be read back."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not READ_BACK)
+
+
 @pytest.fixture
 def runs(tiny_model, tmp_path, monkeypatch):
     from transformers import AutoTokenizer

@@ -32,6 +32,7 @@ from tests.engines._matrix import (
     requests,
     run,
     statistic,
+    with_limits,
 )
 from tests.tools.verdicts import verdicts_of
 
@@ -73,7 +74,6 @@ class Matrix:
         with ThreadPoolExecutor(2) as pool:
             models = [int8 if case.int8 else checkpoint for case in CASES.values()]
             ran = list(pool.map(lambda name, model: run(name, model, folder, path), CASES, models))
-        self.contract = load(path)
         self.spools = {name: spool for name, (spool, _) in zip(CASES, ran, strict=True)}
         self.kept = {name: kept for name, (_, kept) in zip(CASES, ran, strict=True)}
         threads = torch.get_num_threads()
@@ -81,6 +81,7 @@ class Matrix:
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.exact = {name: exact(self.model, tokenizer, self.kept[name]) for name in CASES}
+        self.contract = with_limits(load(path), self.exact)
         self.verdicts = {name: self.rescored(name) for name in CASES}
         torch.set_num_threads(threads)
 
