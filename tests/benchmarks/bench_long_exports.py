@@ -25,6 +25,7 @@ import httpx
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from tests.benchmarks._health_watch import watched_health
 from tests.benchmarks.bench_overload import CONTRACT
 from tests.integration.conftest import Evaluator
 
@@ -133,17 +134,8 @@ async def _measure(evaluator: Evaluator, senders: int, points: int) -> LongExpor
         await (over_grpc if number % 2 else over_http)(b"SENDER%03d" % number)
         found.through.append(time.monotonic() - began)
 
-    async def watch() -> None:
-        async with httpx.AsyncClient(timeout=120) as client:
-            while True:
-                first = time.monotonic()
-                assert (await client.get(f"{evaluator.api}/healthz")).status_code == 200
-                found.health.append(time.monotonic() - first)
-                await asyncio.sleep(0.2)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*(send(number) for number in range(senders)))
-    watching.cancel()
+    with watched_health(evaluator.api, found.health):
+        await asyncio.gather(*(send(number) for number in range(senders)))
     return found
 
 

@@ -32,6 +32,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
+from tests.benchmarks._health_watch import watched_health
 from tests.integration.conftest import SECRET, Evaluator
 
 __all__ = ["Overload", "overload"]
@@ -147,17 +148,10 @@ async def _measure(evaluator: Evaluator, seconds: float, values: int, points: in
                 found.waits.append(time.monotonic() - first)
                 await asyncio.sleep(0.2)
 
-    async def watch() -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
-            while lasts():
-                first = time.monotonic()
-                assert (await client.get(f"{evaluator.api}/healthz")).status_code == 200
-                found.health.append(time.monotonic() - first)
-                await asyncio.sleep(0.2)
-
-    honest = asyncio.create_task(report())
-    await asyncio.sleep(1.0)  # it was there first: what a kernel has is not taken from it
-    await asyncio.gather(honest, watch(), *(flood() for _ in range(CONNECTIONS)))
+    with watched_health(evaluator.api, found.health):
+        honest = asyncio.create_task(report())
+        await asyncio.sleep(1.0)  # it was there first: what a kernel has is not taken from it
+        await asyncio.gather(honest, *(flood() for _ in range(CONNECTIONS)))
     return found
 
 
