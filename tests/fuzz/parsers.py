@@ -140,8 +140,8 @@ def _recording(path: Path) -> None:
 def traffic(body: bytes) -> None:
     """A recording of what an evaluator received."""
     try:
-        for _ in read_recordings([_file(body, "file.otlp")], []):
-            pass
+        for entry in read_recordings([_file(body, "file.otlp")], []):
+            entry.read()
     except TrafficFileError:
         return
 

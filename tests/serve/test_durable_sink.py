@@ -150,7 +150,7 @@ def test_a_record_is_judged_again_as_it_was(
     asyncio.run(serve())
     damage: list[str] = []
     entries = list(read_recordings([tmp_path / "log"], damage))
-    assert [entry.at if entry.request is None else None for entry in entries] == happened
+    assert [entry.at if entry.is_evaluation else None for entry in entries] == happened
     assert len([one for one in happened if one is not None]) == 3
     assert evaluations_recorded([tmp_path / "log"])
     assert damage == []

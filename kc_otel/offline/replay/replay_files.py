@@ -138,8 +138,8 @@ def _names(paths: Sequence[Path]) -> set[str]:
     return {
         pair.value.string_value
         for entry in read_recordings(paths, [])
-        if entry.request is not None
-        for resource in entry.request.resource_metrics
+        if not entry.is_evaluation
+        for resource in entry.read().resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
         for point in getattr(metric, metric.WhichOneof("data") or "gauge").data_points

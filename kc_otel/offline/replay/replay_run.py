@@ -64,15 +64,15 @@ def _replayed(run: _Run, entries: Iterable[TrafficEntry], every: float | None) -
     for entry in entries:
         run.started(entry.at)
         if every is None:
-            if entry.request is None:
+            if entry.is_evaluation:
                 run.judge(entry.at)
-        elif entry.request is not None:
+        elif not entry.is_evaluation:
             if math.isnan(due):
                 due = _next(entry.at, every)
             while due <= entry.at:
                 run.judge(due)
                 due = _next(due, every)
-        if entry.request is not None:
+        if not entry.is_evaluation:
             run.take(entry)
     if every is not None and not math.isnan(due):
         run.judge(due)
@@ -117,7 +117,7 @@ class _Run:
                 with suppress(MissingExtraError):
                     self._evaluator.use_columns()
         columns = self._evaluator.columns_of(entry.body, _MOST_ITEMS) if entry.body else None
-        self._evaluator.ingest_metrics(entry.request if columns is None else columns, entry.at)
+        self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
         self._requests += 1
 
     def judge(self, now: float) -> None:

@@ -10,11 +10,17 @@ Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.otlp.decode import from_protobuf
+from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.signals import METRICS
 
 try:
     from isal.isal_zlib import crc32
@@ -25,6 +31,7 @@ __all__ = [
     "CHECKSUM",
     "EVALUATED",
     "MOST_BYTES",
+    "OWN_FILES",
     "RECEIVED",
     "SEAL_BYTES",
     "TrafficEntry",
@@ -45,6 +52,12 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 """Longest message that is written or believed; a longer one is a length that is none."""
 
 _OURS: Final = ("kc.", "gen_ai.")
+OWN_FILES: Final = Limits(max_items=10**9)
+"""Who reads a recording chose it; what one request of it may hold is not bounded further than its bytes."""
+
+
+def _nobody(_: str) -> None:
+    """Is told, and does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +66,30 @@ class TrafficEntry:
 
     Attributes:
         at: Unix time in seconds at which it arrived, or at which the evaluator judged.
-        request: ExportMetricsServiceRequest; None for an evaluation.
-        body: The same serialized, where an evaluator has taken it; else empty.
+        request: ExportMetricsServiceRequest; None for an evaluation, and where there is a `body`.
+        body: The same serialized, where an evaluator has taken it: it may be read as columns. Else empty.
+        damaged: Is told why `body` is no such request, if it is none.
     """
 
     at: float
     request: Any = None
-    body: bytes = field(default=b"", compare=False)
+    body: bytes = b""
+    damaged: Callable[[str], object] = field(default=_nobody, compare=False)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether nothing arrived, but the evaluator judged."""
+        return self.request is None and not self.body
+
+    def read(self) -> Any:
+        """The request; an empty one where it is damaged, which is said."""
+        if self.request is not None:
+            return self.request
+        try:
+            return from_protobuf(self.body, METRICS, OWN_FILES)
+        except BadRequestError as error:
+            self.damaged(str(error))
+            return ExportMetricsServiceRequest()
 
 
 def entry_of(request: Any) -> TrafficEntry | None:

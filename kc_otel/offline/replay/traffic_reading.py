@@ -20,7 +20,6 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,16 +27,20 @@ from typing import IO, Any, Final
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import BadRequestError
-from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.offline.replay.traffic_entries import MOST_BYTES, TrafficEntry, entry_of, unsealed
+from kc_otel.offline.replay.traffic_entries import (
+    EVALUATED,
+    MOST_BYTES,
+    OWN_FILES,
+    TrafficEntry,
+    entry_of,
+    unsealed,
+)
 
 __all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings", "recorded_files"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-_OWN_FILES: Final = Limits(max_items=10**9)
-"""Who reads a recording chose it; what one request of it may hold is not bounded further than its bytes."""
 _LENGTH: Final = struct.Struct(">I")
 _BROKEN: Final = (OSError, EOFError, ValueError, zlib.error)
 """What reading a damaged file raises; ValueError is pyarrow's."""
@@ -73,7 +76,7 @@ def evaluations_recorded(paths: Iterable[Path]) -> bool:
     Raises:
         TrafficFileError: If a file cannot be read or is no recording.
     """
-    return all(any(entry.request is None for entry in islice(_entries(path, []), _LOOKED_AT)) for path in paths)
+    return all(any(entry.is_evaluation for entry in islice(_entries(path, []), _LOOKED_AT)) for path in paths)
 
 
 def recorded_files(path: Path) -> list[Path]:
@@ -135,15 +138,24 @@ def _refuse_noise(path: Path, entries: Iterator[TrafficEntry], damage: list[str]
 
 def _of(messages: Iterable[_Message], damage: list[str]) -> Iterator[TrafficEntry]:
     for where, message, is_json in messages:
-        try:
-            request: Any = (from_json if is_json else from_protobuf)(message, METRICS, _OWN_FILES)
-        except BadRequestError as error:
-            damage.append(f"{where}: {str(error)[:_SAID]}")
+
+        def damaged(said: str, where: str = where) -> None:
+            damage.append(f"{where}: {said[:_SAID]}")
+
+        if not is_json and (sealed := unsealed(message)) is not None:
+            what, at, body = sealed
+            if what == EVALUATED:
+                yield TrafficEntry(at)
+            elif body:
+                yield TrafficEntry(at, body=body, damaged=damaged)
             continue
-        entry = entry_of(request)
-        if entry is not None:
-            sealed = None if is_json else unsealed(message)
-            yield entry if sealed is None else replace(entry, body=sealed[2])
+        try:
+            request: Any = (from_json if is_json else from_protobuf)(message, METRICS, OWN_FILES)
+        except BadRequestError as error:
+            damaged(str(error))
+            continue
+        if (entry := entry_of(request)) is not None:
+            yield entry
 
 
 def _lines(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Iterator[_Message]:

@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.traffic_entries import EVALUATED, entry_of, ours, sealed_frame
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 from tests.tools.verdicts import verdicts_of
@@ -81,7 +83,7 @@ def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic: Callabl
     path = tmp_path / "recording"
     path.write_bytes(b"".join(frames))
     assert times(path) == [START, *moments]
-    assert [entry.request is None for entry in read_recordings([path], [])] == [True, False, False, False]
+    assert [entry.is_evaluation for entry in read_recordings([path], [])] == [True, False, False, False]
     assert evaluations_recorded([path])
 
 
@@ -95,7 +97,7 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(
             plain.ingest_metrics(request, at)
             file.write(sealed_frame(request.SerializeToString(), at))
     for entry in read_recordings([path], []):
-        replayed.ingest_metrics(entry.request, entry.at)
+        replayed.ingest_metrics(entry.read(), entry.at)
     assert replayed.counters == plain.counters
     assert verdicts_of(replayed, START + 120) == verdicts_of(plain, START + 120)
 
@@ -114,6 +116,19 @@ def test_metrics_of_others_are_not_recorded(traffic: Callable) -> None:
     assert kept.request.SerializeToString() == own
     del request.resource_metrics[0]
     assert ours(request).SerializeToString() == b""
+
+
+def test_a_sealed_message_that_is_no_request_is_named(
+    traffic: Callable, make_contract: Callable, tmp_path: Path
+) -> None:
+    """Whoever wrote it knew how to seal: it is read when it is judged, and named as any other."""
+    (at, request), *_ = traffic(minutes=1)
+    path = tmp_path / "recording"
+    path.write_bytes(sealed_frame(request.SerializeToString(), at) + sealed_frame(b"\xff no request", at + 1.0))
+    damage: list[str] = []
+    timeline = replay(make_contract(), read_recordings([path], damage), 10.0, GroupTiming())
+    assert timeline.points["accepted"] > 0
+    assert [sentence.split(": ")[1] for sentence in damage] == ["message 2"]
 
 
 def test_a_line_that_is_no_request_is_named_and_the_rest_is_used(collector_file: Path) -> None:
