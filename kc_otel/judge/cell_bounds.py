@@ -1,4 +1,7 @@
-"""Bounds of cells of one clause in one window, at some times: what has not changed is not computed again."""
+"""Bounds of cells of one clause in one window, at some times: what has not changed is not computed again.
+
+Where only statuses are asked for, of most cells no bound is looked for: one look at the limit says that they keep it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.statistics import intervals_of_rows
+from kc_otel.judge.statistics import intervals_of_rows, rows_within
 from kc_otel.judge.window_rows import WindowStates
 
 __all__ = ["CellBounds", "FoundBounds"]
@@ -26,7 +29,8 @@ class FoundBounds(NamedTuple):
     """Bounds of a group's cells at some times.
 
     Attributes:
-        values: Estimate, lower and upper bound, and observations [4, times, cells].
+        values: Estimate, lower and upper bound, and observations [4, times, cells]. Where nobody has looked for
+            them the estimate is nan, and the upper bound the limit.
         odd: Whether a cell is to be judged by itself [times, cells].
         notes: What a reader has to know [times, cells].
     """
@@ -45,14 +49,29 @@ class CellBounds:
 
     def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
         self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
-        self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
+        self._version, self._asked = np.full(rows.size, -1), (math.nan, math.nan, True)
         self._last = _nothing(rows.size)
         self.method = ""
 
-    def look(self, window: WindowStates, wanted: NDArray[np.bool_], level: float, alpha: float) -> FoundBounds:
-        """Bounds of those that are wanted [times, cells], with an error probability of the lower and the upper side."""
-        if self._levels != (level, alpha):
-            self._levels, self._version[:] = (level, alpha), -1
+    def look(
+        self,
+        window: WindowStates,
+        wanted: NDArray[np.bool_],
+        level: float,
+        alpha: float,
+        limits: Floats | None = None,
+    ) -> FoundBounds:
+        """Bounds of cells.
+
+        Args:
+            window: What the window held at some times.
+            wanted: Of which, and when [times, cells].
+            level: Error probability of the lower side.
+            alpha: Error probability of the upper side.
+            limits: Where it is enough to know which bounds are within them [cells].
+        """
+        if self._asked != (level, alpha, limits is None):
+            self._asked, self._version[:] = (level, alpha, limits is None), -1
         found = _nothing(wanted.size)
         cells, times = np.nonzero(wanted.T)
         if cells.size:
@@ -60,7 +79,7 @@ class CellBounds:
             first = np.diff(cells, prepend=-1) > 0
             before = np.where(first, self._version[cells], np.roll(version, 1))
             new = np.flatnonzero(version != before)
-            known = _joined(self._last, self._compute(window, times[new], cells[new], level, alpha))
+            known = _joined(self._last, self._compute(window, times[new], cells[new], level, alpha, limits))
             # Of each, where it is known from: those that are not new say what the same cell said before.
             source = np.where(first, cells, -1)
             source[new] = self._rows.size + np.arange(new.size)
@@ -75,12 +94,16 @@ class CellBounds:
         shape = wanted.shape
         return FoundBounds(found.values.reshape(4, *shape), found.odd.reshape(shape), found.notes.reshape(shape))
 
-    def _compute(self, window: WindowStates, times: Numbers, cells: Numbers, level: float, alpha: float) -> FoundBounds:
+    def _compute(
+        self, window: WindowStates, times: Numbers, cells: Numbers, level: float, alpha: float, limits: Floats | None
+    ) -> FoundBounds:
         found = _nothing(cells.size)
         for begin in range(0, cells.size, _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            rows = window.rows(times[part], self._rows[cells[part]])
-            at = begin + rows.places
+            here = np.arange(begin, min(begin + _AT_ONCE, cells.size))
+            if limits is not None:
+                here = self._not_within(window, times, cells, here, alpha, limits, found)
+            rows = window.rows(times[here], self._rows[cells[here]])
+            at = here[rows.places]
             if not at.size:
                 continue
             some = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
@@ -90,6 +113,26 @@ class CellBounds:
                 found.values[:, at] = (some.estimate, some.lower, some.upper, some.samples)
                 found.odd[at], found.notes[at], self.method = some.odd, some.note, some.method
         return found
+
+    def _not_within(
+        self,
+        window: WindowStates,
+        times: Numbers,
+        cells: Numbers,
+        which: Numbers,
+        alpha: float,
+        limits: Floats,
+        found: FoundBounds,
+    ) -> Numbers:
+        """Those whose bounds have to be looked for; of the others it is noted that they are within their limits."""
+        rows = window.rows(times[which], self._rows[cells[which]])
+        at = which[rows.places]
+        if at.size:
+            within = rows_within(self._clause, rows, limits[cells[at]], alpha_upper=alpha)
+            kept = at[within]
+            found.values[2, kept], found.values[3, kept] = limits[cells[kept]], rows.total[within]
+            which = np.setdiff1d(which, kept, assume_unique=True)
+        return which
 
 
 def _nothing(size: int) -> FoundBounds:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
@@ -55,7 +56,9 @@ class ClauseColumns:
         which: Numbers of those that were judged.
         passes: Whether they PASS; the others are INCONCLUSIVE.
         window: Number of the deciding window.
-        bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells].
+        bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells]; the estimate is
+            nan where nobody has looked for them.
+        look: Looks for the bounds of one of the group's cells in one of the windows.
         notes: What a reader has to know of them.
         shares: What is held against them; nan where they are judged once.
         held: What each window held.
@@ -72,6 +75,7 @@ class ClauseColumns:
     passes: NDArray[np.bool_]
     window: Numbers
     bounds: Floats
+    look: Callable[[int, int], tuple[Floats, str, str]]
     notes: NDArray[np.object_]
     shares: Floats
     held: tuple[WindowContent, WindowContent]
@@ -79,9 +83,12 @@ class ClauseColumns:
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
-        estimate, lower, upper, samples = self.bounds[:, number].tolist()
         place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
-        interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
+        bounds, note, method = self.bounds[:, number], self.notes[number], self.method
+        if math.isnan(bounds[0]):
+            bounds, note, method = self.look(place, int(self.window[number]))
+        estimate, lower, upper, samples = bounds.tolist()
+        interval = Interval(estimate, lower, upper, int(samples), method, note)
         terms, contract = self.group.terms[place], self.state.contract
         if not self.passes[number] or terms.allows_none:
             status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
@@ -99,7 +106,7 @@ class ClauseColumns:
             upper,
             interval.samples,
             window,
-            self.method,
+            method,
             kept(interval, terms.limit, terms.what, self.group.spans[window]),
             contract.metadata.version,
             contract.hash,
@@ -214,7 +221,7 @@ class CellColumns:
         for asked in zip(*(one.put_off for one in waiting), strict=True):
             begin, group, _ = asked[0]
             try:
-                judged = group.judge([one for _, _, one in asked], windows, self._alpha, self._alpha)
+                judged = group.judge([one for _, _, one in asked], windows, self._alpha, self._alpha, later=True)
             except Exception:  # noqa: BLE001 - they are judged one by one
                 judged = []
             for one, columns in zip_longest(waiting, judged):
@@ -324,7 +331,13 @@ class _Group:
         return _Asked(seen, self._plain(seen.at), self._shares())
 
     def judge(
-        self, asked: Sequence[_Asked], windows: Sequence[WindowStates], level: float, alpha: float
+        self,
+        asked: Sequence[_Asked],
+        windows: Sequence[WindowStates],
+        level: float,
+        alpha: float,
+        *,
+        later: bool = False,
     ) -> list[ClauseColumns]:
         """Judge those that can be judged at once, at each of some times.
 
@@ -333,13 +346,14 @@ class _Group:
             windows: What each window held at these times.
             level: Error probability of the lower bounds.
             alpha: Error probability of the upper bounds.
+            later: Whether the bounds of what passes may wait, until somebody asks for a verdict.
         """
-        usual = np.array([one.plain for one in asked])
-        short = self._known[SHORT].look(windows[SHORT], usual, level, alpha)
+        usual, limits = np.array([one.plain for one in asked]), self._limits if later else None
+        short = self._known[SHORT].look(windows[SHORT], usual, level, alpha, limits)
         usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long = self._known[LONG].look(windows[LONG], open_, level, alpha)
+        long = self._known[LONG].look(windows[LONG], open_, level, alpha, limits)
         usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
@@ -361,6 +375,7 @@ class _Group:
                     passes=passes[number, which],
                     window=np.where(open_[number, which], LONG, SHORT),
                     bounds=values[:, number, which],
+                    look=partial(self._look, windows, number, level, alpha),
                     notes=notes[number, which],
                     shares=one.shares[which],
                     held=one.seen.held,
@@ -368,6 +383,14 @@ class _Group:
                 )
             )
         return found
+
+    def _look(
+        self, windows: Sequence[WindowStates], time: int, level: float, alpha: float, cell: int, window: int
+    ) -> tuple[Floats, str, str]:
+        """Bounds of one cell in one window at one of some times, what a reader has to know, and the interval's name."""
+        bounds = CellBounds(self.clause, self._state, self._rows[[cell]])
+        found = bounds.look(windows[window].at(time), np.ones((1, 1), np.bool_), level, alpha)
+        return found.values[:, 0, 0], str(found.notes[0, 0]), bounds.method
 
     def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
         """What was known of a cell at a time, where it was at no alarm that it was to be judged by."""

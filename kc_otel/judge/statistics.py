@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry import DERIVED, Unit
@@ -28,6 +31,7 @@ from kc_otel.stats.interval_rows import (
     fraction_intervals,
     maximum_intervals,
     mean_intervals,
+    means_within,
     quantile_intervals,
     two_valued_mean_intervals,
 )
@@ -39,6 +43,7 @@ __all__ = [
     "mean_range",
     "metric_name",
     "opposite_name",
+    "rows_within",
     "samples_needed",
 ]
 
@@ -167,6 +172,24 @@ def intervals_of_rows(
     scale, offset = factors(clause.metric, assumptions)
     sides = (alpha_upper, alpha_lower) if scale < 0 else (alpha_lower, alpha_upper)
     return _mean_of_rows(clause, rows, *sides).affine(scale, offset)
+
+
+def rows_within(
+    clause: Clause, rows: HistogramRows, limits: NDArray[np.float64], *, alpha_upper: float
+) -> NDArray[np.bool_]:
+    """Of which rows the upper bound of `intervals_of_rows` is surely at most a limit, where one look can say so [R].
+
+    Args:
+        clause: Whose bounds are meant.
+        rows: The samples.
+        limits: In the unit of the clause's [R].
+        alpha_upper: Error probability of the upper side.
+    """
+    two_valued = clause.quantity is not None and clause.quantity.two_valued
+    if clause.parsed_statistic.kind != "mean" or clause.metric in DERIVED or two_valued:
+        return np.zeros(rows.total.size, np.bool_)
+    low, high, cap = mean_range(clause)
+    return means_within(rows, limits, low=low, high=high, cap=cap, cut=clause.cap is not None, alpha_upper=alpha_upper)
 
 
 def _derived(

@@ -71,9 +71,13 @@ class WindowStates:
     """
 
     def __init__(self, states: Sequence[WindowState]) -> None:
-        self._edges = states[0].edges
+        self._states, self._edges = states, states[0].edges
         said = [np.array(of) if len(of) > 1 else of[0][None] for of in [*zip(*states, strict=True)][1:]]
         self.version, self._said = said[0], said[1:]
+
+    def at(self, time: int) -> WindowStates:
+        """The rows at one of the times."""
+        return WindowStates(self._states[time : time + 1])
 
     def rows(self, times: Numbers, rows: Numbers) -> HistogramRows:
         """Rows that are `following`, at their times, for bounds of all that hold anything; `places` are among these."""

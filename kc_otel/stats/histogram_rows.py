@@ -133,10 +133,12 @@ class HistogramRows:
 
     def surely_above(self, threshold: float) -> Floats:
         """`fractions.surely_above` of each row [R]."""
-        surely: Floats = (self.count * (self.lower > threshold)).sum(axis=1)
+        surely: Floats = self.added_up(lambda edges: (edges > threshold)[:, None].astype(np.float64), self.count)[:, 0]
         if threshold > 0.0:  # a positive bucket that begins at the threshold is open there
-            begins = (self.lower == threshold) & (self.upper > threshold) & (self.minimum < threshold)[:, None]
-            surely += (self.count * begins).sum(axis=1)
+            (begins,) = np.nonzero((self.shared[0] == threshold) & (self.shared[1] > threshold))
+            for bin in begins.tolist():  # at most one has a width
+                ends_above = np.where(self.ends[1] == bin, self.own[1, 1], self.shared[1, bin]) > threshold
+                surely += self.count[:, bin] * (ends_above & (self.minimum < threshold))
         return surely
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -33,8 +34,14 @@ CLAUSES = [
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sender: Any, now: float) -> None:
-    """Through panes that turn, faults that come and go, silence, new kernels and clocks that go back."""
+@pytest.mark.parametrize("later", [False, True])
+def test_verdicts_at_once_are_those_of_each_cell(
+    seed: int, later: bool, contract: Any, sender: Any, now: float
+) -> None:
+    """Through panes that turn, faults that come and go, silence, new kernels and clocks that go back.
+
+    Also where nobody asks for them before the end.
+    """
     rng = np.random.default_rng(seed)
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
     evaluator = Evaluator([made])
@@ -45,7 +52,7 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
         for slice in ("all", "code")
         for kernel in ("b" * 12, "c" * 12)
     }
-    seen: set[Status] = set()
+    seen: list[tuple[Sequence[Verdict], list[Verdict]]] = []
     for _ in range(40):
         now += float(rng.choice([1.0, 5.0, 6.0, 12.0, 70.0, 700.0, -3.0], p=[0.3, 0.3, 0.2, 0.1, 0.06, 0.02, 0.02]))
         drift = float(rng.choice([0.01, 0.04, 0.3], p=[0.5, 0.4, 0.1]))
@@ -59,12 +66,13 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
                     "ratio": np.exp(rng.normal(0.0, drift, size)),
                 }[metric]
                 evaluator.ingest_metrics(source.request(now, values), now)
-        verdicts = evaluator.evaluate(now)[made.name].verdicts
+        verdicts = evaluator.evaluate(now, later=later)[made.name].verdicts
         cells = list(evidence(evaluator.states[made.name], now, Listening(START)))
-        for verdict, other in zip(verdicts, decide(made, cells, now), strict=True):
+        seen.append((verdicts if later else [*verdicts], decide(made, cells, now)))
+    for verdicts, others in seen:
+        for verdict, other in zip(verdicts, others, strict=True):
             assert difference(verdict, other) == {}
-            seen.add(verdict.status)
-    assert seen == set(Status)
+    assert {one.status for verdicts, _ in seen for one in verdicts} == set(Status)
 
 
 START = 1_800_000_000.0

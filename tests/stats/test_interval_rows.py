@@ -22,11 +22,13 @@ from kc_otel.stats import (
     quantile_interval,
     two_valued_mean_interval,
 )
+from kc_otel.stats.fractions import surely_above
 from kc_otel.stats.histogram_rows import HistogramRows, rows_of
 from kc_otel.stats.interval_rows import (
     fraction_intervals,
     maximum_intervals,
     mean_intervals,
+    means_within,
     quantile_intervals,
     two_valued_mean_intervals,
 )
@@ -122,6 +124,34 @@ def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
             seen += 1
     assert seen > 150
     assert left < seen or name == "two values"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_one_look_at_a_limit_says_what_the_bound_says(name: str) -> None:
+    """Within it is only what has its bound there, and all that has it clearly below."""
+    decided = 0
+    for rows in rows_of(samples(5, 400)):
+        found = mean_intervals(rows, **RANGES[name], **ALPHAS)
+        room = np.maximum(np.abs(found.upper), 1e-3)
+        for more in (-0.5, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.5):
+            limits = found.upper + more * room
+            within = means_within(rows, limits, **RANGES[name], alpha_upper=ALPHAS["alpha_upper"])
+            assert not (within & (found.odd | (found.upper > limits))).any()
+            if more > 1e-6:
+                ceiling = min(RANGES[name]["high"], RANGES[name]["cap"])
+                assert (within | found.odd | (limits >= ceiling)).all()
+            decided += int(np.count_nonzero(within))
+    assert decided > 300
+
+
+def test_what_is_surely_above_is_that_of_each_alone() -> None:
+    """At the edges of buckets, beside them, and beyond all of them."""
+    given = samples(6, 300)
+    for rows in rows_of(given):
+        edges = rows.shared[0]
+        for threshold in (-0.5, 0.0, *edges[edges > 0.0][::7].tolist(), 0.0123, 5.0):
+            alone = [surely_above(binned(given[place]), threshold) for place in rows.places.tolist()]
+            assert rows.surely_above(threshold).tolist() == alone
 
 
 def test_what_does_not_fit_beside_others_is_left_out() -> None:
