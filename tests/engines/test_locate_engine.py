@@ -31,6 +31,7 @@ def own_tiles(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not READ_BACK)
+    torch.cpu._init_amx()  # asks Linux for them, if there are any
 
 
 @pytest.fixture

@@ -50,8 +50,7 @@ class Newcomer:
             (tools / name).chmod(0o755)
         path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_"))}
-        modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-        self._environment = clean | {"PATH": path, "PYTHONPATH": modules, "NO_COLOR": "1", "COLUMNS": "160"}
+        self._environment = clean | {"PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"}
 
     def follows(self, page: str, test: str) -> str:
         """Do what a page's blocks for a test say; what the last one printed."""

@@ -1,10 +1,11 @@
-"""PyTorch that sees no AMX tiles: vLLM's kernels are then the same on every processor with AVX-512.
+"""PyTorch that sees no AMX tiles: kernels are then the same on every processor with AVX-512.
 
 With AMX the numbers of vLLM 0.32 depend on the batch for short prompts, too, and a worker that is a process of its own
-dies of SIGILL: nobody has asked Linux for the tiles (`arch_prctl(ARCH_REQ_XCOMP_PERM)`).
-Python imports a module of this name when it starts, from PYTHONPATH, in every process of an engine.
+dies of SIGILL: nobody has asked Linux for the tiles (`arch_prctl(ARCH_REQ_XCOMP_PERM)`). `make engines` puts this into
+the environment, where every process imports it when it starts (without_amx.pth), launchers of others or not.
 """
 
+import os
 import sys
 from importlib.machinery import PathFinder
 
@@ -28,3 +29,4 @@ class _WithoutTiles:
 
 
 sys.meta_path.insert(0, _WithoutTiles)
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
