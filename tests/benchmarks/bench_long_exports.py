@@ -25,7 +25,7 @@ import httpx
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from tests.benchmarks._health_watch import watched_health
+from tests.benchmarks._beside import beside, healthy
 from tests.benchmarks.bench_overload import CONTRACT
 from tests.integration.conftest import Evaluator
 
@@ -134,7 +134,7 @@ async def _measure(evaluator: Evaluator, senders: int, points: int) -> LongExpor
         await (over_grpc if number % 2 else over_http)(b"SENDER%03d" % number)
         found.through.append(time.monotonic() - began)
 
-    with watched_health(evaluator.api, found.health):
+    with beside(healthy, evaluator.api, taken=found.health):
         await asyncio.gather(*(send(number) for number in range(senders)))
     return found
 

@@ -32,7 +32,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from tests.benchmarks._health_watch import watched_health
+from tests.benchmarks._beside import beside, healthy
 from tests.integration.conftest import SECRET, Evaluator
 
 __all__ = ["Overload", "overload"]
@@ -53,6 +53,8 @@ escalation:
   - {on: fail, severity: critical, do: [{webhook: pager}]}
 """
 _HEADERS = {"content-type": "application/x-protobuf"}
+_BEFORE = 3.0
+"""Seconds that the honest sender is there before the others: what a kernel has is not taken from it."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ def message(kernels: list[str], began: int, total: int, contract: str = "policy"
     return request.SerializeToString()
 
 
-async def _measure(evaluator: Evaluator, seconds: float, values: int, points: int) -> Overload:  # noqa: C901 - three who send
+async def _measure(evaluator: Evaluator, seconds: float, values: int, points: int) -> Overload:
     found, numbers, began = Overload(), count(), time.time_ns()
     end, template, written = time.monotonic() + seconds, b"", -math.inf
 
@@ -137,22 +139,19 @@ async def _measure(evaluator: Evaluator, seconds: float, values: int, points: in
                     said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
                     found.told += bool(said.error_message)
 
-    async def report() -> None:
-        total = 0
-        async with httpx.AsyncClient(timeout=60) as client:
-            while lasts():
-                total, first = total + 1000, time.monotonic()
-                body = message(["honest"], began, total)
-                while (await client.post(address, content=body, headers=_HEADERS)).is_error:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
-                found.waits.append(time.monotonic() - first)
-                await asyncio.sleep(0.2)
-
-    with watched_health(evaluator.api, found.health):
-        honest = asyncio.create_task(report())
-        await asyncio.sleep(1.0)  # it was there first: what a kernel has is not taken from it
-        await asyncio.gather(honest, *(flood() for _ in range(CONNECTIONS)))
+    honest = beside(_report, address, began, taken=found.waits)
+    with beside(healthy, evaluator.api, taken=found.health), honest:
+        await asyncio.sleep(_BEFORE)
+        end += _BEFORE
+        await asyncio.gather(*(flood() for _ in range(CONNECTIONS)))
     return found
+
+
+def _report(client: httpx.Client, before: int, address: str, began: int) -> None:
+    """An honest sender's report, until it is taken."""
+    body = message(["honest"], began, 1000 * (before + 1))
+    while client.post(address, content=body, headers=_HEADERS).is_error:
+        time.sleep(0.1)
 
 
 def overload(seconds: float, folder: Path, values: int = 0, points: int = POINTS) -> Overload:
