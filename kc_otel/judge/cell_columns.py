@@ -22,7 +22,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_bounds import CellBounds
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
-from kc_otel.judge.cells import Current, Place, current, places
+from kc_otel.judge.cells import Current, Place, Silence, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.faults import decide_apart
@@ -193,8 +193,9 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
+        silence = Silence(self._state, now, listening)
         for clause in self._state.contract.clauses:
-            of = current(self._state, clause, now, listening)
+            of = current(self._state, clause, silence)
             cells = self._cells.get(clause.id)
             if cells is None or not cells.stay(of):
                 self._settle()  # what waits is about the cells that there were
@@ -325,6 +326,7 @@ class _Group:
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
         self._known = tuple(CellBounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
+        self._every = np.arange(self.size)
 
     def ask(self, seen: _Seen) -> _Asked:
         """What has to be known of the time of an evaluation to judge it later."""
@@ -360,9 +362,12 @@ class _Group:
         passes = np.where(open_, self._said(long.values)[0], passes)
         notes = np.where(open_, long.notes, short.notes)
         method = self._known[SHORT].method or self._known[LONG].method
+        window = np.where(open_, LONG, SHORT)
+        whole, some_above = np.all(usual, axis=1).tolist(), np.any(above, axis=1).tolist()
         found = []
         for number, one in enumerate(asked):
-            which = np.flatnonzero(usual[number])
+            which = self._every if whole[number] else np.flatnonzero(usual[number])
+            judged = slice(None) if whole[number] else which
             found.append(
                 ClauseColumns(
                     state=self._state,
@@ -372,14 +377,14 @@ class _Group:
                     method=method,
                     group=self,
                     which=which,
-                    passes=passes[number, which],
-                    window=np.where(open_[number, which], LONG, SHORT),
-                    bounds=values[:, number, which],
+                    passes=passes[number, judged],
+                    window=window[number, judged],
+                    bounds=values[:, number, judged],
                     look=partial(self._look, windows, number, level, alpha),
-                    notes=notes[number, which],
-                    shares=one.shares[which],
+                    notes=notes[number, judged],
+                    shares=one.shares[judged],
                     held=one.seen.held,
-                    above=bool(above[number].any()),
+                    above=some_above[number],
                 )
             )
         return found

@@ -30,7 +30,7 @@ from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["Current", "Place", "current", "evidence", "evidence_of", "places"]
+__all__ = ["Current", "Place", "Silence", "current", "evidence", "evidence_of", "places"]
 
 _NOBODY: Final[Pair] = ("", "")
 _WITHOUT: Final = 8
@@ -77,6 +77,36 @@ class Current(NamedTuple):
     version: int
 
 
+class Silence:
+    """Who is silent at the time of an evaluation: asked once of each kernel pair, for all clauses.
+
+    Args:
+        state: What is remembered of the contract.
+        now: Unix time in seconds.
+        listening: When silence counts.
+
+    Attributes:
+        oldest: Where the long window begins, Unix seconds.
+    """
+
+    __slots__ = ("_known", "_listening", "_state", "now", "oldest")
+
+    def __init__(self, state: ContractState, now: float, listening: Listening) -> None:
+        self._state, self.now, self._listening = state, now, listening
+        self._known: dict[Pair, float | None] = {}
+        grid = state.grids[LONG]
+        self.oldest = grid.window(now)[0] * grid.width
+
+    def of(self, pair: Pair) -> float | None:
+        """For how many seconds a pair has been silent; None where that means nothing yet."""
+        if pair not in self._known:
+            heard = self._state.heard.get(pair) or Heard(self._listening.since)
+            quiet = self._listening.silence(heard.last, self.now)
+            patience = heard.patience(self._state.contract.observability.heartbeat)
+            self._known[pair] = None if quiet <= patience else quiet
+        return self._known[pair]
+
+
 def evidence(state: ContractState, now: float, listening: Listening) -> Iterator[Evidence]:
     """Every cell of a contract, by clause, slice and pair.
 
@@ -85,17 +115,22 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
         now: Unix time in seconds.
         listening: When silence counts.
     """
+    silence = Silence(state, now, listening)
     for clause in state.contract.clauses:
-        for place in places(state, clause, current(state, clause, now, listening)):
+        for place in places(state, clause, current(state, clause, silence)):
             yield evidence_of(state, place, now)
 
 
-def current(state: ContractState, clause: Clause, now: float, listening: Listening) -> Current:
+def current(state: ContractState, clause: Clause, silence: Silence) -> Current:
     """What says which cells a clause has."""
     metric = state.metrics[clause.id]
-    pairs, silence, fallen = _current(state, clause, metric, now, listening)
-    first = islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT)
-    return Current(frozenset(pairs), frozenset(first), silence, fallen, _oldest(state, now), state.version)
+    pairs, absence, fallen = _current(state, clause, metric, silence)
+    every = frozenset(pairs)
+    if len(every) <= _WITHOUT:
+        first = every
+    else:
+        first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT))
+    return Current(every, first, absence, fallen, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
@@ -128,7 +163,7 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 
 def _current(
-    state: ContractState, clause: Clause, metric: str, now: float, listening: Listening
+    state: ContractState, clause: Clause, metric: str, silence: Silence
 ) -> tuple[set[Pair], str, Mapping[Pair, str]]:
     """The pairs that a metric's cells are about, why there is nothing to judge, empty if there is, and the fallen."""
     newest = state.newest.get(metric)
@@ -141,16 +176,13 @@ def _current(
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
             return {_NOBODY}, said, {}
-        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, now)}", {}
+        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
+    silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
+    if not silent:
+        return current, "", {}
     heartbeat = state.contract.observability.heartbeat
-    silent = {}
-    for pair in current:
-        heard = state.heard.get(pair, Heard(listening.since))
-        silent[pair] = listening.silence(heard.last, now)
-        if silent[pair] <= heard.patience(heartbeat):
-            del silent[pair]
     alive = current - silent.keys()
     if alive:
         fallen = {
@@ -160,7 +192,9 @@ def _current(
             if _fell(state, clause, pair, alive)
         }
         return alive | fallen.keys(), "", fallen
-    elsewhere = sum(now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair))
+    elsewhere = sum(
+        silence.now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair)
+    )
     cause = "is the recorder's process alive?"
     if elsewhere:
         report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
@@ -209,12 +243,6 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
     head, tail = series_name(clause.quantity.name, "\0").split("\0")
     known = sorted(name[len(head) : -len(tail)] for name in state.newest if name.startswith(head))
     return ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
-
-
-def _oldest(state: ContractState, now: float) -> float:
-    """Where the long window begins, Unix seconds."""
-    grid = state.grids[LONG]
-    return grid.window(now)[0] * grid.width
 
 
 def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:

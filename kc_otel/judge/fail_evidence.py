@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -46,6 +47,7 @@ _ENOUGH: Final = 2**53
 """Observations after an alarm from which on no more are added: a double counts no further."""
 _MEAN, _PANE = BETS.size, BETS.size + 1
 """Where a row has the logarithm of M, and the pane."""
+_NONE: Final[Numbers] = np.zeros(0, np.int64)
 SHARE_DIGITS: Final = 6
 """Digits of what is held as a share: what rounding leaves below an alarm is one."""
 
@@ -110,7 +112,7 @@ class HeldEvidence:
         return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Arrivals:
     """The cells that some series are about.
 
@@ -121,6 +123,8 @@ class _Arrivals:
         held: What is held against each.
         numbers: Of their rows [cells].
         parts: Number of the series that each is about [cells].
+        kinds: Number of the test of each, ascending [cells].
+        plain: Whether each series is there once, in its order.
     """
 
     series: Sequence[SeriesKey | None]
@@ -129,6 +133,24 @@ class _Arrivals:
     held: list[HeldEvidence]
     numbers: Numbers
     parts: Numbers
+    kinds: Numbers
+    plain: bool
+
+    @cached_property
+    def every(self) -> Numbers:
+        """Numbers of the cells [cells]."""
+        return np.arange(self.parts.size)
+
+    @cached_property
+    def alike(self) -> list[tuple[int, int, int]]:
+        """Where the cells of each test begin and end, and its number."""
+        return self.those_alike(self.every)
+
+    def those_alike(self, places: Numbers) -> list[tuple[int, int, int]]:
+        """The same of some cells, by their numbers, ascending."""
+        kinds = self.kinds[places]
+        begins = [0, *((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist()] if places.size else []
+        return [(begin, end, int(kinds[begin])) for begin, end in pairwise([*begins, places.size])]
 
 
 class FailEvidence:
@@ -172,7 +194,7 @@ class FailEvidence:
         self._tables: dict[int, tuple[Floats, Floats]] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
-        self._known = _Arrivals((), -1, [], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self._known = _Arrivals((), -1, [], [], _NONE, _NONE, _NONE, plain=True)
 
     @property
     def level(self) -> float:
@@ -247,7 +269,7 @@ class FailEvidence:
             return
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
-        gains = self._gains(cells, numbers, found.parts, columns or HistogramColumns.of(()), more)
+        gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()), more)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         found_now = before.log_evidence
@@ -278,14 +300,17 @@ class FailEvidence:
             alike = np.argsort(self._kinds[numbers], kind="stable")  # so that what is computed alike stands together
             cells, held = [cells[place] for place in alike.tolist()], [held[place] for place in alike.tolist()]
             numbers, parts = numbers[alike], parts[alike]
-            known = self._known = _Arrivals(series, self.version, cells, held, numbers, parts)
+            plain = parts.size == len(series) and parts.tolist() == [*range(parts.size)]
+            known = self._known = _Arrivals(
+                series, self.version, cells, held, numbers, parts, self._kinds[numbers], plain
+            )
         return known
 
     def _gains(
         self,
         cells: Sequence[Cell],
         numbers: Numbers,
-        which: Numbers,
+        found: _Arrivals,
         columns: HistogramColumns,
         more: Sequence[tuple[Cell, Sequence[Histogram]]],
     ) -> Floats:
@@ -294,23 +319,22 @@ class FailEvidence:
         Args:
             cells: The cells.
             numbers: Of their rows [cells].
-            which: Of the first cells, the numbers of their histograms among the columns.
+            found: The first of them, of which there are columns.
             columns: Those.
             more: Histograms by themselves, by cell.
         """
         gains = np.zeros((numbers.size, BETS.size))
-        gains[: which.size] = math.nan
-        kinds = self._kinds[numbers]
-        every = np.arange(which.size)
-        some = columns if which.size == len(columns) and (which == every).all() else columns.taken(which)
-        for rows in rows_of_columns(some, every):
-            begins = np.flatnonzero(np.diff(kinds[rows.places], prepend=-1))
-            for begin, end in pairwise([*begins.tolist(), rows.places.size]):
-                part, kind = rows.part(begin, end), int(kinds[rows.places[begin]])
+        gains[: found.parts.size] = math.nan
+        some = columns if found.plain else columns.taken(found.parts)
+        for rows in rows_of_columns(some, found.every):
+            whole = rows.places.size == found.every.size
+            for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
+                part = rows.part(begin, end)
                 gains[part.places] = self._different[kind].gains_of_rows(part, self._gains_at(kind, rows.shared))
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
-            gains[place] = self._different[kinds[place]].gains(columns[int(which[place])].binned())
+            gains[place] = self._different[found.kinds[place]].gains(columns[int(found.parts[place])].binned())
         if more:
+            kinds = self._kinds[numbers]
             place_of = {cell: place for place, cell in enumerate(cells)}
             for cell, parts in more:
                 place = place_of[cell]

@@ -124,11 +124,15 @@ class HistogramRows:
         side = int(upper)
         values = of(self.shared[side]) if shared is None else shared
         total: Floats = weight @ values
-        for end, drawn, again in zip(self.ends, self.own[side], (-1, self.ends[0]), strict=True):
-            (moved,) = np.nonzero((drawn != self.shared[side, end]) & (end != again))
-            if moved.size:
-                bins = end[moved]
-                total[moved] += (of(drawn[moved]) - values[bins]) * weight[moved, bins][:, None]
+        drawn = self.own[side] != self.shared[side][self.ends]
+        drawn[1] &= self.ends[1] != self.ends[0]
+        which, row = drawn.nonzero()
+        if row.size:
+            bins = self.ends[which, row]
+            moved = (of(self.own[side][which, row]) - values[bins]) * weight[row, bins][:, None]
+            firsts = np.count_nonzero(drawn[0])  # a row is among them once
+            total[row[:firsts]] += moved[:firsts]
+            total[row[firsts:]] += moved[firsts:]
         return total
 
     def surely_above(self, threshold: float) -> Floats:
