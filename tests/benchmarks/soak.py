@@ -1,4 +1,4 @@
-"""What FAIL is worth over time: `make soak`, or `python tests/benchmarks/soak.py [ticks]`, some twenty minutes.
+"""What FAIL is worth over time: `make soak`, or `python tests/benchmarks/soak.py [ticks]`, some ten minutes.
 
 The evaluator itself runs on a simulated clock, a tick per pane of 30 s. In each, every one of 20 slices gets 20
 sequences of 400 tokens. Tokens of a sequence depend on each other: its drift is drawn once, by a gamma law with a
