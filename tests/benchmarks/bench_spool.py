@@ -67,7 +67,7 @@ def resident() -> int:
 
 def memory(folder: Path) -> None:
     """Fill both queues while nothing empties them."""
-    with mock.patch.object(Spool, "_work", return_value=None):
+    with mock.patch.object(BoundedWorker, "_run", return_value=None):
         spool, before, handed = Spool(folder / "full.sqlite", queue_bytes=QUEUE), resident(), 0
         while not spool.stats().dropped:
             spool.put(request(handed))

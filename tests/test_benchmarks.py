@@ -1,0 +1,35 @@
+"""Benchmarks are run by people, now and then: what they import and patch is still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = """
+import runpy, sys
+from pathlib import Path
+sys.path.insert(0, "tests/benchmarks")
+files = sorted(Path("tests/benchmarks").glob("bench_*.py"))
+found = {path.stem: runpy.run_path(str(path), run_name=path.stem) for path in files}
+assert len(found) > 20, found.keys()
+found["bench_spool"]["memory"](Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_benchmarks_find_what_they_are_about(tmp_path: Path) -> None:
+    """All of them are imported, and one that fills queues which nobody empties is run in short."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "MiB more memory" in done.stdout
