@@ -22,7 +22,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_bounds import CellBounds
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
-from kc_otel.judge.cells import Current, Place, Silence, current, places
+from kc_otel.judge.cells import Current, Place, SilentPairs, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.faults import decide_apart
@@ -193,7 +193,7 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = Silence(self._state, now, listening)
+        silence = SilentPairs(self._state, now, listening)
         for clause in self._state.contract.clauses:
             of = current(self._state, clause, silence)
             cells = self._cells.get(clause.id)

@@ -30,7 +30,7 @@ from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["Current", "Place", "Silence", "current", "evidence", "evidence_of", "places"]
+__all__ = ["Current", "Place", "SilentPairs", "current", "evidence", "evidence_of", "places"]
 
 _NOBODY: Final[Pair] = ("", "")
 _WITHOUT: Final = 8
@@ -77,7 +77,7 @@ class Current(NamedTuple):
     version: int
 
 
-class Silence:
+class SilentPairs:
     """Who is silent at the time of an evaluation: asked once of each kernel pair, for all clauses.
 
     Args:
@@ -115,13 +115,13 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
         now: Unix time in seconds.
         listening: When silence counts.
     """
-    silence = Silence(state, now, listening)
+    silence = SilentPairs(state, now, listening)
     for clause in state.contract.clauses:
         for place in places(state, clause, current(state, clause, silence)):
             yield evidence_of(state, place, now)
 
 
-def current(state: ContractState, clause: Clause, silence: Silence) -> Current:
+def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
     """What says which cells a clause has."""
     metric = state.metrics[clause.id]
     pairs, absence, fallen = _current(state, clause, metric, silence)
@@ -163,7 +163,7 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 
 def _current(
-    state: ContractState, clause: Clause, metric: str, silence: Silence
+    state: ContractState, clause: Clause, metric: str, silence: SilentPairs
 ) -> tuple[set[Pair], str, Mapping[Pair, str]]:
     """The pairs that a metric's cells are about, why there is nothing to judge, empty if there is, and the fallen."""
     newest = state.newest.get(metric)
