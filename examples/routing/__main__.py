@@ -79,11 +79,18 @@ def run(terminal: Any) -> tuple[Counter[tuple[str, str]], ...]:
         log = folder / "rescore.log"
         rescorer = watching.enter_context(rescoring(spool, model, evaluator.otlp, log))
         deadline = time.monotonic() + PATIENCE
-        while not router.table.routes:
+
+        def go_on(what: str) -> None:
             if rescorer.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no route: {evaluator.verdicts()}\n{log.read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(f"no {what}: {evaluator.verdicts()}\n{log.read_text(errors='replace')[-2000:]}")
+
+        while not router.table.routes:
+            go_on("route")
             before = proxy.served.copy()
             asyncio.run(send(address))
+        while any(verdict["status"] == "NO_DATA" for verdict in evaluator.verdicts()):  # not rescored yet
+            go_on("verdict on some slice")
+            time.sleep(0.5)
         for route in router.table.routes:
             terminal.say(f"{route.slice} -> {NAMES[route.kernel]}: {route.clause}: {route.reason}", "bold")
         terminal.verdicts(evaluator.verdicts(), {route.avoid: "fp8 KV" for route in router.table.routes})

@@ -37,7 +37,7 @@ from kc_otel.stats.histogram_columns import HistogramColumns
 
 __all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -45,8 +45,8 @@ _TABLES: Final = {
     "evaluator_series": """id INTEGER PRIMARY KEY, contract TEXT NOT NULL, metric TEXT NOT NULL, slice TEXT NOT NULL,
         kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
         UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
-    "evaluator_panes": """series INTEGER, ring INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
-        PRIMARY KEY (series, ring, pane)""",
+    "evaluator_panes": """series INTEGER, length INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (series, length, pane)""",
     "evaluator_evidence": """contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, kernel_inference TEXT,
         data BLOB NOT NULL, PRIMARY KEY (contract, clause, slice, kernel_train, kernel_inference)""",
     "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
@@ -185,7 +185,7 @@ class EvaluatorStore:
             width = state.grids[grid].width
             rows += [(id, grid, pane, width, data) for id, data in zip(ids, encoded, strict=True)]
         self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
-        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", gone)
+        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND length = ? AND pane = ?", gone)
         self._connection.executemany(
             "UPDATE evaluator_series SET newest = ? WHERE id = ?",
             [(state.series[key].newest, self._id(name, key)) for key in changed],
@@ -201,7 +201,7 @@ class EvaluatorStore:
             if self._heads.get((name, number)) != oldest:  # once per pane, not once per save
                 self._heads[name, number] = oldest
                 self._connection.execute(
-                    "DELETE FROM evaluator_panes WHERE ring = ? AND pane < ? AND series IN "
+                    "DELETE FROM evaluator_panes WHERE length = ? AND pane < ? AND series IN "
                     "(SELECT id FROM evaluator_series WHERE contract = ?)",
                     (number, oldest, name),
                 )
@@ -265,7 +265,7 @@ class EvaluatorStore:
             state.restored(series, newest)
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ?", orphans)
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
-        rows = self._connection.execute("SELECT series, ring, pane, width, data FROM evaluator_panes").fetchall()
+        rows = self._connection.execute("SELECT series, length, pane, width, data FROM evaluator_panes").fetchall()
         held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
         for id, number, pane, width, data in rows:
             if id in found:
@@ -285,7 +285,7 @@ class EvaluatorStore:
                 if width != grid.width:
                     state.changed_panes.add((key, number, index))
                     self._connection.execute(
-                        "DELETE FROM evaluator_panes WHERE series = ? AND ring = ? AND pane = ?", (id, number, pane)
+                        "DELETE FROM evaluator_panes WHERE series = ? AND length = ? AND pane = ?", (id, number, pane)
                     )
 
         for (name, number, index), (of, parts) in held.items():

@@ -217,7 +217,7 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection) -> No
     """State of another program version is not guessed at."""
     EvaluatorStore(connection)
     connection.execute("UPDATE evaluator_meta SET value = '99'")
-    with pytest.raises(StateError, match="schema version 99, this program reads 4; use the program that wrote it"):
+    with pytest.raises(StateError, match="schema version 99, this program reads 5; use the program that wrote it"):
         EvaluatorStore(connection)
 
 
