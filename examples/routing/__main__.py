@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -80,16 +80,13 @@ def run(terminal: Any) -> tuple[Counter[tuple[str, str]], ...]:
         rescorer = watching.enter_context(rescoring(spool, model, evaluator.otlp, log))
         deadline = time.monotonic() + PATIENCE
 
-        def go_on(what: str) -> None:
+        def expect(what: str) -> None:
             if rescorer.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"no {what}: {evaluator.verdicts()}\n{log.read_text(errors='replace')[-2000:]}")
 
-        while not router.table.routes:
-            go_on("route")
-            before = proxy.served.copy()
-            asyncio.run(send(address))
-        while any(verdict["status"] == "NO_DATA" for verdict in evaluator.verdicts()):  # not rescored yet
-            go_on("verdict on some slice")
+        before = send_until_routed(address, proxy, router, expect)
+        while any(verdict["status"] == "NO_DATA" for verdict in evaluator.verdicts()):  # some slice is not rescored yet
+            expect("verdict")
             time.sleep(0.5)
         for route in router.table.routes:
             terminal.say(f"{route.slice} -> {NAMES[route.kernel]}: {route.clause}: {route.reason}", "bold")
@@ -109,6 +106,16 @@ def run(terminal: Any) -> tuple[Counter[tuple[str, str]], ...]:
         table(terminal, "With the evaluator's route", after)
         table(terminal, "With the evaluator gone", alone)
         return before, after, alone
+
+
+def send_until_routed(address: str, proxy: Any, router: Any, expect: Callable[[str], None]) -> Counter[tuple[str, str]]:
+    """Send until the evaluator has published a route; requests by (slice, kernel) before the last batch."""
+    before = proxy.served.copy()
+    while not router.table.routes:
+        expect("route")
+        before = proxy.served.copy()
+        asyncio.run(send(address))
+    return before
 
 
 async def send(address: str) -> None:

@@ -31,6 +31,7 @@ def test_no_command_is_in_two_files():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_a_command_imports_no_other_commands_file():
     """Checking a contract loads neither the client of the evaluator's API nor its server."""
     code = "import sys; from kc_otel.cli import _register; _register('check'); print(*sys.modules)"
@@ -48,6 +49,7 @@ def test_a_word_that_is_no_command_leaves_them_all_to_choose_from():
     assert "status" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted where Linux lists them")
 @pytest.mark.parametrize("said", ["", "2"] if (os.cpu_count() or 1) > 1 else [""])
 def test_a_command_multiplies_on_its_own_thread(said):

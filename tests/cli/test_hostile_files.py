@@ -39,6 +39,7 @@ def harmless(said):
     return all(line.isprintable() for line in said.split("\n")) and "\n12:00:00" not in said
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "Markdown", "JSON"])
 def test_slices_of_a_recording_are_shown_escaped(text, form, tmp_path):

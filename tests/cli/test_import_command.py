@@ -133,6 +133,7 @@ def test_the_table_of_checks_is_printed(run):
     assert set(json.loads(run("checks", "--json")[1])) == set(REASONS)
 
 
+@pytest.mark.slow
 def test_following_waits_for_files_to_be_finished(tmp_path):
     """A file that grows, or that its trainer has not called stable, is not yielded; each version is yielded once."""
     step = tmp_path / "token_exports" / "step_1"

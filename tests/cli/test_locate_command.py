@@ -72,6 +72,7 @@ def test_the_culprit_has_a_layer_a_tensor_and_a_share(run, tmp_path):
     assert "Marked: layer 2, o_proj." in page
 
 
+@pytest.mark.slow
 def test_evidence_is_json(run):
     """Everything that was printed, and every boundary, for a program."""
     found = json.loads(run("--json", "--clause", "tail").stdout)
@@ -80,6 +81,7 @@ def test_evidence_is_json(run):
     assert [each["boundary"]["operator"] for each in found["boundaries"] if each["is_above"]] == ["o_proj"]
 
 
+@pytest.mark.slow
 def test_equal_kernels_have_no_culprit(run):
     """And the command says so with 0."""
     result = run(infer="same")

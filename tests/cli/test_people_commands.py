@@ -81,6 +81,7 @@ def kc(running):
         yield run
 
 
+@pytest.mark.slow
 def test_the_status_of_one_contract_is_that_ones_only(running):
     """Cells, incidents, routes and what people decided of the others are left out; the exit code follows."""
     healthy = replace(VERDICT, cell=VERDICT.cell._replace(contract="other"), status=Status.PASS, lower=0.0, upper=0.01)
@@ -97,6 +98,7 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
         assert kc("status", "--contract", "policy")[0] == 1
 
 
+@pytest.mark.slow
 def test_an_alert_is_listed_and_acknowledged(kc):
     """With who and why, also in the status and in the events; a second time there is nothing to take on."""
     code, shown = kc("alerts")
@@ -150,6 +152,7 @@ def test_a_slice_is_pinned_and_unpinned(kc):
     assert "ada ended the pin of code: done" in kc("events", "--newest", "1")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["ack"], ["silence", "--for", "1h"], ["unpin"], ["pin", "train-kernel"]])
 def test_nobody_decides_without_a_reason(kc, command):
     """`--why` is asked for before anything is sent."""
@@ -191,6 +194,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert max(map(len, said)) <= 80
 
 
+@pytest.mark.slow
 def test_what_nobody_judges_any_more_is_no_all_clear(running):
     """Verdicts that stand where they stood are told as such, with what fails, and are not exit code 0."""
     passing = replace(VERDICT, status=Status.PASS)

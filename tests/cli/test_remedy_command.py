@@ -34,6 +34,7 @@ def run(monkeypatch, tmp_path):
     return invoke
 
 
+@pytest.mark.slow
 def test_a_line_to_paste_is_one_line_on_any_terminal(run):
     """It is longer than a terminal is wide, and nobody pastes half of it."""
     code, out, _ = run("log.npz", "--contract", "kept.yaml", "--trainer", "verl", width=40)
@@ -43,6 +44,7 @@ def test_a_line_to_paste_is_one_line_on_any_terminal(run):
     assert "slime" not in out
 
 
+@pytest.mark.slow
 def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
     """The lines, the bias, the variance, what is dropped, by slice and sign of the advantage."""
     code, out, _ = run("log.npz", "--contract", "kept.yaml", "--json")
@@ -58,6 +60,7 @@ def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
     assert 0.0 <= by_slice["tables"]["dropped_tokens_positive_advantage"] <= 1.0
 
 
+@pytest.mark.slow
 def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
     """With what comes closest, and where it breaks."""
     code, out, _ = run("log.npz", "--contract", "broken.yaml")
@@ -67,6 +70,7 @@ def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
     assert "reward on tables" in said
 
 
+@pytest.mark.slow
 def test_a_report_has_pictures_and_markdown_their_sentences(run, tmp_path):
     """One picture for each clause, a point for each correction, the chosen one by name."""
     code, _, _ = run("log.npz", "--contract", "kept.yaml", "--out", "r.html", "--out", "r.md")
@@ -77,6 +81,7 @@ def test_a_report_has_pictures_and_markdown_their_sentences(run, tmp_path):
     assert "token-tv on tables: " in text.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -96,6 +101,7 @@ def test_what_cannot_be_used_is_refused_with_the_reason(run, arguments, why):
     assert why in err
 
 
+@pytest.mark.slow
 def test_a_hostile_name_reaches_no_terminal_and_no_page_as_markup(run, tmp_path):
     """The file's name is shown escaped."""
     (tmp_path / "log.npz").rename(tmp_path / "<b>[red]\x1b[31m.npz")

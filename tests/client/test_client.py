@@ -197,6 +197,7 @@ def test_closing_does_not_wait_for_a_held_request(evaluator):
     assert not router._poller.is_alive()
 
 
+@pytest.mark.slow
 def test_outage_keeps_the_last_table_and_ends_by_itself(evaluator, routed, caplog):
     """While the evaluator is gone its last table holds; when it is back, so are its tables."""
     evaluator.publish(routed)

@@ -144,6 +144,7 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
             evaluator.kill()
 
 
+@pytest.mark.slow
 def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
     """Whoever an evaluator's address points on to is not asked, and learns no token."""
     monkeypatch.setenv("KC_OTEL_TOKEN", "kco_secret")

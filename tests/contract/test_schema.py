@@ -145,6 +145,7 @@ def test_what_the_loader_accepts_is_accepted(written, contract, line):
     _VALIDATOR.validate(_data(written(line)))
 
 
+@pytest.mark.slow
 def test_a_yaml_1_1_reader_agrees_on_the_examples():
     """Editors that turn `on` into a boolean see no other difference."""
     for path in _CONTRACTS:

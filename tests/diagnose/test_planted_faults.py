@@ -32,6 +32,7 @@ def named(fault, layer, seed=0):
     return locate(contract(), train, inference, conversations(seed=seed), shares=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [LAYERS - 2])
 @pytest.mark.parametrize(
     "fault",

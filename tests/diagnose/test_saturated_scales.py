@@ -35,6 +35,7 @@ def peaks(kernel, layer):
     return torch.cat([each.abs().flatten(0, 1) for each in seen]).amax(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", [5, WIDTH - 1])
 def test_the_scale_the_channel_and_how_far_beyond_are_said(channel):
     """A channel that calibration has seen only a quarter of."""
@@ -47,6 +48,7 @@ def test_the_scale_the_channel_and_how_far_beyond_are_said(channel):
     assert f"in channel {channel} up to 3.98 times what it holds" in culprit.sentence
 
 
+@pytest.mark.slow
 def test_a_scale_that_holds_its_inputs_is_not_accused():
     """int8 by itself is above the noise of fp32; nothing is cut off."""
     train, inference = pair(None, 0)

@@ -37,6 +37,7 @@ def test_an_interval_holds_the_share_of_the_population(sequences, alpha, least):
     assert np.mean(widths) < 0.45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saturating", [lambda x: np.minimum(x, 9.0), lambda x: 1.0 - np.exp(-x / 6.0), np.sqrt])
 def test_drawing_orders_is_part_of_the_interval(saturating):
     """Eight components that hinder each other: few orders are drawn, and the shares over all of them are held."""

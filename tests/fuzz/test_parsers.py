@@ -39,6 +39,7 @@ def test_any_bytes_are_read_or_refused(name):
     parse()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_what_is_nasty_to_parsers_in_general_is_read_or_refused(name):
     """Nesting, numbers without an end, half a character, an alias of itself: alone, and amid what is right."""

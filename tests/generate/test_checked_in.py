@@ -23,6 +23,7 @@ def test_the_checked_in_files_are_current(repository: Path, generated) -> None:
     assert [str(file.path) for file in stale(generated, repository / "dashboards")] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_over(repository: Path, generated) -> None:
     """No file of a contract that is gone stays in the generated folders."""
     folder = repository / "dashboards"

@@ -48,6 +48,7 @@ def of_kind(documents, kind, name=NAME):
     return found
 
 
+@pytest.mark.slow
 def test_everything_is_valid_by_the_schemas_of_kubernetes(documents):
     """Strictly: a field that Kubernetes does not know is a mistake."""
     plain = [(path, each) for path, each in documents if each["kind"] not in CUSTOM]

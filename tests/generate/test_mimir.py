@@ -40,6 +40,7 @@ def test_it_is_every_rule_of_prometheus_in_its_order(policy: Contract) -> None:
         assert clauses in ({group["name"].removeprefix(f"{whole['namespace']}-")}, set())
 
 
+@pytest.mark.slow
 def test_the_default_limits_let_every_example_in(repository: Path, policy: Contract) -> None:
     """At most 20 rules in a group; all contracts of this repository together are one tenant's 70 groups or less."""
     files = [as_loaded(contract) for contract in [policy, *load_all([repository / "contracts"])]]
@@ -57,6 +58,7 @@ def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
     """What mimirtool is told to load is what the command before it wrote."""
     (snippet,) = (each for each in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in each.text)

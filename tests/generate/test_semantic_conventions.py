@@ -18,6 +18,7 @@ def files():
     return {each.path.name: yaml.safe_load(each.text) for each in semantic_convention_files()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attributes.yaml", "metrics.yaml", "spans.yaml"])
 def test_each_file_is_valid_by_weavers_schema(files, schemas, name):
     """The schema that it calls the source of truth. Its manifests are strings of a URL and a version."""

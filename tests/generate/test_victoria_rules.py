@@ -27,6 +27,7 @@ def groups(policy: Contract) -> list[dict]:
     return yaml.safe_load(victoria_file(policy).text)["groups"]
 
 
+@pytest.mark.slow
 def test_a_group_for_each_clause_and_one_for_the_alerts(policy: Contract, groups: list[dict]) -> None:
     """The rules of a clause run one after the other; alerts are those of the rules for Prometheus."""
     prefix = "kernel-contract-policy-7b-victoriametrics"

@@ -71,6 +71,7 @@ def ids(found: list[Snippet]) -> dict[str, Any]:
 RUNS = [page for page in PAGES if snippets(page, language="python") or snippets(page, language="console")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUNS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_runs(page: Path, workshop: Path, reader: dict[str, Any]) -> None:
     """What it shows is done in order, in one folder: files are written, Python and `$` lines run, output compared."""

@@ -39,6 +39,7 @@ def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Eva
     assert code == 1
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_no_evaluator_answers() -> None:
     """What can be found without one is found."""
     code, said = doctor("--url", "http://127.0.0.1:9", OTEL_SDK_DISABLED="true")

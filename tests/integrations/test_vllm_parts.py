@@ -85,6 +85,7 @@ class Sink:
         self.requests.append(request)
 
 
+@pytest.mark.slow
 def test_importing_needs_no_vllm():
     """The package and its settings can be imported, and name what they have, where vLLM is not installed."""
     code = (

@@ -63,6 +63,7 @@ def test_a_fail_whose_window_is_below_the_limit_says_that_a_part_is_not(watched:
     assert found.reason.startswith("a part of what came is above limit 0.004; estimate 0.000")
 
 
+@pytest.mark.slow
 def test_a_fail_ends_on_what_came_after_the_fault(watched: Watched) -> None:
     """A PASS of the observations since, while the windows' own interval still lies above the limit."""
     assert watched.pane(np.full(20_000, 10 * LIMIT)).status is Status.FAIL
@@ -94,6 +95,7 @@ def test_a_fail_ends_when_its_evidence_is_gone(watched: Watched) -> None:
     assert found[last].samples == 4 * (last + 1)
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_over_is_not_forgotten_by_time_alone(watched: Watched) -> None:
     """Without observations nothing speaks for a cell: old ones that leave the windows clear nothing."""
     assert watched.pane(np.full(20_000, 10 * LIMIT)).status is Status.FAIL

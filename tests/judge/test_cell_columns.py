@@ -33,6 +33,7 @@ CLAUSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("later", [False, True])
 def test_verdicts_at_once_are_those_of_each_cell(

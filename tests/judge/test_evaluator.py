@@ -189,6 +189,7 @@ def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now:
     assert statuses(evaluator, last + 90_000) == {cell(): Status.NO_DATA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [True, False])
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_broken_pair_that_falls_silent_beside_another_is_no_data(
@@ -217,6 +218,7 @@ def test_a_broken_pair_that_falls_silent_beside_another_is_no_data(
     assert statuses(evaluator, time + window) == {cell(inference=NEWER): Status.PASS}
 
 
+@pytest.mark.slow
 def test_a_slow_exporter_is_not_silent_between_two_reports(contract: Any, sender: Any, now: float) -> None:
     """Reports that come as rarely as the heartbeat do not flap between PASS and NO_DATA."""
     evaluator, source = Evaluator([contract(slices={})]), sender()
@@ -321,6 +323,7 @@ def test_what_finds_no_room_is_bounded_and_stays_the_same(contract: Any, sender:
     assert found == [f"{i:012d}" for i in range(1, 65)]
 
 
+@pytest.mark.slow
 def test_who_invents_kernels_displaces_none_that_was_there(contract: Any, sender: Any, now: float) -> None:
     """A kernel that reports now and then keeps its verdict beside hundreds of new ones, which are bounded and told."""
     evaluator = Evaluator([contract(observability={"min_samples": 100})])

@@ -19,6 +19,7 @@ SLICES = 9
 """Of each clause."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 40])
 def test_verdicts_of_many_cells_are_those_of_each(scale: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On windows of several panes, of limits that are kept, broken and open, with the evidence against each."""

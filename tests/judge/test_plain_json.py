@@ -57,6 +57,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STORED)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

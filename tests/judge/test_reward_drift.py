@@ -78,6 +78,7 @@ def test_what_is_beyond_the_limit_fails_and_clears(drift: float) -> None:
     assert (after.status, after.samples, after.evidence) == (Status.PASS, 4000, 0.0)
 
 
+@pytest.mark.slow
 def test_the_limit_itself_raises_no_false_alarm() -> None:
     """At 100 % of the limit 80 panes hold less than an alarm takes."""
     watched = Rewarded(false_alarms="1h")

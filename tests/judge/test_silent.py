@@ -23,6 +23,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @pytest.mark.parametrize("columns", [False, True])
 @given(steps)

@@ -47,6 +47,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(steps)
 @example([(200.0, [], True), (50.0, [(1, 132.0, histogram(5, [9, 3]))], True)])  # no evaluation for two panes

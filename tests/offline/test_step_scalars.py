@@ -54,6 +54,7 @@ def export(folder, step, sigma, rank=0, seed=None):
     return float(np.maximum(-np.expm1(train - inference), 0.0).mean())
 
 
+@pytest.mark.slow
 def test_each_step_of_a_bulk_import_is_judged_for_itself(run, tmp_path):
     """Step 10 drifts, its neighbours do not: their scalars know nothing of each other, and two ranks are one step."""
     drift = {9: export(tmp_path, 9, 0.01), 11: export(tmp_path, 11, 0.01)}

@@ -99,6 +99,7 @@ def test_advantages_are_measured_with_the_drift(recorders, memory, write):
         assert point.count == 20
 
 
+@pytest.mark.slow
 def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
     """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
     memory.result = MetricExportResult.FAILURE

@@ -179,6 +179,7 @@ def test_the_handbooks_test_passes(people):
     people(made + snippet.text).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_loading_it_is_free(pytester):
     """Every run of pytest of everybody who has kc-otel loads it: without NumPy, in a process of its own."""
     pytester.makepyfile(

@@ -277,6 +277,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_state(blocked / "state.sqlite")
 
 
+@pytest.mark.slow
 def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(
     make_core: Callable[..., Core], drift: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +441,7 @@ def many(contract: str, slice: str, count: int, points: int, now: float) -> Expo
     return message
 
 
+@pytest.mark.slow
 def test_counts_that_cannot_be_are_refused_before_they_overflow(
     contract: Contract, open_file: Callable[..., sqlite3.Connection], drift: Callable
 ) -> None:

@@ -68,6 +68,7 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
     assert event.message == f"ada on incident {one.id}: {FOUND['text']}"
 
 
+@pytest.mark.slow
 def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(failing):
     """The culprit is marked; evidence of another shape has no picture, and what is unknown is not found."""
     client, (one,) = TestClient(api_of(failing)), failing.incidents()
@@ -85,6 +86,7 @@ def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(failing):
     assert depth("0" * 64).status_code == 404
 
 
+@pytest.mark.slow
 def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, open_file, tmp_path):
     """While it lasts, and when it is over; it can be attached then, too."""
     first = make_core(open_file(tmp_path / "state.db"))
@@ -110,6 +112,7 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
     assert second.incidents() == ()
 
 
+@pytest.mark.slow
 def test_the_next_message_says_it(failing):
     """In our own body with a link, in Slack's with its control characters escaped, in all that others read."""
     digest = attached(failing).json()["evidence"]
@@ -139,6 +142,7 @@ def test_a_message_that_waits_since_before_there_were_diagnoses_is_sent(failing,
     assert [each.body for each in sent] == [each.body for each in with_none]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_refused(failing):
     """Of an unknown slice or kind, with numbers that JSON has not, without words; nothing is written."""
     for changed, status in (

@@ -103,6 +103,7 @@ def test_a_disk_that_nobody_may_write_ends_the_start_with_what_to_do(disk: Path)
         run([contract], config)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_torn_anywhere_is_made_up_for_by_the_log(
     tmp_path: Path, make_core: Callable[..., Core], open_file: Callable, drift: Callable
 ) -> None:

@@ -129,6 +129,7 @@ def test_the_logs_lag_is_what_the_state_has_not(
     core.log.close()
 
 
+@pytest.mark.slow
 def test_a_record_is_judged_again_as_it_was(
     make_core: Callable[..., Core], drift: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_record_is_judged_again_as_it_was(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", ["full", "stuck"])
 def test_a_disk_that_takes_nothing_holds_no_evaluation_up(
     make_core: Callable[..., Core], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str

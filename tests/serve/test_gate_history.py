@@ -41,6 +41,7 @@ def evaluation(at: float, status: Callable[[int], Status], kernel: str = "b") ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changing", [False, True])
 def test_a_round_costs_next_to_nothing(changing: bool) -> None:
     """Rounds with new numbers, also with statuses that change in each of them, stay within 16 bytes a cell."""

@@ -45,6 +45,7 @@ def bodies(core: Core) -> list[dict]:
     return [json.loads(message.body) for message in reversed(core.outbox.messages())]
 
 
+@pytest.mark.slow
 def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, failing: Core) -> None:
     """The alert goes on firing; who, why and when are in the list, in the events and on the page."""
     now = time.time()

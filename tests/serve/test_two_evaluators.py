@@ -32,6 +32,7 @@ def test_a_second_evaluator_is_refused_unless_it_stands_by(tmp_path: Path) -> No
     open_state(path).close()
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_when_the_file_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before; and it sees what the last holder wrote."""
     monkeypatch.setattr(standby, "_EVERY", 0.01)

@@ -33,6 +33,7 @@ def test_upper_side_holds_whatever_the_tail():
     assert "w cut at 10" in found.note
 
 
+@pytest.mark.slow
 def test_rare_large_ratios_make_no_deficit_of_none(three_sigma):
     """A hundred, once in 2000 tokens, makes up for all the others being below 1: no window may claim a deficit."""
     rng, runs, chance = np.random.default_rng(0), 1500, 5e-4

@@ -11,6 +11,7 @@ from examples.rl_bias.long_horizons import LongPair, estimate
 from kc_otel.stats.gradient_estimates import estimated_gradient_bias, score_sketch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("horizon", [64, 1024])
 def test_the_truth_is_what_many_sequences_show(horizon):
     """The example's closed forms: reward and gradient under both kernels are what sampling converges to."""

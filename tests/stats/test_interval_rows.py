@@ -144,6 +144,7 @@ def test_one_look_at_a_limit_says_what_the_bound_says(name: str) -> None:
     assert decided > 300
 
 
+@pytest.mark.slow
 def test_what_is_surely_above_is_that_of_each_alone() -> None:
     """At the edges of buckets, beside them, and beyond all of them."""
     given = samples(6, 300)

@@ -49,6 +49,7 @@ def gammas(rng, ratio, cv, count):
     return rng.gamma(1.0 / cv**2, LIMIT * ratio * cv**2, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.45, 1.0])
 def test_a_capped_claim_passes_in_a_tenth_of_the_sequences_of_a_fixed_uncapped_sample(cv):
     """At a quarter of the limit, capped at five limits; with its clause on the tail in a fifth."""
@@ -106,6 +107,7 @@ def test_a_clause_that_no_recording_can_tell_does_not_hold_it_up():
     assert stops_after(made, quiet, KERNELS, TERMS) < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clause", "truth"), [(CAPPED, 0.5), (CAPPED, 0.8), (CAPPED, 2.0), (TAIL, 0.5), (TAIL, 2.0), (MEAN, 0.5)]
 )

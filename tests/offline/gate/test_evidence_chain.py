@@ -133,6 +133,7 @@ def test_a_file_that_grows_may_be_added_again(chain):
         verify_chain(chain)
 
 
+@pytest.mark.slow
 def test_gates_that_end_at_once_make_one_chain(chain, monkeypatch):
     """Eight threads that append at a time lose none: who reads the chain is alone with it until it has written."""
     read = evidence_chain._links
@@ -162,6 +163,7 @@ observability: {min_samples: 100}
 """
 
 
+@pytest.mark.slow
 def test_a_gate_appends_to_its_chain_and_verify_walks_it(tmp_path, capsys):
     """Two gates on one chain; a verdict in the first one's evidence is edited with a checksum that fits, and named."""
     from kc_otel.cli.gate_command import register

@@ -228,6 +228,7 @@ def test_logits_that_are_no_numbers_hold_the_gate():
     assert RecordingObservations(made).of("tv_exact_by_sequence").total == made.lengths.size - 1
 
 
+@pytest.mark.slow
 def test_a_gate_judges_the_drift_of_the_rewards_that_a_recording_has():
     """Rows without a reward count for the worst; without any, the clause is left out and says what it takes."""
     head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")

@@ -155,6 +155,7 @@ def test_a_wider_range_drops_no_more(rows, one, other):
         assert (kept[0] <= kept[1]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(log_ratios)
 def test_integrands_stay_in_the_range_that_their_intervals_take_for_granted(rows):

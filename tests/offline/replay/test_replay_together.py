@@ -119,6 +119,7 @@ def timelines(taken: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPa
     return found
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,
@@ -134,6 +135,7 @@ def test_what_is_judged_together_is_what_each_says_by_itself(
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_day_in_short_has_every_kind_of_alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """What such recordings are compared by: alerts that fire and resolve, routes, webhooks."""
     day = [("usual", 0.005, 10.0, 20), ("silence", 0.1, 10.0, 12), ("usual", 0.005, 10.0, 20)]

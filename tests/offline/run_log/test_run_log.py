@@ -248,6 +248,7 @@ def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
         assert abs(said - onset) <= 4
 
 
+@pytest.mark.slow
 def test_level_drift_rises_neither_step_by_step_nor_at_once():
     """Whatever its noise, of runs of any length: no level after some step is twice that before it, and stays."""
     for seed in range(60):

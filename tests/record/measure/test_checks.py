@@ -436,6 +436,7 @@ def test_every_reason_says_what_it_means_and_what_to_do() -> None:
     assert "not measured" in remedy("something else")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_share", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("together", [1, 50, 500])
 def test_text_that_is_nearly_certain_shows_no_pattern_by_chance(open_share, together):

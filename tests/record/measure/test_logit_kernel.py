@@ -108,6 +108,7 @@ def test_float32_is_enough(drift, vocab, seed):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @PASSES
 def test_the_most_likely_tokens_and_what_is_outside_of_them(failed, monkeypatch):
     """Of equal logits the earlier token comes first; the tail is summed; a vocabulary may be smaller than k."""

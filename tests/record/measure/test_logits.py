@@ -70,6 +70,7 @@ def test_columns_are_the_registry_s_quantities() -> None:
     assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
 
 
+@pytest.mark.slow
 @QUICK_PATHS
 @given(st.sampled_from([0.01, 0.1, 1.0, 4.0]), st.integers(1, 12), st.integers(2, 400), st.integers(0, 999))
 @settings(max_examples=min(40, settings().max_examples), deadline=None)
@@ -81,6 +82,7 @@ def test_float32_agrees_with_the_straight_formulas(path, drift, rows, vocab, see
     np.testing.assert_allclose(values, expected, rtol=2e-4, atol=1e-6 * (1 + drift))
 
 
+@pytest.mark.slow
 @PATHS
 def test_kernels_that_differ_in_the_fifth_digit_are_resolved(path) -> None:
     """Divergences of 1e-10 come out right: they are not the difference of two numbers near one."""
@@ -100,6 +102,7 @@ def test_float64_keeps_its_precision(path) -> None:
     np.testing.assert_allclose(values, reference(train, inference), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.slow
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_means_what_it_holds(path, dtype) -> None:

@@ -48,6 +48,7 @@ def test_of_two_grids_the_coarser_is_named():
     assert (found.side, found.grid) == ("inference", "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [40, 400])
 def test_honest_numbers_are_never_named(tokens):
     """Of many: float32, float64, one of each, and a float32 log-softmax over logits in half precision."""

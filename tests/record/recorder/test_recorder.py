@@ -244,6 +244,7 @@ def test_four_threads_lose_nothing(recorders, memory, logprobs):
     assert memory.points("kc.drift.log_ratio", kc_slice="all")[0].sum == pytest.approx(expected, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_compare_returns_long_before_it_is_measured(recorders, logprobs):
     """Handing over a million tokens takes a fraction of measuring them."""
     train, inference = (side.astype(np.float32) for side in logprobs(64, 16_384))
@@ -489,6 +490,7 @@ def test_wrong_settings_are_refused(recorders, options):
         recorders(**options)
 
 
+@pytest.mark.slow
 def test_the_interval_keeps_up_with_the_heartbeat(recorders, contract, monkeypatch, wait_until, caplog):
     """The default interval is a third of the contract's heartbeat; a slower one in the environment is warned about."""
     recorder = recorders(contract=contract(observability={"heartbeat": "150ms"}), export_interval=None)

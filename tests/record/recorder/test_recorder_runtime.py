@@ -20,6 +20,7 @@ def test_an_observation_is_recorded_on_its_slices(recorders, memory):
     assert rounded == {"all": 1.25, "code": 1.25}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "value", "reason"),
     [

@@ -63,6 +63,7 @@ def test_versions_that_do_not_fit_are_counted_and_never_raised(recorders, logpro
     assert stats.dropped["weights-argument"] == 1
 
 
+@pytest.mark.slow
 def test_many_versions_are_counted_and_not_spelled_out():
     """A million tokens of a thousand versions take no loop over them."""
     versions = np.arange(1_000_000).reshape(1000, 1000) % 1000

@@ -409,6 +409,7 @@ def test_sequences_of_any_length_are_counted_by_slice(tokens) -> None:
         assert counts(histogram) == Counter(map(bucket, expected.tolist()))
 
 
+@pytest.mark.slow
 def test_logits_that_a_device_counts_are_what_the_host_counts() -> None:
     """More rows than buckets are counted where they are: every bucket of every slice, also when a row is not valid."""
     rng = np.random.default_rng(0)

@@ -154,6 +154,7 @@ def test_a_child_that_records_nothing_exports_nothing(http_receiver):
     assert len(http_receiver.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_dead_endpoint_is_counted_and_blocks_nobody(protocol, monkeypatch):
     """With nobody listening, comparing is as quick as ever, failures are counted, and shutdown keeps its deadline."""

@@ -195,6 +195,7 @@ def test_nothing_that_is_read_tells_of_another_tenant(core, ask):
     } <= told  # fmt: skip
 
 
+@pytest.mark.slow
 def test_prompts_are_for_those_who_may_read_them(core, ask, tmp_path, caplog):
     """Of one's own contracts alone, with a role of its own, in no cache, and the log says who."""
     caplog.set_level("INFO")
@@ -251,6 +252,7 @@ _ORDERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), _ORDERS)
 def test_nobody_acts_on_another_tenants_contract(core, ask, path, body):
     """Every order is answered as if the contract did not exist, and changes nothing; its own tenant may."""
@@ -262,6 +264,7 @@ def test_nobody_acts_on_another_tenants_contract(core, ask, path, body):
     assert ask("mallory", "POST", path, json=body | SIGNED).status_code in {200, 404, 409}
 
 
+@pytest.mark.slow
 def test_nobody_ends_another_tenants_silence(core, ask):
     """Not even who guesses its id; and is not told the ids that there are."""
     (id,) = [one.id for one in core.people.silences if one.contract == "secret-policy"]
@@ -288,6 +291,7 @@ def test_what_others_decide_does_not_move_ones_table(core, ask):
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "method", "path", "status"),
     [
@@ -340,6 +344,7 @@ def test_events_say_whose_token_it_was(core, ask):
     assert pinned[1].message.startswith("ada (as mallory) pinned")
 
 
+@pytest.mark.slow
 def test_a_browser_logs_in_and_out(site):
     """The cookie is out of reach of scripts and of other sites; it ends with the session."""
     client = TestClient(site, follow_redirects=False)
@@ -363,6 +368,7 @@ def test_a_browser_logs_in_and_out(site):
     assert TestClient(site, cookies=stolen).get("/api/v1/contracts").status_code == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", ["", "kc_guess", TOKENS["sender"], "x" * 100_000, "\u00e9", "<script>"])
 def test_a_login_without_a_token_that_reads_is_refused(site, counts, token):
     """Also with one that is for sending only; what was given is not repeated."""
@@ -435,6 +441,7 @@ def test_a_header_of_cookies_takes_no_time(site):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_one_token_ends_no_sessions_of_others(site):
     """However often it logs in; of its own the oldest end."""
     others = TestClient(site, follow_redirects=False).post("/login", data={"token": TOKENS["reader"]})

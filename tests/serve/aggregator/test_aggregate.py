@@ -140,6 +140,7 @@ def test_a_state_file_has_one_aggregator(tmp_path: Path) -> None:
         run_aggregator(AggregatorConfig("http://judge:4318", tmp_path / "state"))
 
 
+@pytest.mark.slow
 def test_both_ports_share_their_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who floods one of them takes no more than a sender's part from those on the other."""
     seen: dict[FairTurns, list[object]] = {}
@@ -246,6 +247,7 @@ def test_it_observes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_round_that_fails_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
+import pytest
 
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.forwarder import Forwarder
@@ -22,6 +23,7 @@ def take(store: AggregatorStore, sender: Sender, now: float) -> None:
     store.keep(merged, merged.rest.SerializeToString())
 
 
+@pytest.mark.slow
 def test_damage_is_said_at_the_start_or_does_no_harm(tmp_path: Path) -> None:
     """Whatever a file has become, an aggregator adds up and sends on it, or says before that it is damaged."""
     now, chance, said = time.time(), random.Random(11), 0

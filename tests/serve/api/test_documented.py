@@ -159,6 +159,7 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     assert {status for (_, method), status in answers.items() if method == "get"} == {200, 403, 404}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_who_may_not_ask_hears_so(asked: Documented, path: str, method: str) -> None:
     """401 without a token, 403 with one that is not for it or from another site's page, 421 for another host."""
@@ -170,6 +171,7 @@ def test_who_may_not_ask_hears_so(asked: Documented, path: str, method: str) -> 
     assert asked.ask(path, method, headers={"host": "elsewhere.example"}).status_code == 421
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted({path for path, _ in OPERATIONS}))
 def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, path: str) -> None:
     """405 with Allow, RFC 9110, 15.5.6."""
@@ -185,6 +187,7 @@ def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, 
         asked.check({"405": asked.document["paths"][path][next(iter(there_are))]["responses"]["413"]}, answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_no_parameter_leads_to_what_is_not_documented(asked: Documented, path: str, method: str) -> None:
     """Every parameter with values that are none, one after the other."""
@@ -208,6 +211,7 @@ def test_bodies_that_cannot_be_meant_are_refused_as_documented(asked: Documented
     assert asked.ask(path, "post", content=b" " * (41 << 20)).status_code == 413
 
 
+@pytest.mark.slow
 def test_large_bodies_are_refused_whoever_reads(asked: Documented) -> None:
     """Also where no body is expected."""
     for path, method in OPERATIONS:

@@ -116,6 +116,7 @@ def unchanged(client: TestClient, core: Core) -> bool:
     return set(answers) == {200} and not core.events.newest(limit=10) and not core.people.silences
 
 
+@pytest.mark.slow
 def test_every_post_is_among_those_tried(client: TestClient) -> None:
     """Whatever else can be posted one day is tried here too."""
     paths = client.get("/openapi.json").json()["paths"]
@@ -123,6 +124,7 @@ def test_every_post_is_among_those_tried(client: TestClient) -> None:
     assert all({"put", "patch", "delete"}.isdisjoint(methods) for methods in paths.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GOOD)
 def test_a_good_request_is_not_called_malformed(fresh_client: TestClient, path: str) -> None:
     """The bodies that the tests below spoil in one place are well-formed."""
@@ -214,6 +216,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(path=st.sampled_from(sorted(GOOD)), data=st.data())
 def test_no_request_is_a_fault_of_the_server(fresh_client: TestClient, path: str, data: st.DataObject) -> None:

@@ -119,6 +119,7 @@ def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> Non
     assert answer.status_code == 403
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
     """To the API its sender has hung up; who has said everything, and waits for an answer, may wait on."""
     monkeypatch.setattr(own_site, "_SLOWEST", 0.05)

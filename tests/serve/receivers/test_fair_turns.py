@@ -102,6 +102,7 @@ def test_what_is_asked_for_at_once_counts_as_what_the_first_of_it_cost():
     assert asyncio.run(sent()) == ["dear 0", *["plain"] * 5, "dear 1", "dear 2"]
 
 
+@pytest.mark.slow
 def test_those_who_leave_together_hold_nobody_up():
     """Twenty thousand who wait, of two hundred connections that end: leaving takes no longer than coming did."""
 
@@ -126,6 +127,7 @@ def test_those_who_leave_together_hold_nobody_up():
     assert waiting == 0
 
 
+@pytest.mark.slow
 def test_over_the_bound_who_has_most_there_is_refused_without_a_search():
     """As quickly as they came: sixty thousand small ones of a few hundred connections fill what may wait."""
 
@@ -192,6 +194,7 @@ def test_over_the_bound_what_would_come_last_is_refused():
     assert len(served) == 2
 
 
+@pytest.mark.slow
 def test_nobody_is_another_sender_by_saying_so():
     """A header that names another address changes nothing: turns are shared by connections."""
     seen = []

@@ -80,6 +80,7 @@ def test_messages_are_inflated(sink: Any, request_of_metrics: Any, encoding: str
 LIMIT = Limits(max_bytes=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "code", "outcome", "words"),
     [
@@ -256,6 +257,7 @@ async def ticks(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 def test_a_long_message_gets_its_window_when_there_is_memory(sink: Any) -> None:
     """Five of 15 MB arrive at a time, from whichever connections; the sixth is let send when one of them is there."""
 
@@ -294,6 +296,7 @@ def test_a_long_message_gets_its_window_when_there_is_memory(sink: Any) -> None:
     assert answered[1][":status"] == "200"
 
 
+@pytest.mark.slow
 def test_no_call_outlives_its_answer(sink: Any) -> None:
     """Not until the collector of cycles comes by, which is seldom: each would hold its message until then."""
 
@@ -328,6 +331,7 @@ def test_no_window_is_wider_than_there_may_be(sink: Any) -> None:
     assert found["grpc-status"] == "8"
 
 
+@pytest.mark.slow
 def test_one_connection_keeps_no_places_from_another(sink: Any) -> None:
     """It may have all of them, while nobody else needs one; and what has come as a whole needs none."""
 
@@ -390,6 +394,7 @@ def test_messages_that_are_announced_take_no_memory(sink: Any) -> None:
     assert refused == 0, "they wait before they are read"
 
 
+@pytest.mark.slow
 def test_who_waited_for_memory_in_vain_may_come_again(sink: Any) -> None:
     """It was not slow itself: UNAVAILABLE, with when to come back."""
 
@@ -429,6 +434,7 @@ def test_a_real_socket_is_told_and_closed(sink: Any) -> None:
     assert b"bring nothing" in second
 
 
+@pytest.mark.slow
 def test_a_thousand_silent_connections_leave_who_speaks_alone(sink: Any) -> None:
     """On every stage of silence; and the end does not wait for them."""
 

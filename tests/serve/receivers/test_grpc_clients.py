@@ -37,6 +37,7 @@ async def served(sink: Any, **options: Any) -> AsyncIterator[tuple[GrpcServer, g
     await server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate])
 @pytest.mark.parametrize("size", [0, 1000, 100_000, 15 * 2**20])
 def test_messages_of_all_sizes_arrive(sink: Any, how: Any, size: int) -> None:
@@ -48,6 +49,7 @@ def test_messages_of_all_sizes_arrive(sink: Any, how: Any, size: int) -> None:
     assert [request.SerializeToString() for _, request in sink.requests] == [body] * 2
 
 
+@pytest.mark.slow
 def test_many_calls_on_one_channel_get_their_own_answers(sink: Any) -> None:
     """More than there may be streams at a time, small and large ones among each other."""
     sink.answer = ExportResult(1, "one")
@@ -61,6 +63,7 @@ def test_many_calls_on_one_channel_get_their_own_answers(sink: Any) -> None:
     assert counts.snapshot() == {("grpc", "partial"): 400}
 
 
+@pytest.mark.slow
 def test_a_hundred_large_messages_at_once_are_taken_or_told_to_come_again(sink: Any) -> None:
     """From ten channels: those that are refused are told when to come back, and all others arrive whole."""
     body, found = large(4 * 2**20), []
@@ -84,6 +87,7 @@ def test_a_hundred_large_messages_at_once_are_taken_or_told_to_come_again(sink: 
     assert all(request.ByteSize() == len(body) for _, request in sink.requests)
 
 
+@pytest.mark.slow
 def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
     """Amid their message or while they are worked on; what comes after is answered."""
 
@@ -113,6 +117,7 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
     assert counts["grpc", "disconnected"] == 10
 
 
+@pytest.mark.slow
 def test_a_deadline_is_kept() -> None:
     """On both sides: the sender is told in time, and the work ends."""
 
@@ -136,6 +141,7 @@ def test_a_deadline_is_kept() -> None:
     assert asyncio.run(scenario()) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.slow
 def test_what_runs_is_answered_when_the_server_stops() -> None:
     """Within its grace; what would take longer is told to come again, and a new call finds nobody."""
 
@@ -169,6 +175,7 @@ async def _code(call: Awaitable[bytes]) -> str:
     return "OK"
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_and_comes_back_loses_no_call(sink: Any) -> None:
     """A client that sends one after the other, and again where it was not answered, sees each taken once or more."""
 

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +114,7 @@ ACTIONS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=15, max_size=50), st.booleans())
 def test_in_the_end_nothing_is_held_for_anybody(actions, takes):

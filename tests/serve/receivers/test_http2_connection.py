@@ -57,6 +57,7 @@ def conversations(draw):
     return sent, meant
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(conversations(), st.lists(st.integers(1, 3000), max_size=40), st.integers(1, 4000))
 def test_however_bytes_are_cut_they_say_the_same(conversation, cuts, size):
@@ -92,6 +93,7 @@ def test_however_bytes_are_cut_they_say_the_same(conversation, cuts, size):
     assert ended == meant.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 9, 100, 65_536, 1 << 20])
 def test_a_frame_of_a_megabyte_is_read_into_its_place(size):
     """In one piece, or in a million."""

@@ -137,6 +137,7 @@ def test_what_is_told_at_once_that_it_is_none_ends_its_connection_too(begun, flo
     assert count <= most + 5
 
 
+@pytest.mark.slow
 def test_headers_that_are_remembered_take_little_memory():
     """Blocks that only refer to tables are read once; a client chooses which, and how many hundred headers each has."""
     reader = HeaderReader()
@@ -149,6 +150,7 @@ def test_headers_that_are_remembered_take_little_memory():
     assert left < 50_000
 
 
+@pytest.mark.slow
 def test_who_is_answered_may_go_on_for_ever():
     """Thousands of requests in small frames, with pings and windows, as clients send them, are no flood."""
 
@@ -288,6 +290,7 @@ def test_answers_that_nobody_takes_are_not_kept():
     assert on_a_loop(few) == (1, 0, {1: ErrorCode.CANCEL}, None)
 
 
+@pytest.mark.slow
 def test_answers_are_given_up_with_time_and_connections_that_do_not_close(monkeypatch):
     """Nobody has to come by for it: an answer without a window is dropped, and what was said last is not waited for."""
     monkeypatch.setattr(Http2Connection, "seconds", 0.05)
@@ -307,6 +310,7 @@ def test_answers_are_given_up_with_time_and_connections_that_do_not_close(monkey
     assert on_a_loop(scenario) == (({1: ErrorCode.CANCEL}, 0, None), False, True)
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_not_read():
     """Whoever writes and never reads fills its own side of the wire, until the connection is cut."""
 
@@ -359,6 +363,7 @@ def test_what_begins_has_to_arrive(sent, said, monkeypatch):
     assert said in ended[1]
 
 
+@pytest.mark.slow
 def test_who_is_silent_is_asked_and_stays_if_it_answers(monkeypatch):
     """An idle connection of somebody who is there is kept; a half-open one is not."""
     monkeypatch.setattr(Http2Connection, "idle", 0.05)
@@ -394,6 +399,7 @@ FRAMES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(FRAMES, max_size=40), st.integers(1, 5000), st.booleans())
 def test_whatever_a_client_sends_nothing_is_raised_and_little_is_kept(frames, size, answers):

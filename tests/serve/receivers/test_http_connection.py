@@ -63,6 +63,7 @@ def uvicorn_connections(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     return made
 
 
+@pytest.mark.slow
 def test_usual_requests_are_read_without_uvicorn(sink: Any, body: bytes, uvicorn_connections: list[Any]) -> None:
     """Whole, in pieces, with other headers, and what is refused for what it says: one connection serves them all."""
     packed = gzip.compress(body)
@@ -84,6 +85,7 @@ def test_usual_requests_are_read_without_uvicorn(sink: Any, body: bytes, uvicorn
     assert not uvicorn_connections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -107,6 +109,7 @@ def test_unusual_requests_are_uvicorns(sink: Any, body: bytes, uvicorn_connectio
     assert len(uvicorn_connections) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length", ["5\r\nContent-Length: 6", "5, 5", "+5", "-1", "5\r\nTransfer-Encoding: chunked", "0x5"]
 )
@@ -118,6 +121,7 @@ def test_no_length_is_believed_that_others_understand_otherwise(sink: Any, lengt
     assert not sink.requests
 
 
+@pytest.mark.slow
 def test_requests_that_do_not_wait_for_answers_are_answered_in_their_order(sink: Any, body: bytes) -> None:
     """Also where the second came in while the first was taken."""
     with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
@@ -129,6 +133,7 @@ def test_requests_that_do_not_wait_for_answers_are_answered_in_their_order(sink:
         assert [status for status, _, _ in answers(connection, 3)] == [200, 400, 200]
 
 
+@pytest.mark.slow
 def test_what_is_left_of_a_body_that_came_too_late_is_no_request(sink: Any, body: bytes) -> None:
     """It is answered with 408 and read to its end; then the connection serves on."""
     with (
@@ -144,6 +149,7 @@ def test_what_is_left_of_a_body_that_came_too_late_is_no_request(sink: Any, body
     assert len(sink.requests) == 1
 
 
+@pytest.mark.slow
 def test_who_hangs_up_in_a_body_is_no_error(sink: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """The next is served, and nothing is logged."""
     with http_server(sink) as port:
@@ -160,6 +166,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count of memory")
 def test_bodies_that_are_announced_take_no_memory(sink: Any, body: bytes) -> None:
     """A length is only a claim; and what has no place to be read yet waits in the kernel, not here."""
@@ -175,6 +182,7 @@ def test_bodies_that_are_announced_take_no_memory(sink: Any, body: bytes) -> Non
         assert [status for status, _, _ in answers(filled)] == [200]
 
 
+@pytest.mark.slow
 def test_a_body_without_a_place_is_refused_and_thrown_away(sink: Any, body: bytes) -> None:
     """Nothing of it is taken for the next request of its connection."""
     with http_server(sink, Limits(max_concurrent=1, patience=20)) as port, ExitStack() as open_:
@@ -193,6 +201,7 @@ def test_a_body_without_a_place_is_refused_and_thrown_away(sink: Any, body: byte
     assert len(sink.requests) == 2
 
 
+@pytest.mark.slow
 def test_a_body_whose_end_comes_as_it_is_given_up_is_answered(sink: Any, body: bytes) -> None:
     """Its time is over and its last bytes are there in one turn of the event loop; it is told so, not hung up on."""
 

@@ -38,6 +38,7 @@ async def outcome(of: Callable[[], Awaitable[None]]) -> str:
     return "read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pace", "said"),
     [(3.0 * SIZE, ["read", "ThrottledError"]), (0.1 * SIZE, ["DisplacedError", "read"])],
@@ -123,6 +124,7 @@ def test_who_gives_up_waiting_takes_no_room_along() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_who_has_room_and_sends_nothing_gives_it_up() -> None:
     """Also where ten who announce long requests and stay silent came first: they end four at a time."""
 
@@ -166,6 +168,7 @@ def test_who_has_least_room_is_next() -> None:
     assert asyncio.run(scenario()) == ["few", "third", "few", "many"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("peers", "most"), [(["many"] * 5, 2), ([object() for _ in range(5)], 0)], ids=["one", "five"])
 def test_who_reads_several_gives_one_up_to_who_reads_none(peers: list[object], most: int) -> None:
     """However quick it is, and no more than until another has as many; where everybody has one, nobody does."""
@@ -192,6 +195,7 @@ def test_who_reads_several_gives_one_up_to_who_reads_none(peers: list[object], m
     assert asyncio.run(scenario()) == most
 
 
+@pytest.mark.slow
 def test_one_peer_takes_no_place_from_another() -> None:
     """It may have all of them while nobody else needs one; then its oldest give way, until both have as many."""
 

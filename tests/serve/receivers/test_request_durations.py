@@ -33,6 +33,7 @@ class Slow:
         return ExportResult()
 
 
+@pytest.mark.slow
 def test_each_request_is_timed_by_transport_and_outcome(make_core: Callable[..., Core]) -> None:
     """Those that are taken and those that are refused, on both ports; `/metrics` has them as a histogram."""
     counts, told = RequestCounts(), list[tuple[str, str, float]]()

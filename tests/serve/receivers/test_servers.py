@@ -91,6 +91,7 @@ def metrics_data() -> Any:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_the_sdks_metric_exporters_are_served(sink: Any, protocol: str, compressed: bool) -> None:
@@ -114,6 +115,7 @@ def test_the_sdks_metric_exporters_are_served(sink: Any, protocol: str, compress
     assert (name, metric.name, metric.exponential_histogram.data_points[0].count) == ("metrics", "kc.drift.k3", 199)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_the_sdks_span_and_log_exporters_are_served(sink: Any, protocol: str) -> None:
     """Spans and log records arrive over both transports."""
@@ -175,6 +177,7 @@ def test_grpc_throttling_carries_retry_info_in_both_trailers(sink: Any) -> None:
     assert dict(retry_info(ThrottledError("busy", 1.25))) == trailers | {}
 
 
+@pytest.mark.slow
 def test_the_sdks_exporter_comes_back_after_throttling(sink: Any) -> None:
     """The SDK waits as long as RetryInfo says and delivers then."""
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -196,6 +199,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count of memory")
 def test_a_message_that_is_refused_takes_no_memory_any_more() -> None:
     """Also before the collector has looked for cycles: it seldom does, and a hundred senders have a gigabyte."""
@@ -239,6 +243,7 @@ def silent_calls(channel: Any, number: int) -> list[Any]:
     return [channel.stream_unary(EXPORT).future(nothing(), timeout=60) for _ in range(number)]
 
 
+@pytest.mark.slow
 def test_grpc_calls_that_send_nothing_keep_nobody_out(sink: Any) -> None:
     """Once every place is held by a silent call, the oldest of them makes room for who has something to say."""
     counts = RequestCounts()
@@ -255,6 +260,7 @@ def test_grpc_calls_that_send_nothing_keep_nobody_out(sink: Any) -> None:
     assert counts.snapshot()["grpc", "too_slow"] >= 1
 
 
+@pytest.mark.slow
 def test_grpc_refusals_are_counted_and_say_when_to_come_back(sink: Any) -> None:
     """One call too many is UNAVAILABLE with RetryInfo, which every exporter obeys, and it is counted."""
     counts = RequestCounts()
@@ -284,6 +290,7 @@ def test_a_call_without_a_message_is_a_bad_request(sink: Any) -> None:
     assert sink.requests == []
 
 
+@pytest.mark.slow
 def test_a_connection_that_sends_no_headers_is_closed(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a silent connection nor one with half a header stays; one with a whole request is answered."""
     monkeypatch.setattr(HttpConnection, "seconds", 0.3)
@@ -337,6 +344,7 @@ asyncio.run(main())
         assert int(process.stdout.readline()) < 20
 
 
+@pytest.mark.slow
 def test_http_refuses_large_bodies_so_that_the_sender_learns_why(sink: Any) -> None:
     """A body over the limit is read to its end and answered with 413, not cut off."""
     with http_server(sink, Limits(max_bytes=4_000_000)) as port:

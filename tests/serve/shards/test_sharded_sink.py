@@ -337,6 +337,7 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(
     sharded: Callable[..., Sharded], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,7 @@ histograms = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(histograms, max_size=5))
 def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHistogram]) -> None:

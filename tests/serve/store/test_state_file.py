@@ -80,6 +80,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.slow
 def test_damage_is_said_at_the_start_or_does_no_harm(
     state: bytes, tmp_path: Path, make_core: Callable[..., Core], going_on: Callable
 ) -> None:
