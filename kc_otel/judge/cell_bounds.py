@@ -102,6 +102,8 @@ class CellBounds:
             here = np.arange(begin, min(begin + _AT_ONCE, cells.size))
             if limits is not None:
                 here = self._not_within(window, times, cells, here, alpha, limits, found)
+                if not here.size:
+                    continue
             rows = window.rows(times[here], self._rows[cells[here]])
             at = here[rows.places]
             if not at.size:
@@ -131,7 +133,9 @@ class CellBounds:
             within = rows_within(self._clause, rows, limits[cells[at]], alpha_upper=alpha)
             kept = at[within]
             found.values[2, kept], found.values[3, kept] = limits[cells[kept]], rows.total[within]
-            which = np.setdiff1d(which, kept, assume_unique=True)
+            left = np.ones(which.size, np.bool_)
+            left[rows.places[within]] = False
+            which = which[left]
         return which
 
 

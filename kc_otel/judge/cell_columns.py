@@ -166,10 +166,11 @@ class CellColumns:
         once: list[tuple[Numbers, ClauseColumns]] = []
         put_off: list[tuple[int, _Group, _Asked]] = []
         errors: dict[str, Exception] = {}
+        shares = state.evidence.shares()
         family, usual = sum(group.size for _, group in groups if not group.detected), True
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
-            asked = group.ask(seen)
+            asked = group.ask(seen, shares)
             if later and group.detected:
                 put_off.append((begin, group, asked))
                 continue
@@ -328,9 +329,9 @@ class _Group:
         self._held, self._held_at = np.full(self.size, -1), -1
         self._every = np.arange(self.size)
 
-    def ask(self, seen: _Seen) -> _Asked:
+    def ask(self, seen: _Seen, shares: Floats) -> _Asked:
         """What has to be known of the time of an evaluation to judge it later."""
-        return _Asked(seen, self._plain(seen.at), self._shares())
+        return _Asked(seen, self._plain(seen.at), self._shares(shares))
 
     def judge(
         self,
@@ -430,7 +431,7 @@ class _Group:
         kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
         return kept & enough & ~(lower > self._limits), (lower > self._limits) & enough
 
-    def _shares(self) -> Floats:
+    def _shares(self, shares: Floats) -> Floats:
         evidence = self._state.evidence
         if not self.detected:
             return np.full(self.size, math.nan)
@@ -438,7 +439,8 @@ class _Group:
             held = [evidence.cells.get(place.cell) for place in self.places]
             self._held = np.array([-1 if one is None else one.number for one in held])
             self._held_at = evidence.version
-        return evidence.shares(self._held)
+        found: Floats = shares[self._held]
+        return found
 
 
 class _Waiting:

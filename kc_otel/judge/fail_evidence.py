@@ -225,12 +225,11 @@ class FailEvidence:
         most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
 
-    def shares(self, numbers: Numbers) -> Floats:
-        """`share` of cells, not rounded, by the numbers of their rows [cells]; -1 before the first observation."""
-        if self.level <= 0.0 or not len(self._rows):
-            return np.zeros(numbers.size)
-        held = np.where(numbers < 0, 0.0, self._rows[numbers, _MEAN])
-        return np.minimum(np.maximum(held / self.level, 0.0), 1.0)
+    def shares(self) -> Floats:
+        """`share` of all cells, not rounded, by the numbers of their rows; the last is that of a cell that has none."""
+        if self.level <= 0.0:
+            return np.zeros(len(self._rows) + 1)
+        return np.append(np.minimum(np.maximum(self._rows[:, _MEAN] / self.level, 0.0), 1.0), 0.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
         """What is held against a cell, from each side that its limit has; nothing before the first observation."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class MeanTest:
         """
         if self.above is not None:
             surely = rows.surely_above(self.above)
-            return np.array([rows.total - surely, surely]).T @ _gain(np.array([0.0, 1.0 / self.limit]))
+            return np.array([rows.total - surely, surely]).T @ _gain_of_share(self.limit)
         return rows.added_up(self._gain_at, rows.count, upper=self.top is not None, shared=shared)
 
     def gains_of_edges(self, shared: Floats) -> Floats:
@@ -88,6 +89,12 @@ class MeanTest:
 def _gain(values: Floats) -> Floats:
     """What each bet gains from each value, in limits [values, bets]."""
     return np.log1p(BETS * (values[:, None] - 1.0))
+
+
+@lru_cache(maxsize=1024)
+def _gain_of_share(limit: float) -> Floats:
+    """What each bet gains from what is not above a threshold and from what is, not to be written [2, bets]."""
+    return _gain(np.array([0.0, 1.0 / limit]))
 
 
 def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:

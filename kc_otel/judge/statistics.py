@@ -31,10 +31,10 @@ from kc_otel.stats.interval_rows import (
     fraction_intervals,
     maximum_intervals,
     mean_intervals,
-    means_within,
     quantile_intervals,
     two_valued_mean_intervals,
 )
+from kc_otel.stats.within_limits import fractions_within, means_within, quantiles_within
 
 __all__ = [
     "clause_interval",
@@ -185,11 +185,17 @@ def rows_within(
         limits: In the unit of the clause's [R].
         alpha_upper: Error probability of the upper side.
     """
+    statistic, alpha = clause.parsed_statistic, alpha_upper
+    match statistic.kind:
+        case "quantile":
+            return quantiles_within(rows, statistic.argument, limits, alpha_upper=alpha)
+        case "fraction":
+            return fractions_within(rows, statistic.argument or ZERO_THRESHOLD, limits, alpha_upper=alpha)
     two_valued = clause.quantity is not None and clause.quantity.two_valued
-    if clause.parsed_statistic.kind != "mean" or clause.metric in DERIVED or two_valued:
+    if statistic.kind != "mean" or clause.metric in DERIVED or two_valued:
         return np.zeros(rows.total.size, np.bool_)
     low, high, cap = mean_range(clause)
-    return means_within(rows, limits, low=low, high=high, cap=cap, cut=clause.cap is not None, alpha_upper=alpha_upper)
+    return means_within(rows, limits, low=low, high=high, cap=cap, cut=clause.cap is not None, alpha_upper=alpha)
 
 
 def _derived(

@@ -10,7 +10,8 @@ not fit beside the others (explicit bounds, another scale, extremes that nobody 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,14 +67,15 @@ class WindowStates:
     Args:
         states: Those of each time, in the same bins.
 
-    Attributes:
-        version: Of each row at each time [times, rows].
     """
 
     def __init__(self, states: Sequence[WindowState]) -> None:
         self._states, self._edges = states, states[0].edges
-        said = [np.array(of) if len(of) > 1 else of[0][None] for of in [*zip(*states, strict=True)][1:]]
-        self.version, self._said = said[0], said[1:]
+
+    @cached_property
+    def version(self) -> Numbers:
+        """Of each row at each time [times, rows]."""
+        return np.array([state.version for state in self._states])
 
     def at(self, time: int) -> WindowStates:
         """The rows at one of the times."""
@@ -81,7 +83,7 @@ class WindowStates:
 
     def rows(self, times: Numbers, rows: Numbers) -> HistogramRows:
         """Rows that are `following`, at their times, for bounds of all that hold anything; `places` are among these."""
-        counts, sums, minimum, maximum, observed = self._said
+        counts, sums, minimum, maximum, observed = self._beside
         count = counts[times, rows]
         total = count.sum(axis=1)
         places = np.flatnonzero(total)
@@ -96,6 +98,11 @@ class WindowStates:
             total,
             *(each[times, rows] for each in (sums, minimum, maximum, observed)),
         )
+
+    @cached_property
+    def _beside(self) -> list[NDArray[Any]]:
+        every = zip(*(state[2:] for state in self._states), strict=True)
+        return [np.array(of) if len(of) > 1 else of[0][None] for of in every]
 
 
 class WindowRows:

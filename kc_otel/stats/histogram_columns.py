@@ -48,6 +48,11 @@ class SideColumns:
         return cls(offset, size, _packed(counts))
 
     @classmethod
+    def empty(cls, number: int) -> SideColumns:
+        """Those of histograms that have none."""
+        return cls(np.zeros(number, np.int64), np.zeros(number, np.int64), np.zeros(0, _TYPES[0]))
+
+    @classmethod
     def joined(cls, sides: Sequence[SideColumns]) -> SideColumns:
         """Those of some, then those of the next."""
         return cls(
@@ -71,7 +76,7 @@ class SideColumns:
         """
         size = end - begin
         if not size.any():
-            return cls(np.zeros_like(size), size, np.zeros(0, _TYPES[0]))
+            return cls.empty(size.size)
         rows = np.arange(len(counts)) if rows is None else rows
         flat = _ranges(begin + rows * counts.shape[1], size)
         return cls(np.where(size > 0, first + begin, 0), size, _packed(counts.reshape(-1)[flat]))
@@ -237,9 +242,11 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     plain &= np.bincount(owner, columns.count) < MOST
     for kind in (columns.scale, columns.zero_threshold):
         plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
+    if plain.all() and len(whole := [*_united(columns, owner)]) == 1:
+        return found, whole[0][1]
     alone, together = np.flatnonzero((sizes == 1)[owner]), np.flatnonzero(plain[owner])
     numbers, parts = [owner[alone]], [columns.taken(alone)]
-    for some, united in _united(columns if together.size == rows.size else columns.taken(together), owner[together]):
+    for some, united in _united(columns.taken(together), owner[together]):
         numbers.append(some)
         parts.append(united)
     odd = np.setdiff1d(np.arange(found.size), np.concatenate(numbers))

@@ -80,7 +80,10 @@ class HistogramRows:
 
     def part(self, begin: int, end: int) -> HistogramRows:
         """Some of the rows that follow on each other."""
-        here = slice(begin, end)
+        return self.taken(slice(begin, end))
+
+    def taken(self, here: slice | NDArray[np.int64]) -> HistogramRows:
+        """Some of the rows."""
         return HistogramRows(
             self.places[here],
             self.shared,

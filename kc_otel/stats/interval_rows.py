@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval import Interval, largest, sides_swapped
-from kc_otel.stats.mixture import grid_of, span_of
+from kc_otel.stats.mean_rows import MeanRows, wealth
 from kc_otel.stats.quantiles import upper_bound_needs
 from kc_otel.stats.ranged import note_of
 
@@ -28,7 +28,6 @@ __all__ = [
     "fraction_intervals",
     "maximum_intervals",
     "mean_intervals",
-    "means_within",
     "quantile_intervals",
     "two_valued_mean_intervals",
 ]
@@ -85,8 +84,6 @@ class IntervalRows(Sequence[Interval | None]):
 
 
 _TOLERANCE: Final = 1e-9
-_SURELY: Final = 1e-6
-"""Logarithm of wealth, beside 1/alpha, from which it is certain on which side of it an iteration ends."""
 _STEPS: Final = 50
 _ROWS: Final = 128
 """Rows whose bounds are looked for together: their matrices stay in a core's cache."""
@@ -160,7 +157,7 @@ def mean_intervals(
     cut: bool = False,
 ) -> IntervalRows:
     """`capped_mean_interval` of each row; None where an observation is, or may be, beyond the range or the cap."""
-    means = _Means(rows, low, high, cap, cut=cut)
+    means = MeanRows(rows, low, high, cap, cut=cut)
     floor, ceiling, width, n = means.floor, means.ceiling, means.width, rows.total
     sides = (means.scores_below(alpha_lower), means.scores_above(alpha_upper))
     shares = _lower_bounds(means.bets, np.concatenate(sides), np.tile(n, 2))
@@ -169,106 +166,6 @@ def mean_intervals(
     above = np.minimum(ceiling, np.maximum(means.most, above))
     note = note_of(low, high, floor, ceiling, cut=cut)
     return IntervalRows(means.estimate, below, above, n, "mixture betting", note, means.odd)
-
-
-def means_within(
-    rows: HistogramRows, limits: Floats, *, low: float, high: float, cap: float, alpha_upper: float, cut: bool = False
-) -> NDArray[np.bool_]:
-    """Of which rows the upper bound of `mean_intervals` is surely at most a limit [R], without looking for the bound.
-
-    The wealth of bets against a mean falls in that mean, and the bound is where it is 1/alpha: one look at the limit
-    says on which side of it that is. Rows of which this is close are not among them.
-
-    Args:
-        rows: The samples.
-        limits: Of each [R].
-        low: As of `mean_intervals`, and so are the others.
-        high: The same.
-        cap: The same.
-        alpha_upper: The same.
-        cut: The same.
-    """
-    means = _Means(rows, low, high, cap, cut=cut)
-    shares = np.maximum((means.ceiling - limits) / means.width, 0.0)
-    excess, _ = _wealth(means.bets, means.scores_above(alpha_upper), rows.total, shares)
-    return (excess > _SURELY) & (means.most <= limits) & ~means.odd
-
-
-class _Means:
-    """What the means of many samples lie between, and how bets on them fared.
-
-    Args:
-        rows: The samples.
-        low: Of the range.
-        high: The same.
-        cap: Values count up to this, on both sides of 0.
-        cut: Whether values beyond it are cut there, instead of refused.
-
-    Attributes:
-        floor: Where values count from.
-        ceiling: Up to where they count.
-        width: Between these.
-        odd: Whether a row has values that do not count [R].
-        least: The least that its mean may be [R].
-        most: The most [R].
-        estimate: Its mean [R].
-        bets: Stakes [J].
-    """
-
-    def __init__(self, rows: HistogramRows, low: float, high: float, cap: float, *, cut: bool) -> None:
-        self.floor, self.ceiling = floor, ceiling = max(low, -cap), min(high, cap)
-        self._rows, self._count, self.width = rows, rows.count, ceiling - floor
-        n, count = rows.total, rows.count
-        # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
-        (low_begin, high_begin), (low_end, high_end) = rows.own
-        self.odd = np.zeros(n.size, np.bool_)
-        if floor == low or not cut:
-            self.odd |= (low_end if floor == low else low_begin) < floor
-        if ceiling == high or not cut:
-            self.odd |= (high_begin if ceiling == high else high_end) > ceiling
-        total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
-        lower, upper = rows.lower, rows.upper
-        if floor <= low_begin.min() and high_end.max() <= ceiling:
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            one, other = np.fmax(at_least, total), np.fmin(at_most, total)
-        else:
-            lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            one = np.fmax(at_least, total - _dot(count, rows.upper - upper))
-            other = np.fmin(at_most, total - _dot(count, rows.lower - lower))
-        self.least, self.most = np.minimum(one, other) / n, np.maximum(one, other) / n
-        self.estimate = (self.least + self.most) / 2.0
-        if not cut:
-            self.estimate = np.where(np.isnan(total), self.estimate, total / n)
-        self._at_least, self._room = at_least, count * (upper - lower)
-        self._reach = np.cumsum(self._room[:, ::-1], axis=1)[:, ::-1] - self._room
-        self._divisor = np.where(self._room > 0.0, self._room, 1.0)
-        self.bets, self._log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
-
-    def scores_below(self, alpha: float) -> Floats:
-        """What bets that the mean is larger have won, by row, and 1/alpha less [R, J]: logarithms."""
-        return self._scores(self.least, lambda x: (x - self.floor) / self.width, alpha)
-
-    def scores_above(self, alpha: float) -> Floats:
-        """The same of bets that it is smaller."""
-        return self._scores(self.most, lambda x: (self.ceiling - x) / self.width, alpha)
-
-    def _scores(self, mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
-        raised = (mean * self._rows.total - self._at_least)[:, None] - self._reach
-        np.minimum(np.maximum(raised, 0.0, out=raised), self._room, out=raised)
-        raised /= self._divisor
-        raised *= self._count
-
-        def won(edges: Floats) -> Floats:
-            return np.asarray(np.log(1.0 + self.bets * place(np.clip(edges, self.floor, self.ceiling))[:, None]))
-
-        grown = self._rows.added_up(won, self._count - raised) + self._rows.added_up(won, raised, upper=True)
-        return grown + self._log_weights + math.log(alpha)
-
-
-def _dot(a: Floats, b: Floats) -> Floats:
-    product: Floats = np.einsum("rb,rb->r", a, b)
-    return product
 
 
 def _lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
@@ -281,7 +178,7 @@ def _few_lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
     mean = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
     active = np.arange(n.size)
     for _ in range(_STEPS):
-        excess, slope = _wealth(bets, scores[active], n[active], mean[active])
+        excess, slope = wealth(bets, scores[active], n[active], mean[active])
         on = excess > _TOLERANCE
         if not on.any():
             break
@@ -289,16 +186,6 @@ def _few_lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
         mean[active] = np.minimum(mean[active] - excess[on] / slope[on], 1.0)
     bounds: Floats = mean
     return bounds
-
-
-def _wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    """`mixture._wealth` of each row [R], of bets [J] and their scores [R, J]."""
-    stakes = 1.0 + bets * mean[:, None]
-    each = scores - n[:, None] * np.log(stakes)
-    top = each.max(axis=1)
-    share = np.exp(each - top[:, None])
-    whole = share.sum(axis=1)
-    return top + np.log(whole), -n * _dot(bets / stakes, share) / whole
 
 
 def _binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:

@@ -101,7 +101,10 @@ class SeriesSlots:
             of = every if which.size == used else every[which]
             sides = []
             for side, name in zip(self.buckets, ("positive", "negative"), strict=True):
-                ends = used_ends(side, which, np.zeros_like(which), SPAN * of[f"has_{name}"])
+                if not (has := of[f"has_{name}"]).any():
+                    sides.append(SideColumns.empty(which.size))
+                    continue
+                ends = used_ends(side, which, np.zeros_like(which), SPAN * has)
                 sides.append(SideColumns.cut(side, of[f"{name}_base"], ends[:, 0], ends[:, 1], which))
             columns = HistogramColumns(
                 of["scale"].copy(),

@@ -31,8 +31,8 @@ from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
 
-_MANY_BYTES: Final = 2 * 1024 * 1024
-"""Of the evaluator's own log, after which it is read as columns: until then to read what was compiled takes longer."""
+_MANY_BYTES: Final = 512 * 1024
+"""Of the evaluator's own log, after which it is read as columns: much less is read sooner than what was compiled."""
 _TOGETHER: Final = 64
 """Evaluations that are judged together."""
 _MOST_ITEMS: Final = 60_000

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 import ssl
+from asyncio import sslproto
 from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["Tls", "TlsError"]
 
 _log: Final = logging.getLogger(__name__)
+_READ: Final = 32 * 1024
+"""Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice."""
 
 
 class TlsError(Exception):
@@ -46,6 +49,7 @@ class Tls:
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
         self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
         self._seen = self._stamp()
+        sslproto.SSLProtocol.max_size = _READ
         self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
         """For every listening socket of HTTP/1.1, by asyncio."""
         self.listening_http2 = _Newest(ssl.PROTOCOL_TLS_SERVER)
