@@ -242,18 +242,20 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     plain &= np.bincount(owner, columns.count) < MOST
     for kind in (columns.scale, columns.zero_threshold):
         plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
-    if plain.all() and len(whole := [*_united(columns, owner)]) == 1:
-        return found, whole[0][1]
-    alone, together = np.flatnonzero((sizes == 1)[owner]), np.flatnonzero(plain[owner])
+    together = np.flatnonzero(plain[owner])
+    unions = [*_united(columns if together.size == rows.size else columns.taken(together), owner[together])]
+    if unions and unions[0][0].size == found.size:  # all of them, as mostly
+        return found, unions[0][1]
+    alone = np.flatnonzero((sizes == 1)[owner])
     numbers, parts = [owner[alone]], [columns.taken(alone)]
-    for some, united in _united(columns.taken(together), owner[together]):
+    for some, united in unions:
         numbers.append(some)
         parts.append(united)
     odd = np.setdiff1d(np.arange(found.size), np.concatenate(numbers))
     if odd.size:
-        unions = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
+        groups = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
         numbers.append(odd)
-        parts.append(HistogramColumns.of([ExponentialHistogram.union([*union]) for union in unions]))
+        parts.append(HistogramColumns.of([ExponentialHistogram.union([*group]) for group in groups]))
     return found, HistogramColumns.joined(parts).taken(np.argsort(np.concatenate(numbers)))
 
 

@@ -63,6 +63,17 @@ def test_merged_columns_are_unions(given: list[tuple[int, ExponentialHistogram]]
         assert said(one) == said(ExponentialHistogram.union([part for of, part in given if of == row]))
 
 
+@pytest.mark.parametrize("wide", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2], []])
+def test_a_union_that_is_too_wide_is_made_beside_the_others(wide: list[int]) -> None:
+    """Each of three rows has two parts; in some they are farther apart than a histogram has buckets."""
+    one, far = (histogram(4, 0, Buckets(at, np.array([3])), Buckets.empty(), (-1.0, 2.0, True)) for at in (-2500, 2500))
+    given = [(row, part) for row in range(3) for part in (one, far if row in wide else one)]
+    rows, columns = merged(np.array([row for row, _ in given]), HistogramColumns.of([part for _, part in given]))
+    assert rows.tolist() == [0, 1, 2]
+    unions = [ExponentialHistogram.union([part for of, part in given if of == row]) for row in range(3)]
+    assert [said(whole) for whole in columns.objects()] == [said(whole) for whole in unions]
+
+
 def test_counts_take_as_few_bytes_as_they_need() -> None:
     """One byte for each bucket of small counts, eight for counts that need them."""
     widths = [SideColumns.of([Buckets(0, np.array([most]))]).counts.itemsize for most in (255, 256, 70_000, 2**40)]
