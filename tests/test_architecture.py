@@ -42,7 +42,6 @@ def rooms_imported(source: str) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("kc_otel.")} - {"_extras"}
 
 
-@pytest.mark.slow
 def test_the_handbook_has_no_code_that_anything_imports() -> None:
     """It is data: pages, and what MkDocs runs to make some of them while it builds the rest."""
     assert {path.name for path in (ROOT / "handbook").rglob("*.py")} == {"generated_pages.py", "docstring_examples.py"}
@@ -76,7 +75,6 @@ def twice(names: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-@pytest.mark.slow
 def test_a_name_means_one_thing() -> None:
     """No public class and no file has the name of another: who reads one knows which is meant."""
     files = [path for path in ROOT.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"}]

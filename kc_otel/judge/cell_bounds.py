@@ -102,8 +102,8 @@ class CellBounds:
             here = np.arange(begin, min(begin + _AT_ONCE, cells.size))
             if limits is not None:
                 here = self._not_within(window, times, cells, here, alpha, limits, found)
-                if not here.size:
-                    continue
+            if not here.size:
+                continue
             rows = window.rows(times[here], self._rows[cells[here]])
             at = here[rows.places]
             if not at.size:

@@ -280,11 +280,9 @@ class ContractState:
         for first in known.firsts:
             if not self._has_room(keys[first], min(times[first], now[first]), now[first]):
                 return False
-        latest = max(now, default=0.0) - self._renewed
-        for series, time, number in zip(known.series, times, known.metric, strict=True):
+        for series, time, when, number in zip(known.series, times, now, known.metric, strict=True):
             at[number] = max(at[number], time)
-            self.version += series.newest < latest  # who asks for the version wants to know that it is another one
-            series.newest = max(series.newest, time)
+            self._renew(series, time, when)
         self._seen_newest(dict(zip(known.metrics, at, strict=True)))
         self.panes.count_all(known.rows, np.array(times), np.array(now), columns)
         return True

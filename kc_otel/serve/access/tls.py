@@ -17,7 +17,8 @@ __all__ = ["Tls", "TlsError"]
 
 _log: Final = logging.getLogger(__name__)
 _READ: Final = 32 * 1024
-"""Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice."""
+"""Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice. It can
+only be said for all connections of a process."""
 
 
 class TlsError(Exception):
