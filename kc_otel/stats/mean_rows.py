@@ -50,6 +50,7 @@ class MeanRows:
         ceiling: Up to where they count.
         width: Between these.
         odd: Whether a row has values that do not count [R].
+        cuts: Whether a bin reaches beyond these, so that values may be cut.
     """
 
     def __init__(self, rows: HistogramRows, low: float, high: float, cap: float, *, cut: bool) -> None:
@@ -58,6 +59,7 @@ class MeanRows:
         self.width = ceiling - floor
         # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
         (low_begin, high_begin), (low_end, high_end) = rows.own
+        self.cuts = bool(low_begin.min() < floor or ceiling < high_end.max())
         self.odd = np.zeros(rows.total.size, np.bool_)
         if floor == low or not cut:
             self.odd |= (low_end if floor == low else low_begin) < floor
@@ -93,12 +95,12 @@ class MeanRows:
         """The same of bets that it is smaller."""
         return self._scores(self.most, lambda x: (self.ceiling - x) / self.width, alpha)
 
-    def scores_at_upper_edges(self, alpha: float) -> Floats:
-        """`scores_above` if every value were as large as its bin allows: they are less [R, J]."""
-        edges = np.clip(self.rows.shared[1], self.floor, self.ceiling)
-        won = np.log(1.0 + self.bets * ((self.ceiling - edges) / self.width)[:, None])
-        scores: Floats = self.rows.count @ won + (self._grid[1] + math.log(alpha))
-        return scores
+    def at_upper_edges(self, alpha: float) -> tuple[Floats, Floats]:
+        """`scores_above` if every value were as large as its bin allows, which are less [R, J]; and means then [R]."""
+        values = np.clip(self.rows.shared[1], self.floor, self.ceiling)[:, None]
+        won = np.log(1.0 + self.bets * ((self.ceiling - values) / self.width))
+        added = self.rows.count @ np.concatenate([won, values], axis=1)
+        return added[:, :-1] + (self._grid[1] + math.log(alpha)), added[:, -1] / self.rows.total
 
     @cached_property
     def _grid(self) -> tuple[Floats, Floats]:
@@ -109,7 +111,7 @@ class MeanRows:
         rows, floor, ceiling = self.rows, self.floor, self.ceiling
         total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
         lower, upper, count = rows.lower, rows.upper, rows.count
-        if floor <= rows.own[0, 0].min() and rows.own[1, 1].max() <= ceiling:
+        if not self.cuts:
             at_least, at_most = _dot(count, lower), _dot(count, upper)
             one, other = np.fmax(at_least, total), np.fmin(at_most, total)
         else:

@@ -32,7 +32,8 @@ def means_within(
     """Of which rows the upper bound of `mean_intervals` is surely at most a limit [R].
 
     Bets that the mean is smaller than the limit have won more than 1/alpha there: so few need to be looked at, and the
-    values of bins taken for as large as they can be, where the limit is far. No bet refutes a limit below the mean.
+    values of bins taken for as large as they can be, where the limit is far. Bets know nothing of a sum that its bins
+    forbid: a mean that may be above the limit is not within it.
 
     Args:
         rows: The samples.
@@ -49,16 +50,18 @@ def means_within(
     if left.size:
         means, limits = MeanRows(rows.taken(left), low, high, cap, cut=cut), limits[left]
         excess, _ = wealth(means.bets, means.scores_above(alpha_upper), means.rows.total, _shares(means, limits))
-        within[left] = excess > _SURELY
+        within[left] = (excess > _SURELY) & (means.most <= limits)
     return within
 
 
 def _refuted_by_one_bet(means: MeanRows, limits: Floats, alpha: float) -> Flags:
     """Whether the luckiest bet alone refutes a mean as large as the limit, were values at the upper edges of bins."""
+    if means.cuts:  # what is cut is in the sums, too
+        return np.zeros(limits.size, np.bool_)
+    scores, most = means.at_upper_edges(alpha)
     shares, which = np.unique(_shares(means, limits), return_inverse=True)
-    stakes = np.log(1.0 + means.bets * shares[:, None])
-    won = means.scores_at_upper_edges(alpha) - means.rows.total[:, None] * stakes[which]
-    refuted: Flags = won.max(axis=1) > _SURELY
+    won = scores - means.rows.total[:, None] * np.log(1.0 + means.bets * shares[:, None])[which]
+    refuted: Flags = (won.max(axis=1) > _SURELY) & (np.fmax(most, means.rows.sum / means.rows.total) <= limits)
     return refuted
 
 
