@@ -7,6 +7,8 @@ ARG PYTHON=python:3.12.14-slim-bookworm@sha256:782412e85d0f0984994c290652577d401
 
 FROM $PYTHON AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+# For what is written in C; it stays in this stage.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
 # The context has no .git to ask: docker build --build-arg VERSION=1.2.3
 ARG VERSION=0.1.0

@@ -26,6 +26,8 @@ OLDEST_VLLM ?= 0.30.0
 OLDEST_EXTRAS := serve openfeature parquet plots grafana
 comma := ,
 space := $(strip) $(strip)
+# Compiled when the package is installed.
+C := $(wildcard kc_otel/machine_code/*.[pc]* kc_otel/*/*/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Tests start some hundred processes: with this set, each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -129,7 +131,7 @@ handbook: $(VENV)/.test ## the handbook as a site that the evaluator shows under
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(ENGINES) $(ENGINES)-oldest $(OLDEST) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist \
-	  kc_otel/handbook/site
+	  kc_otel/handbook/site kc_otel/machine_code/*.so
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -146,7 +148,7 @@ $(VENV)/.torch: | $(VENV)/bin/python
 	else $(PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX); fi
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+$(VENV)/.demo: pyproject.toml $(C) $(VENV)/.torch
 	@echo "installing kc-otel ..."
 	@$(if $(LOCKED),$(PIP) install --require-hashes -r .ci/locked/tests.txt && \
 	  $(PIP) install --no-deps --no-build-isolation --editable .,$(PIP) install --editable '.[serve]')
@@ -160,7 +162,7 @@ $(VENV)/.test: pyproject.toml $(VENV)/.demo
 # pip has no way to ask for the lowest versions; uv says which they are, pip installs them. Except torch, of which only builds
 # with CUDA are that old.
 $(OLDEST)/.oldest: OLDEST_PIP := $(OLDEST)/bin/python -m pip --disable-pip-version-check -qq
-$(OLDEST)/.oldest: pyproject.toml
+$(OLDEST)/.oldest: pyproject.toml $(C)
 	@$(MAKE) --no-print-directory VENV=$(OLDEST) $(OLDEST)/.torch
 	@echo "installing the oldest dependencies ..."
 	@$(OLDEST_PIP) install uv
@@ -173,7 +175,7 @@ $(OLDEST)/.oldest: pyproject.toml
 # there is a GPU. verl and TransferQueue install their tests as the package `tests`, which would hide ours. SGLang, which
 # takes a GPU, and Triton lie apart, where verl and others do not find them, for the tests that want them.
 $(ENGINES)/.engines: ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check -qq
-$(ENGINES)/.engines: pyproject.toml tests/engines/requirements.txt tests/engines/trackers.txt tests/engines/without_amx.py
+$(ENGINES)/.engines: pyproject.toml $(C) tests/engines/requirements.txt tests/engines/trackers.txt tests/engines/without_amx.py
 	@$(MAKE) --no-print-directory VENV=$(ENGINES) $(ENGINES)/bin/python
 	@echo "installing vLLM and TRL ..."
 	@$(ENGINES_PIP) install 'torch==$(TORCH)+cpu' 2>/dev/null || $(ENGINES_PIP) install 'torch==$(TORCH)' --index-url $(TORCH_CPU_INDEX)

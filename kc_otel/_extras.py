@@ -6,14 +6,11 @@ A folder that an extra is for says so once, with `require` in its `__init__`; el
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, TypeVar
 
-__all__ = ["MissingExtraError", "extra", "machine_code", "require"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["MissingExtraError", "extra", "require"]
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -63,23 +60,3 @@ def require(name: str, purpose: str, *libraries: str) -> None:
         with extra(name, purpose):
             if library not in sys.modules and find_spec(library) is None:
                 raise ModuleNotFoundError(f"No module named {library!r}", name=library)
-
-
-def machine_code(function: F, **options: Any) -> F:
-    """A function compiled by Numba when it is first called, and kept on disk between processes where that is possible.
-
-    Args:
-        function: What Numba can compile.
-        options: Of `numba.njit`.
-
-    Raises:
-        MissingExtraError: If Numba is not installed.
-    """
-    with extra("fast", "a loop as machine code"):
-        import numba  # noqa: PLC0415 - an extra
-
-    try:
-        fast: F = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder that the code could be kept in
-        fast = numba.njit(**options)(function)
-    return fast

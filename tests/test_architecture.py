@@ -12,6 +12,7 @@ import kc_otel
 
 ROOT = Path(kc_otel.__file__).parent
 ORDER = (
+    "machine_code",  # below everything that has loops in C
     "contract",
     "stats",
     "record",

@@ -69,7 +69,6 @@ def command(monkeypatch, capsys, *arguments: str) -> str:
         ("kc_otel.integrations.operators.modules", "torch", "torch"),
         ("kc_otel.integrations.torch", "torch", "torch"),
         ("kc_otel.integrations.vllm.instrumentor", "opentelemetry.instrumentation", "vllm"),
-        ("kc_otel.judge.otlp.wire_columns", "numba", "fast"),
         ("kc_otel.recordings.endpoints.endpoint_client", "httpx", "cli"),
     ],
 )
@@ -164,7 +163,7 @@ def test_every_extra_that_is_asked_for_exists():
 
 
 LIBRARIES = {
-    "fastapi", "grafana_foundation_sdk", "httptools", "httpx", "isal", "markdown_it", "matplotlib", "numba",
+    "fastapi", "grafana_foundation_sdk", "httptools", "httpx", "isal", "markdown_it", "matplotlib",
     "openfeature", "opentelemetry.instrumentation", "prometheus_client", "pyarrow", "ray", "rich", "scipy", "sglang",
     "starlette", "torch", "transformers", "triton", "trl", "typer", "uvicorn", "verl", "vllm", "wrapt",
 }  # fmt: skip

@@ -1,10 +1,13 @@
 """What `pip install kc-otel` brings: a recorder, a router and a verifier, in an environment with nothing else."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kc_otel.machine_code.hatch_build import compiler
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONTRACT = REPOSITORY / "contracts" / "serving-int8.yaml"
@@ -91,6 +94,14 @@ def test_importing_takes_less_than_a_tenth_of_a_second(run):
     """`import kc_otel` in a fresh process: CPU time, the best of a few, since the machine has other tenants."""
     source = "import time; t = time.process_time(); import kc_otel; print(time.process_time() - t)"
     assert min(float(run(source)) for _ in range(3)) < MOST_SECONDS
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
+def test_one_wheel_has_machine_code_for_every_python(run, environment):
+    """The wheel names the system and no version of Python, and what it brought can be loaded."""
+    assert run("from kc_otel import machine_code; print(machine_code.is_available())") == "True"
+    (said,) = (environment / "lib").rglob("kc_otel-*.dist-info/WHEEL")
+    assert re.search(r"^Tag: py3-none-(?!any)\w+$", said.read_text(), re.MULTILINE)
 
 
 def test_a_recorder_records_and_exports(run):

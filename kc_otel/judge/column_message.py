@@ -23,7 +23,6 @@ class WireColumns:
 
     Attributes:
         body: The request.
-        content: The same, uint8.
         items: Resources, scopes, metrics and exponential points in it.
         points: One record per exponential point, in their order: where it, its attributes and the counts of its buckets
             are in the body, and what it says. `plain` is 0 where it says something that has no column.
@@ -32,7 +31,6 @@ class WireColumns:
     """
 
     body: bytes
-    content: NDArray[np.uint8]
     items: int
     points: NDArray[Any]
     metrics: NDArray[Any]

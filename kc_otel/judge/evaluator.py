@@ -7,8 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from kc_otel import machine_code
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry import DERIVED
@@ -17,6 +18,7 @@ from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
+from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.contract_state import PAIRS, ContractState
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
@@ -30,9 +32,6 @@ from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdict_sequence import Verdicts
 from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram
-
-if TYPE_CHECKING:
-    from kc_otel.judge.columns.stream_columns import StreamColumns
 
 __all__ = ["Evaluator", "SeriesId", "without_collector"]
 
@@ -163,14 +162,8 @@ class Evaluator:
             self._listening = self._listening._replace(before=until)
 
     def use_columns(self) -> None:
-        """Take messages as columns from now on, where they are given so: see `stream_columns`.
-
-        Raises:
-            MissingExtraError: If Numba is not installed.
-        """
-        from kc_otel.judge.columns.stream_columns import StreamColumns  # noqa: PLC0415 - what it needs is heavy, and an extra
-
-        if self._columns is None:
+        """Take messages as columns from now on, where there is machine code: see `stream_columns`."""
+        if self._columns is None and machine_code.is_available():
             self._columns = StreamColumns(self.states)
 
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:

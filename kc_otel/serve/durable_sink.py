@@ -12,16 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 from typing import Any, Final, Protocol
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel._extras import MissingExtraError
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
@@ -31,11 +28,9 @@ from kc_otel.offline.replay.traffic_entries import EVALUATED, ours, unsealed
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.write_ahead_log import LogError, MessageTooLongError, WriteAheadLog
 
-__all__ = ["MANY_BYTES", "DurableSink", "NotKeptError", "recover", "tick_on_record"]
+__all__ = ["DurableSink", "NotKeptError", "recover", "tick_on_record"]
 
 _log: Final = logging.getLogger(__name__)
-MANY_BYTES: Final = 16 * 1024 * 1024
-"""Less than a second of what columns are for: who receives little never loads a compiler."""
 _PATIENCE: Final = 1.0
 """Seconds that an evaluation waits for its place in the log."""
 
@@ -72,20 +67,14 @@ class DurableSink(ColumnSink):
     Args:
         core: Judges it, or a shard that prepares it for who does.
         log: Keeps it. Its owner closes it.
-        columns_after: Bytes of metrics after which they are read as columns, if Numba is installed.
     """
 
-    def __init__(self, core: Takes, log: WriteAheadLog, columns_after: int = MANY_BYTES) -> None:
+    def __init__(self, core: Takes, log: WriteAheadLog) -> None:
         self._core, self._log = core, log
         core.forget = log.forget
-        self._until_columns = columns_after
 
     def columns(self, body: bytes, limits: Limits) -> ColumnMessage | None:
-        """A serialized ExportMetricsServiceRequest as columns, once there is enough traffic for it to matter."""
-        if self._until_columns > 0:
-            self._until_columns -= len(body)
-            if self._until_columns <= 0:
-                Thread(target=self._start_columns, args=(get_running_loop(),), name="kc-otel-fast", daemon=True).start()
+        """A serialized ExportMetricsServiceRequest as columns."""
         return self._core.evaluator.columns_of(body, limits.max_items)
 
     async def metrics(self, request: Any, at: float | None = None) -> ExportResult:
@@ -115,31 +104,10 @@ class DurableSink(ColumnSink):
         """Take an ExportLogsServiceRequest."""
         return self._core.logs(request)
 
-    def _start_columns(self, loop: AbstractEventLoop) -> None:
-        """Compile what reads columns, which takes seconds, or a fraction of one where it was kept; then use it."""
-        if _columns_are_ready():
-            loop.call_soon_threadsafe(self._core.evaluator.use_columns)
-
     def _apply(self, request: Any, at: float, position: int) -> ExportResult:
         self._core.position = position  # also where it fails: it would fail again
         began = time.perf_counter()
         return replace(self._core.metrics(request, at), seconds=time.perf_counter() - began)
-
-
-def _columns_are_ready() -> bool:
-    """Whether what reads columns is compiled, or could be."""
-    try:
-        from kc_otel.judge.columns.stream_columns import prepare  # noqa: PLC0415 - an extra
-
-        prepare()
-    except MissingExtraError:
-        _log.info("for more traffic than this: pip install 'kc-otel[fast]'")
-        return False
-    except Exception:  # noqa: BLE001 - all of it can be done without
-        _log.exception("requests are read one point at a time: their reader could not be compiled")
-        return False
-    _log.info("requests are read as columns from now on")
-    return True
 
 
 async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
@@ -171,8 +139,6 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
 def recover(core: Takes, log: WriteAheadLog) -> int:
     """Apply what is in the log and not yet in the state, and say how many requests that were."""
     core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
-    if log.end - core.position > MANY_BYTES and _columns_are_ready():
-        core.evaluator.use_columns()
     count, most = 0, Limits().max_items
     for record in log.records(core.position):
         core.position = record.end

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
+from kc_otel import machine_code
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import TelemetrySink
 from kc_otel.serve.config import ServeConfig, StreamEngine
@@ -82,6 +83,9 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
             sharded.close()
         return
     log = WriteAheadLog(folder, sync=config.sync, begin=core.position, keep=keep)
+    core.evaluator.use_columns()
+    if not machine_code.is_available():
+        _log.warning("requests are read one point at a time, a fortieth as fast: %s", machine_code.ABSENT)
     try:
         if count := recover(core, log):
             _log.info("%s: %d requests that were received and not yet saved are applied", log.folder, count)

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_logits.py
 
-With Numba rows go through machine code, without it through blocks of NumPy arrays. All compute half range, exact total
+Rows go through machine code, and without it through blocks of NumPy arrays. All compute half range, exact total
 variation, both KLs, Jensen-Shannon, top-1 disagreement and the difference of entropies for [256, 32768] logits, taking
 turns in one process. Extra memory is the peak beyond the inputs: of the process while ours runs (its arrays are NumPy's
 and torch's alike), as a share of one logits tensor.
@@ -28,7 +28,7 @@ import torch
 from _timing import interleaved, spread
 from torch.nn.functional import log_softmax
 
-from kc_otel.record.measure import logits
+from kc_otel import machine_code
 from kc_otel.record.measure.logits import logit_drift
 
 ROWS, VOCAB = 256, 32_768
@@ -89,9 +89,9 @@ def extra_traced(program) -> int:
     return peak
 
 
-def ours(train: torch.Tensor, inference: torch.Tensor, *, numba: bool) -> np.ndarray:
+def ours(train: torch.Tensor, inference: torch.Tensor, *, code: bool) -> np.ndarray:
     """Quantities by machine code, or by NumPy alone."""
-    logits._seen = logits._WORTH_COMPILING if numba else -train.numel()
+    machine_code.is_available = lambda: code
     return logit_drift(train, inference).values
 
 
@@ -113,10 +113,10 @@ def main() -> None:
     }
     pairs = {"": (train, inference), ", bf16": low, ", top-50 (-inf elsewhere)": both_top_k}
     for what, pair in pairs.items():
-        for name, numba in (("kc-otel", True), ("kc-otel, NumPy", False)):
-            programs[name + what] = partial(ours, *pair, numba=numba)
+        for name, code in (("kc-otel", True), ("kc-otel, NumPy", False)):
+            programs[name + what] = partial(ours, *pair, code=code)
     exact = naive(train.double(), inference.double()).numpy()
-    worst = [np.abs(ours(train, inference, numba=numba) - exact).max() for numba in (True, False)]
+    worst = [np.abs(ours(train, inference, code=code) - exact).max() for code in (True, False)]
     traced = {name: extra_traced(program) for name, program in programs.items() if name.startswith("kc-otel")}
     grown = {name: extra_resident(program) for name, program in programs.items()}
     seconds = interleaved(programs, rounds)

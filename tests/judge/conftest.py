@@ -43,7 +43,10 @@ class Sender:
         cumulative: bool = True,
         edges: tuple[float, ...] | None = None,
         attributes: dict[str, str] | None = None,
+        scale: int = SCALE,
+        zero: float = ZERO,
     ) -> None:
+        self.scale, self.zero = scale, zero
         self.metric, self.start, self.cumulative, self.edges, self.instance = metric, start, cumulative, edges, instance
         self.attributes = attributes or {
             "kc.contract": contract,
@@ -66,8 +69,8 @@ class Sender:
             self.restart(self.start)
         self.samples += new
         for value in new:
-            sign = 0 if abs(value) <= ZERO else 1 if value > 0 else -1
-            self._sides[sign][index(abs(value)) if sign else 0] += 1
+            sign = 0 if abs(value) <= self.zero else 1 if value > 0 else -1
+            self._sides[sign][index(abs(value), self.scale) if sign else 0] += 1
         message = ExportMetricsServiceRequest()
         resource = message.resource_metrics.add()
         pair = resource.resource.attributes.add(key="service.instance.id")
@@ -94,7 +97,7 @@ class Sender:
         return message
 
     def _exponential(self, point: Any) -> None:
-        point.scale, point.zero_threshold, point.zero_count = SCALE, ZERO, self._sides[0][0]
+        point.scale, point.zero_threshold, point.zero_count = self.scale, self.zero, self._sides[0][0]
         for sign, side in ((1, point.positive), (-1, point.negative)):
             counts = self._sides[sign]
             if counts:

@@ -32,8 +32,6 @@ steps = st.lists(
 )
 def test_the_same_is_forgotten_as_if_everything_were_looked_at_each_time(columns: bool, taken: Any) -> None:
     """Streams, series, pairs of kernels and the newest of each metric, also of late points and clocks that go back."""
-    if columns:
-        pytest.importorskip("numba")
     made = make_contract(observability={"window": "1m", "long_window": "5m", "min_samples": 30, "max_series": 5})
     evaluators, now = [Evaluator([made]), Evaluator([made])], NOW
     (state, other) = (one.states[made.name] for one in evaluators)

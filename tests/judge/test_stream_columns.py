@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.unit_of_work import unit_of_work
-from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
+from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
 
-pytest.importorskip("numba")
-
-from kc_otel.judge.otlp.wire_columns import _varints, read_columns
+pytestmark = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 
 MOST = 60_000
 MUTATIONS: dict[str, Any] = {
@@ -104,8 +104,8 @@ def said(histogram: Any) -> Any:
         rounded(histogram.sum),
         histogram.zero_count,
         sides,
-        repr(float(histogram.minimum)),
-        repr(float(histogram.maximum)),
+        repr(float(histogram.minimum) + 0.0),
+        repr(float(histogram.maximum) + 0.0),
         histogram.zero_threshold,
         histogram.maximum_observed,
     )
@@ -235,6 +235,102 @@ def test_columns_say_what_single_points_say(steps, seed):
     assert remembered(fast) == remembered(slow)
 
 
+SHAPES = [(4, ZERO, 1.0), (4, ZERO, 1e-6), (3, ZERO, 1.0), (4, 2.0**-25, 1.0), (4, 0.0, -1.0), (5, ZERO, 1e-2)]
+"""Scale, zero threshold and size of what senders of one series report."""
+
+
+def less(counts: Any, by: int) -> None:
+    """Take observations out of the first bucket that has as many."""
+    for bucket, count in enumerate(counts):
+        if count >= by:
+            counts[bucket] = count - by
+            return
+
+
+def moved(point: Any) -> None:
+    """A zero that was counted becomes another observation."""
+    if point.zero_count and point.positive.bucket_counts:
+        point.zero_count -= 1
+        point.positive.bucket_counts[0] += 1
+
+
+def shifted(point: Any, by: int) -> None:
+    point.positive.offset += by
+
+
+TAMPERED: dict[str, Any] = {
+    "moved": moved,
+    "fewer": lambda point: less(point.positive.bucket_counts, 1),
+    "fewer, counted": lambda point: (less(point.positive.bucket_counts, 1), setattr(point, "count", point.count - 1)),
+    "more": lambda point: setattr(point, "count", point.count + 1),
+    "zeros": lambda point: (
+        setattr(point, "zero_count", point.zero_count + 2),
+        setattr(point, "count", point.count + 2),
+    ),
+    "low": lambda point: setattr(point, "sum", point.sum * 0.9),
+    "high": lambda point: setattr(point, "sum", point.sum * 1.1 + 1e-12),
+    "huge": lambda point: setattr(point, "sum", 2.0**566),
+    "shifted": lambda point: shifted(point, 7),
+    "far": lambda point: shifted(point, 2**31 - 1 - point.positive.offset),
+    "near": lambda point: shifted(point, -20_000),
+    "padded": lambda point: point.positive.bucket_counts.extend([0] * 30),
+    "long": lambda point: point.positive.bucket_counts.extend([0] * 160),
+    "many": lambda point: (point.positive.bucket_counts.append(2**44), setattr(point, "count", point.count + 2**44)),
+    "too many": lambda point: (
+        point.positive.bucket_counts.append(2**63),
+        setattr(point, "count", point.count + 2**63),
+    ),
+    "minimum": lambda point: setattr(point, "min", point.min + 0.01),
+    "maximum": lambda point: setattr(point, "max", point.max * 0.99),
+    "no extremes": lambda point: (point.ClearField("min"), point.ClearField("max")),
+    "late": lambda point: setattr(point, "time_unix_nano", point.time_unix_nano - ns(61)),
+}
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=6, unique=True),
+            st.sampled_from([5.0, 5.0, 10.0, 31.0, 61.0]),
+            st.sampled_from([None, None, *TAMPERED]),
+            st.booleans(),
+        ),
+        min_size=4,
+        max_size=14,
+    ),
+    st.integers(0, 2**32),
+)
+def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
+    """Of one series, in scales, zero buckets and places of their own; tampered with by who knows the rules."""
+    rng = np.random.default_rng(seed)
+    contract = make_contract(observability={"window": "1m", "long_window": "5m", "min_samples": 10})
+    fast, slow = Evaluator([contract]), Evaluator([contract])
+    fast.use_columns()
+    everyone = [
+        Sender("kc.drift.log_ratio", instance=str(number), scale=scale, zero=zero)
+        for number, (scale, zero, _) in enumerate(SHAPES)
+    ]
+    now = NOW
+    for who, pause, tampered, settled in steps:
+        now += pause
+        requests = []
+        for number in who:
+            size = SHAPES[number][2]
+            values = rng.lognormal(0.0, 0.3, rng.integers(0, 30)) * size * rng.choice([1.0, 0.0, 1.0, -1e-3])
+            requests.append(everyone[number].request(now, values))
+        for request in requests[: 1 if tampered else 0]:
+            TAMPERED[tampered](point_of(request))
+        body = merge(*requests).SerializeToString()
+        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+        if settled:
+            fast.settle()
+            assert remembered(fast) == remembered(slow)
+    fast.settle()
+    assert remembered(fast) == remembered(slow)
+
+
 @pytest.mark.slow
 def test_what_is_usual_is_taken_from_columns():
     """Of a stream only the first points are taken one by one, also with zeros, new buckets and several senders."""
@@ -303,14 +399,18 @@ NUMBER = st.sampled_from([0, 1, 127, 128, 300, 2**21, 2**28, 2**35, 2**56 - 1, 2
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(NUMBER, max_size=30), st.binary(max_size=3), st.integers(0, 3))
+@given(st.lists(NUMBER, max_size=80), st.binary(max_size=3), st.integers(0, 3))
 def test_packed_numbers_are_counted_as_they_are_read(numbers, noise, cut):
     """One that has more than nine bytes, or does not end, is for protobuf to read, wherever it is."""
     packed = b"".join(map(_VarintBytes, numbers))
     packed = packed[: len(packed) - cut] + noise
     lengths = [len(part) for part in re.split(rb"(?<=[\x00-\x7f])", packed) if part]
     odd = bool(packed) and (packed[-1] > 127 or max(lengths) > 9)
-    assert _varints(np.frombuffer(packed, np.uint8), 0, len(packed)) == (-1 if odd else len(lengths))
+    body = packed
+    for field in (2, 8, 1, 10, 2, 2, 1):  # counts, side, point, histogram, metric, scope, resource
+        body = bytes((field << 3 | 2,)) + _VarintBytes(len(body)) + body
+    wire = read_columns(body)
+    assert (-1 if wire is None else wire.points["positive_size"].item()) == (-1 if odd else len(lengths))
 
 
 def test_long_messages_are_read_as_columns():

@@ -1,1 +1,1 @@
-"""Messages as columns, and what is known of streams in arrays: the quick way for much traffic, with Numba."""
+"""Messages as columns, and what is known of streams in arrays: the quick way, with loops in C."""

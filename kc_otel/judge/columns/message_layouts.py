@@ -1,20 +1,21 @@
 """Layouts of messages: the same sender's next message has the same streams in the same order.
 
 A message of a known layout is compared with it byte by byte, all that identifies its streams, and they are found at
-once. The compiled comparison is exact: nothing rests on a hash.
+once. The comparison, in `message_layouts.c`, is exact: nothing rests on a hash.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.column_message import WireColumns
-from kc_otel.judge.otlp.wire_columns import compiled
+from kc_otel.machine_code import ADDRESS, NUMBER, function
 
 __all__ = ["MessageLayouts"]
 
@@ -22,9 +23,12 @@ _MOST_BYTES: Final = 16 * 1024 * 1024
 """Of all layouts together: what identifies a hundred thousand streams of usual attributes."""
 _OTHER, _SAME, _PLAIN = 0, 1, 2
 _Key = tuple[bytes, bytes, int]
+_OF_A_MESSAGE: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER)
+_copy_identities: Final = function("kc_copy_identities", *_OF_A_MESSAGE, ADDRESS, ADDRESS, ADDRESS, result=NUMBER)
+_is_same: Final = function("kc_is_same", *_OF_A_MESSAGE, ADDRESS, ADDRESS, ADDRESS, result=NUMBER)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Layout:
     """What a message's streams are identified by, and their rows.
 
@@ -40,6 +44,11 @@ class _Layout:
     metrics: NDArray[np.int64]
     sizes: NDArray[np.int64]
     rows: NDArray[np.int64]
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of all but the rows."""
+        return self.identities.ctypes.data, self.metrics.ctypes.data, self.sizes.ctypes.data
 
     @property
     def bytes(self) -> int:
@@ -62,7 +71,7 @@ class MessageLayouts:
         layout = self._known.get(key)
         if layout is None or layout.metrics.shape[0] != wire.metrics.size:
             return None
-        same = _is_same(wire.content, wire.points, wire.metrics, layout.identities, layout.metrics, layout.sizes)
+        same = _is_same(*_addresses(wire), *layout.addresses)
         if same == _OTHER:
             return None
         self._known.move_to_end(key)
@@ -91,71 +100,12 @@ def _key(wire: WireColumns) -> _Key:
     return wire.body[resource:resource_end], wire.body[begin:head_end], wire.points.size
 
 
+def _addresses(wire: WireColumns) -> tuple[bytes, int, int, int, int]:
+    return wire.body, wire.points.ctypes.data, wire.points.size, wire.metrics.ctypes.data, wire.metrics.size
+
+
 def _identities(wire: WireColumns) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    into = np.empty(wire.content.size, np.uint8)
+    into = np.empty(len(wire.body), np.uint8)
     metrics, sizes = np.empty((wire.metrics.size, 7), np.int64), np.empty(wire.points.size, np.int64)
-    size = _copy_identities(wire.content, wire.points, wire.metrics, into, metrics, sizes)
+    size = _copy_identities(*_addresses(wire), into.ctypes.data, metrics.ctypes.data, sizes.ctypes.data)
     return into[:size].copy(), metrics, sizes
-
-
-@compiled
-def _describe(of: Any, before_resource: int, before_scope: int, into: Any) -> None:
-    """What a metric says besides its bytes; the bytes of a resource or scope are not compared once more."""
-    into[0] = of.resource_end - of.resource_begin if of.resource_begin != before_resource else -1
-    into[1] = of.scope_end - of.scope_begin if of.scope_begin != before_scope else -1
-    into[2], into[3], into[4] = of.head_end - of.begin, of.temporality, of.exponential
-    into[5], into[6] = of.first, of.last
-
-
-@compiled
-def _copy_identities(content: Any, points: Any, metrics: Any, into: Any, said: Any, sizes: Any) -> Any:
-    at, resource, scope = 0, -1, -1
-    for number in range(metrics.size):
-        of = metrics[number]
-        _describe(of, resource, scope, said[number])
-        resource, scope = of.resource_begin, of.scope_begin
-        for size, begin in ((said[number, 0], resource), (said[number, 1], scope), (said[number, 2], of.begin)):
-            if size > 0:
-                into[at : at + size] = content[begin : begin + size]
-                at += size
-    for number in range(points.size):
-        begin, end = points[number].key_begin, points[number].key_end
-        sizes[number] = end - begin
-        into[at : at + end - begin] = content[begin:end]
-        at += end - begin
-    return at
-
-
-@compiled
-def _differ(some: Any, others: Any) -> Any:
-    wrong = np.uint8(0)
-    for byte in range(some.size):
-        wrong |= some[byte] ^ others[byte]
-    return wrong != 0
-
-
-@compiled
-def _is_same(content: Any, points: Any, metrics: Any, identities: Any, said: Any, sizes: Any) -> Any:
-    at, resource, scope = 0, -1, -1
-    here, plain = np.empty(7, np.int64), True
-    for number in range(metrics.size):
-        of = metrics[number]
-        _describe(of, resource, scope, here)
-        for field in range(7):
-            if here[field] != said[number, field]:
-                return _OTHER
-        resource, scope, plain = of.resource_begin, of.scope_begin, plain and of.exponential == 1
-        for size, begin in ((here[0], resource), (here[1], scope), (here[2], of.begin)):
-            if size > 0:
-                if _differ(content[begin : begin + size], identities[at : at + size]):
-                    return _OTHER
-                at += size
-    for number in range(points.size):
-        begin, size = points[number].key_begin, sizes[number]
-        if points[number].key_end - begin != size:
-            return _OTHER
-        if _differ(content[begin : begin + size], identities[at : at + size]):
-            return _OTHER
-        at += size
-        plain = plain and points[number].plain == 1
-    return _PLAIN if plain else _SAME

@@ -1,4 +1,4 @@
-"""What is known of streams, in arrays: a message's columns are folded into them by one compiled loop.
+"""What is known of streams, in arrays: a message's columns are folded into them by one loop.
 
 This is the usual case of `point_streams`, and of what follows there on a point that counts: a cumulative exponential
 histogram that continues the value before it, in the same buckets, in the order of time. A point of which anything else
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.column_message import ColumnMessage, WireColumns
-from kc_otel.judge.columns.fold import LIMITS, POWERS, fold
+from kc_otel.judge.columns.fold import LIMITS, Known
 from kc_otel.judge.columns.message_layouts import MessageLayouts
 from kc_otel.judge.columns.series_slots import SeriesSlots
 from kc_otel.judge.columns.stream_rows import StreamRows
@@ -36,7 +36,7 @@ from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, INVALID, Point, walk
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 
-__all__ = ["StreamColumns", "prepare"]
+__all__ = ["StreamColumns"]
 
 _MOST_ROWS: Final = 32_768
 _MOST_KEYS: Final = 2 * _MOST_ROWS
@@ -63,6 +63,7 @@ class StreamColumns:
             self._limits[number]["short"] = state.grids[SHORT].width
             self._limits[number]["long"] = state.grids[LONG].width
         self._slots = SeriesSlots(self._states)
+        self._held: Known | None = None
         self._message = self._generation = self.taken = 0
         self.forget()
 
@@ -138,26 +139,10 @@ class StreamColumns:
         heard = np.zeros(len(self._pair_names), np.bool_)
         gaps = np.zeros(len(self._states), np.int64)
         for first in range(0, message.taken.size, _CHUNK):
-            part = slice(first, first + _CHUNK)
             self._slots.make_room(_CHUNK)
-            self._slots.used = fold(
-                wire.content,
-                wire.points[part],
-                message.rows[part],
-                self._rows.rows,
-                self._rows.buckets,
-                self._slots.slots,
-                self._slots.buckets,
-                self._slots.used,
-                self._slots.of,
-                self._limits,
-                now,
-                self._message,
-                message.taken[part],
-                heard,
-                gaps,
-                POWERS,
-                2.0,
+            last = min(first + _CHUNK, message.taken.size)
+            self._slots.used = self._known().fold(
+                wire, message.rows, (first, last), self._slots.used, now, self._message, message.taken, heard, gaps
             )
         for number in np.flatnonzero(heard).tolist():
             contract, train, inference = self._pair_names[number]
@@ -169,6 +154,14 @@ class StreamColumns:
         taken = int(np.count_nonzero(message.taken))
         self.taken += taken
         return taken
+
+    def _known(self) -> Known:
+        """Rows and slots as they are now."""
+        rows, slots = self._rows, self._slots
+        arrays = (rows.rows, rows.buckets, slots.slots, slots.buckets, slots.of, self._limits)
+        if self._held is None or any(a is not b for a, b in zip(arrays, self._held.arrays, strict=True)):
+            self._held = Known(*arrays)
+        return self._held
 
     def _rows_of(self, wire: WireColumns) -> NDArray[np.int64]:
         """The row of each of a message's points; -1 where it is not known."""
@@ -254,18 +247,6 @@ class StreamColumns:
         """Bring all streams and series up to date."""
         self._slots.settle()
         self._rows.write_back()
-
-
-def prepare() -> None:
-    """Compile everything here, or read it from disk: seconds, or a fraction of one."""
-    request = ExportMetricsServiceRequest()
-    request.resource_metrics.add().scope_metrics.add().metrics.add().exponential_histogram.data_points.add()
-    wire = read_columns(request.SerializeToString())
-    assert wire is not None
-    layouts, rows = MessageLayouts(), np.full(1, -1)
-    layouts.learn(wire, rows)
-    layouts.rows_of(wire)
-    StreamColumns({}).fold(ColumnMessage(wire, rows, 1), {}, 0.0)
 
 
 def _has_other_layouts(wire: WireColumns) -> bool:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
-from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.table import DecisionTable, apply, kept_from
@@ -31,8 +29,6 @@ from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
 
-_MANY_BYTES: Final = 512 * 1024
-"""Of the evaluator's own log, after which it is read as columns: much less is read sooner than what was compiled."""
 _TOGETHER: Final = 64
 """Evaluations that are judged together."""
 _MOST_ITEMS: Final = 60_000
@@ -91,7 +87,7 @@ class _Run:
     def __init__(self, contract: Contract, timing: GroupTiming) -> None:
         self._contract, self._timing = contract, timing
         self._evaluator = Evaluator([contract])
-        self._until_columns = _MANY_BYTES
+        self._evaluator.use_columns()
         self._policy = PolicyState(contract.name)
         self._notifications = NotificationLog(contract.name)
         self._incidents: tuple[Incident, ...] = ()
@@ -111,11 +107,6 @@ class _Run:
 
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
-        if self._until_columns > 0:
-            self._until_columns -= len(entry.body)
-            if self._until_columns <= 0:
-                with suppress(MissingExtraError):
-                    self._evaluator.use_columns()
         columns = self._evaluator.columns_of(entry.body, _MOST_ITEMS) if entry.body else None
         self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
         self._requests += 1

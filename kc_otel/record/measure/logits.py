@@ -2,8 +2,8 @@
 
 Written naively this makes a dozen arrays as large as the logits. Here a block of rows that stays in cache goes through
 all steps before the next is read, so that beyond the two inputs only a few rows' worth of memory is needed, also for
-half precision, which is widened block by block. Where Numba is installed (`kc-otel[fast]`), `logit_rows` does the
-same in a fifth of the time, once enough was compared for its compiling to pay.
+half precision, which is widened block by block. `logit_rows` does the same in C, in a fifth of the time, where the
+package was installed with a compiler.
 
 The difference of the log-probabilities, d = log p - log q, is taken from the difference of the logits, and p - q as
 q expm1(d): nothing is obtained by subtracting two nearly equal numbers, so float32 is enough for kernels that differ
@@ -19,17 +19,16 @@ so that -inf and differences of any size come out as they should. Tensors on a G
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel._extras import MissingExtraError
+from kc_otel import machine_code
 from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, on_gpu
+from kc_otel.record.measure.logit_rows import LEFT, measure_rows
 from kc_otel.record.measure.sampled import LOWEST
 
 __all__ = ["LOGITS", "SATURATION", "CountedRows", "LogitDrift", "logit_drift"]
@@ -49,15 +48,10 @@ SATURATION: Final = -LOWEST
 
 _BLOCK: Final = 32_768
 """Logits per block and side: six float32 arrays of them fit a core's second-level cache."""
-_WORTH_COMPILING: Final = 1 << 25
-"""Logits from which on the seconds that compiling takes, once on a machine, are well spent."""
 _STEEP: Final = 60.0
 """Largest d for which exp(d) and its products stay ordinary float32 numbers."""
 _FAR_APART: Final = 256.0
 """Largest difference of the sides' maxima beside which that of two logits keeps its digits."""
-
-_log = logging.getLogger(__name__)
-_seen = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,58 +129,33 @@ def logit_drift(
     if at is None:
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     left, right = host_rows(train), host_rows(inference)
-    quick = np.float64 not in (left.data.dtype, right.data.dtype) and _worth_compiling(at[0].size * train.shape[-1])
+    quick = np.float64 not in (left.data.dtype, right.data.dtype) and machine_code.is_available()
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         values, logprobs = (_by_machine_code if quick else _in_blocks)(left, right, at, tokens)
     return _result(values, None if targets is None else logprobs)
-
-
-def _worth_compiling(logits: int) -> bool:
-    """Whether so many more logits go through machine code: enough were seen before, and there is Numba."""
-    global _seen  # noqa: PLW0603 - one count for the process
-    _seen = min(_seen + logits, _WORTH_COMPILING)
-    return _seen == _WORTH_COMPILING and _loaded() is not None
-
-
-@cache
-def _loaded() -> Any:
-    """Module `logit_rows`; None where Numba is not installed or does not work here."""
-    try:
-        from kc_otel.record.measure import logit_rows  # noqa: PLC0415 - compiles
-
-        ones, at = np.ones((1, 2), dtype=np.float32), np.zeros(1, dtype=np.intp)
-        for code, z in ((logit_rows.float32_rows, ones), (logit_rows.bfloat16_rows, ones.view(np.uint16))):
-            code(z, z, at, at, np.empty((1, len(LOGITS))), np.empty((1, 2)), np.empty(1, dtype=np.int8))
-    except MissingExtraError:
-        return None
-    except Exception:  # noqa: BLE001 - without Numba's help it works too
-        _log.exception("logits are compared at a fifth of the speed: the code for them could not be compiled")
-        return None
-    return logit_rows
 
 
 def _by_machine_code(
     left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """As `_in_blocks`, of anything but float64."""
-    code, rows, vocab = _loaded(), at[0].size, left.shape[-1]
+    rows, vocab = at[0].size, left.shape[-1]
     out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
     wanted = np.full(rows, -1) if tokens is None else tokens
     kinds = {np.uint16 if side.bfloat16 else side.data.dtype.type for side in (left, right)}
-    # What is read-only, or of another byte order, would be compiled for once more, or not at all.
-    whole = all(side.data.flags.carray and side.data.dtype.isnative for side in (left, right))
+    arrays = left.data, right.data
+    whole = all(one.flags.c_contiguous and one.flags.aligned and one.dtype.isnative for one in arrays)
     if rows and whole and kinds in ({np.float32}, {np.uint16}):
-        measure = code.bfloat16_rows if left.bfloat16 else code.float32_rows
         flat = np.ravel_multi_index(at, left.shape[:-1])
-        measure(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
+        measure_rows(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
     else:
         step = max(1, _BLOCK // vocab)
         for first in range(0, rows, step):
             part, here = tuple(axis[first : first + step] for axis in at), slice(first, first + step)
-            pair = [np.require(_read(side, part), requirements=("C", "A", "W")) for side in (left, right)]
+            z_p, z_q = (np.require(_read(side, part), np.float32, ("C", "A")) for side in (left, right))
             every = np.arange(part[0].size)
-            code.float32_rows(*pair, every, wanted[here], out[here], logprobs[here], state[here])
-    rest = np.flatnonzero(state == code.LEFT)
+            measure_rows(z_p, z_q, every, wanted[here], out[here], logprobs[here], state[here])
+    rest = np.flatnonzero(state == LEFT)
     if rest.size:
         some = None if tokens is None else tokens[rest]
         out[rest], of_targets = _in_blocks(left, right, tuple(axis[rest] for axis in at), some)

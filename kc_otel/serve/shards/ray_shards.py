@@ -17,7 +17,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.config import ServeConfig
-from kc_otel.serve.durable_sink import MANY_BYTES
 from kc_otel.serve.shards.shard import Refused, Shard, ShardReport, Stream
 from kc_otel.serve.shards.sharded_sink import ShardError
 
@@ -79,7 +78,7 @@ def ray_start(contracts: Sequence[Contract], config: ServeConfig, limits: Limits
 
     def start(number: int) -> RayShard:
         place = folder.absolute() / f"shard-{number:03d}"
-        return RayShard(config.shard_cpus, contracts, place, limits, config.sync, MANY_BYTES)
+        return RayShard(config.shard_cpus, contracts, place, limits, config.sync)
 
     return start
 

@@ -86,16 +86,14 @@ class Shard:
         folder: Where its log and its state are: `log`, `state`. It has to outlive the machine.
         limits: What an export may be.
         sync: When what was received is forced to the disk.
-        columns_after: Bytes of metrics after which they are read as columns, if Numba is installed.
 
     Raises:
         StateError: If another process holds the folder, or it cannot be written.
     """
 
-    def __init__(
-        self, contracts: Sequence[Contract], folder: Path, limits: Limits, sync: Sync, columns_after: int
-    ) -> None:
+    def __init__(self, contracts: Sequence[Contract], folder: Path, limits: Limits, sync: Sync) -> None:
         self.evaluator = Evaluator(contracts, remember=ShardState)
+        self.evaluator.use_columns()
         self._limits = limits
         self._connection = open_state(folder / "state", patience=_PATIENCE)
         with unit_of_work(self._connection):
@@ -113,7 +111,7 @@ class Shard:
         self._started = time.time()
         self._log = WriteAheadLog(folder / "log", sync=sync, begin=self.position)
         self._recovered = recover(self, self._log)
-        self._sink = DurableSink(self, self._log, columns_after)
+        self._sink = DurableSink(self, self._log)
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that is in the log."""

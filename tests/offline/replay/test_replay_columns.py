@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kc_otel import machine_code
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.offline.replay import replay_run
 from kc_otel.offline.replay.replay_run import replay
 from kc_otel.offline.replay.traffic_entries import sealed_frame
 from kc_otel.offline.replay.traffic_reading import read_recordings
@@ -17,8 +17,7 @@ from tests.benchmarks.bench_replay import contract, requests
 
 @pytest.mark.slow
 def test_columns_change_nothing_of_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten minutes of it, from the second message on."""
-    pytest.importorskip("numba")
+    """Ten minutes of it."""
     path = tmp_path / "day.otlp"
     path.write_bytes(b"".join(sealed_frame(one.SerializeToString(), at) for at, one in requests(1 / 6, 20.0)))
     used: list[bool] = []
@@ -30,8 +29,8 @@ def test_columns_change_nothing_of_a_replay(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Evaluator, "columns_of", noted)
     said = []
-    for many in (1, 10**12):
-        monkeypatch.setattr(replay_run, "_MANY_BYTES", many)
+    for columns in (True, False):
+        monkeypatch.setattr(machine_code, "is_available", lambda there=columns: there)
         said.append(replay(contract(), read_recordings([path], []), 20.0, GroupTiming()))
     assert said[0] == said[1]
     assert said[0].points == {"accepted": 1500}

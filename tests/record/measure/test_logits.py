@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import sys
 import tracemalloc
 
 import numpy as np
@@ -12,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
+from kc_otel import machine_code
 from kc_otel.contract.registry import QUANTITIES, Origin
-from kc_otel.record.measure import logit_passes, logits
+from kc_otel.record.measure import logit_passes
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
-NUMBA = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="needs Numba: kc-otel[fast]")
+CODE = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 TRITON = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton, which is for Linux")
-QUICK = ["blocks", pytest.param("code", marks=NUMBA), "torch"]
+QUICK = ["blocks", pytest.param("code", marks=CODE), "torch"]
 QUICK_PATHS = pytest.mark.parametrize("path", QUICK)
 PATHS = pytest.mark.parametrize("path", [*QUICK, pytest.param("kernel", marks=TRITON)])
 # Of Triton's interpreter, which computes with NumPy what a GPU computes silently.
@@ -29,7 +29,7 @@ HALF_RANGE, TV, KL_PQ, KL_QP, JS, TOP1, ENTROPY = range(7)
 def compared(path, train, inference, **arguments):
     """`logit_drift`, by NumPy, as machine code, by torch or by the Triton kernel, interpreted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits, "_seen", logits._WORTH_COMPILING if path == "code" else -math.inf)
+        patch.setattr(machine_code, "is_available", lambda: path == "code")
         patch.setattr(logit_passes, "_failed", [True] if path == "torch" else [])
         patch.setattr(logit_passes, "_LANES", 256)
         found = logit_drift(train, inference, _tensors=path in {"torch", "kernel"}, **arguments)
@@ -231,47 +231,7 @@ def test_a_target_outside_of_the_vocabulary_is_refused(token) -> None:
         logit_drift(train, inference, targets=[0, 1, token, 2, 3])
 
 
-@NUMBA
-def test_machine_code_waits_until_compiling_pays(monkeypatch) -> None:
-    """A few logits are compared without it, many with it, and it is asked for once in a process."""
-    calls = []
-    monkeypatch.setattr(logits, "_by_machine_code", lambda *given: calls.append(1) or logits._in_blocks(*given))
-    monkeypatch.setattr(logits, "_seen", 0)
-    monkeypatch.setattr(logits, "_WORTH_COMPILING", 3000)
-    counts = []
-    for _ in range(4):
-        logit_drift(*pair(0.1))
-        counts.append(len(calls))
-    assert counts == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("failure", "said"), [(None, ""), (OSError("no room"), "could not be compiled")])
-def test_without_machine_code_the_numbers_are_the_same(monkeypatch, caplog, failure, said) -> None:
-    """Where Numba is not installed NumPy does the work; where it does not work, that is said, once."""
-    if failure is None:
-        monkeypatch.setitem(sys.modules, "numba", None)
-    else:
-        pytest.importorskip("numba")
-        from kc_otel import _extras
-
-        def fail(*_, **__):
-            raise failure
-
-        monkeypatch.setattr(_extras, "machine_code", fail)
-    monkeypatch.delitem(sys.modules, "kc_otel.record.measure.logit_rows", raising=False)
-    monkeypatch.delattr("kc_otel.record.measure.logit_rows", raising=False)
-    train, inference = pair(0.1)
-    expected = compared("blocks", train, inference).values
-    logits._loaded.cache_clear()
-    try:
-        for _ in range(2):
-            assert compared("code", train, inference).values.tolist() == expected.tolist()
-    finally:
-        logits._loaded.cache_clear()
-    assert [said in record.message for record in caplog.records] == [True] * bool(said)
-
-
-@NUMBA
+@CODE
 def test_machine_code_takes_what_it_is_given() -> None:
     """One token, one that is certain, a vocabulary that fills no vector, mixed types and rows that are not in order."""
     rng = np.random.default_rng(0)
@@ -287,16 +247,13 @@ def test_machine_code_takes_what_it_is_given() -> None:
             np.testing.assert_allclose(found.values, expected, rtol=2e-4, atol=3e-6)
 
 
-@NUMBA
+@CODE
 def test_memory_of_any_kind_is_read_by_the_code_that_is_there() -> None:
-    """Read-only, unaligned and of the other byte order: nothing is compiled anew, which fails for the last."""
+    """Read-only, unaligned and of the other byte order."""
     train, inference = pair(0.3)
     expected = compared("code", train, inference).values
-    code = logits._loaded()
-    before = len(code.float32_rows.signatures)
     shifted = [np.frombuffer(b"-" + side.tobytes(), np.float32, offset=1).reshape(side.shape) for side in pair(0.3)]
     read_only = [np.frombuffer(side.tobytes(), np.float32).reshape(side.shape) for side in (train, inference)]
     for sides in (shifted, read_only, [side.astype(">f4") for side in (train, inference)]):
         assert compared("code", *sides).values.tolist() == expected.tolist()
         assert compared("code", *(side[:1] for side in sides)).values.tolist() == expected[:1].tolist()
-    assert len(code.float32_rows.signatures) == before

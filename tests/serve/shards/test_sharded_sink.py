@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel import machine_code
 from kc_otel.contract import load_text
-from kc_otel.judge.columns.stream_columns import prepare
 from kc_otel.judge.otlp.decode import quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, InternalError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
@@ -45,11 +45,9 @@ class LocalShard:
         self.shard: Shard | None = self._begun()
 
     def _begun(self) -> Shard:
-        shard = Shard([POLICY], self._folder, Limits(), Sync.NEVER, columns_after=0)
-        if self._columns:
-            prepare()  # compiled before anybody waits for it
-            shard.evaluator.use_columns()
-        return shard
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(machine_code, "is_available", lambda: self._columns)
+            return Shard([POLICY], self._folder, Limits(), Sync.NEVER)
 
     def lose(self) -> None:
         """Nothing more is written; another one begins."""

@@ -1,0 +1,129 @@
+"""Compiles the loops that are written in C, when the package is installed or a wheel of it is made.
+
+Hatchling runs this. Nothing of Python or of another library is linked, so that one wheel is for every Python. Without a
+C compiler the package is the same, and slower: see `kc_otel.machine_code`. `CC` names another compiler.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parents[1]
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+"""Numbers that senders make up may overflow, and then wrap, as NumPy's do."""
+EXACT = ("-ffp-contract=off", "-fno-builtin-pow")
+"""Rounds as Python does."""
+OF_FILE = {"logit_rows.c": ("-ffp-contract=fast",)}
+"""Instead of that."""
+LEVELS = {1: (), 3: ("-march=x86-64-v3",), 4: ("-march=x86-64-v4",)}
+"""Of x86-64; of other processors there is the first only."""
+WIDTH = {"logit_rows.c": 512}
+"""Bits of a vector at level 4; loops of a hundred turns are quicker with 256."""
+
+
+def sources() -> list[Path]:
+    """The files in C, headers included."""
+    return sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
+
+
+def digest() -> str:
+    """Of what is compiled: a library says which it was made from."""
+    content = hashlib.sha256(b"\0".join(path.read_bytes() for path in (*sources(), Path(__file__).resolve())))
+    return content.hexdigest()[:16]
+
+
+def made_of(library: Path) -> str:
+    """The digest that a library was made with; empty where there is none that can be loaded."""
+    try:
+        sources = ctypes.CDLL(str(library)).kc_sources
+    except (OSError, AttributeError):
+        return ""
+    sources.restype = ctypes.c_char_p
+    return str(sources().decode())
+
+
+def compiler() -> list[str] | None:
+    """The C compiler, as the environment or Python's own build names it; None where there is none."""
+    for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
+        if command and shutil.which(shlex.split(command)[0]):
+            return shlex.split(command)
+    return None
+
+
+def build(into: Path, cc: Sequence[str], level: int, more: Sequence[str] = ()) -> None:
+    """Make the library of a level.
+
+    Args:
+        into: Folder that gets levelN.so.
+        cc: The compiler.
+        level: A key of LEVELS.
+        more: Options beside ours.
+
+    Raises:
+        CalledProcessError: If the compiler cannot.
+    """
+    files = [path for path in sources() if path.suffix == ".c"]
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as together:
+
+        def run(*arguments: str | Path) -> None:
+            subprocess.run([*cc, *arguments], check=True, capture_output=True, text=True)  # noqa: S603 - the user's compiler
+
+        def compile(path: Path) -> Path:
+            flags = [*FLAGS, *OF_FILE.get(path.name, EXACT), *LEVELS[level], *more]
+            flags += [f"-mprefer-vector-width={WIDTH.get(path.name, 256)}"] * (level == max(LEVELS))
+            made = Path(folder, f"{path.stem}.o")
+            run(*flags, f'-DKC_SOURCES="{digest()}"', "-c", path, "-o", made)
+            return made
+
+        new = into / f".level{level}.{os.getpid()}.so"  # whoever has the old one loaded keeps it
+        run("-shared", *more, *together.map(compile, files), "-lm", "-o", new)
+        new.replace(into / f"level{level}.so")
+
+
+def build_all(into: Path, cc: Sequence[str] | None) -> str:
+    """Make the libraries of all levels that a processor like this one may have; returns why there is none, or nothing.
+
+    Compilers that do not know one of the higher levels do without. What is there and was made of the same is left.
+    """
+    if made_of(into / "level1.so") == digest():
+        return ""
+    for path in into.glob("level*.so"):
+        path.unlink()
+    levels = list(LEVELS) if platform.machine().lower() in {"x86_64", "amd64"} else [1]
+    try:
+        if cc is None:
+            raise FileNotFoundError("no C compiler")
+        for level in levels:
+            build(into, cc, level)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return "" if (into / "level1.so").exists() else f"{error}\n{getattr(error, 'stderr', '')}"
+    return ""
+
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ModuleNotFoundError:  # imported by a test
+    pass
+else:
+
+    class MachineCode(BuildHookInterface):  # type: ignore[misc] # it has no types
+        """Adds the libraries to a wheel, or to the checkout of an editable installation."""
+
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the interface
+            """Compile, if there is a compiler, before the files of a wheel are collected."""
+            if missing := build_all(Path(self.root, "kc_otel", "machine_code"), compiler()):
+                self.app.display_warning(f"kc-otel gets no machine code, and will be slower: {missing}")
+                return
+            system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["artifacts"].append("/kc_otel/machine_code/*.so")
+            build_data.update(pure_python=False, tag=f"py3-none-{system}")
