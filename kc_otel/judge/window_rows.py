@@ -199,11 +199,11 @@ class WindowRows:
         if self._head is None or any(one.pane >= end for one in fresh):
             self.read_anew()
         else:
-            self._count((one for one in fresh if one.pane >= first), 1.0)
+            self._count((one for one in fresh if one.pane >= first), 1)
 
     def _leave(self, panes: range) -> None:
         """Panes leave the window."""
-        self._count(self._panes.held(self._number, panes), -1.0)
+        self._count(self._panes.held(self._number, panes), -1)
         self._by_pane[:, [pane % (2 * self._size) for pane in panes]] = _NOTHING
 
     def _read(self, panes: range, now: float) -> None:
@@ -218,7 +218,7 @@ class WindowRows:
         self._follows = np.zeros_like(follows)
         self._follows[rows] = True
         self._ahead = max([self._ahead, *self._panes.numbers(self._number)[-1:]])
-        self._count(self._panes.held(self._number, panes), 1.0)
+        self._count(self._panes.held(self._number, panes), 1)
         self._follows |= follows
 
     def _clear(self, rows: Numbers) -> None:
@@ -226,7 +226,7 @@ class WindowRows:
         self._by_pane[:, :, rows] = _NOTHING
         self._changed(rows)
 
-    def _count(self, held: Iterable[PaneContent], sign: float) -> None:
+    def _count(self, held: Iterable[PaneContent], times: int) -> None:
         """Add what was observed to rows that follow, or take it away; those of what does not fit do so no more."""
         some = [self._following(one) for one in held]
         some = [one for one in some if one.rows.size]
@@ -234,7 +234,8 @@ class WindowRows:
             return
         parts = HistogramColumns.joined([one.columns for one in some])
         rows = some[0].rows if len(some) == 1 else np.concatenate([one.rows for one in some])
-        panes = np.array([one.pane for one in some]).repeat([one.rows.size for one in some])
+        panes = [one.pane % (2 * self._size) * self._by_pane.shape[2] for one in some]
+        at = rows + (panes[0] if len(some) == 1 else np.repeat(panes, [one.rows.size for one in some]))
         if self._kind is None:
             self._kind = (int(parts.scale[0]), float(parts.zero_threshold[0]))
         fits = (parts.scale == self._kind[0]) & (parts.zero_threshold == self._kind[1])
@@ -242,7 +243,7 @@ class WindowRows:
         if not fits.all():
             self._follows[rows[~fits]] = False
             which = np.flatnonzero(fits)
-            rows, panes, parts = rows[which], panes[which], parts.taken(which)
+            rows, at, parts = rows[which], at[which], parts.taken(which)
             if not which.size:
                 return
         bins = self._bins.with_room_for(parts.negative.span, parts.positive.span, _SPARE)
@@ -252,16 +253,11 @@ class WindowRows:
                 return
             self._grow(len(self._follows), bins)
         flat, begins = self._counts.reshape(-1), rows * bins.size
-        if parts.positive.counts.size:
-            at = parts.positive.numbers(bins.of_positive(begins))
-            np.add.at(flat, at, sign * parts.positive.counts)
-        if parts.negative.counts.size:
-            at = begins.repeat(parts.negative.size) + bins.of_negative(parts.negative.numbers())
-            np.add.at(flat, at, sign * parts.negative.counts)
-        np.add.at(flat, begins + bins.zero, sign * parts.zero_count)
-        np.add.at(self._total, rows, sign * parts.count)
-        if sign > 0.0:
-            at = panes % (2 * self._size) * self._by_pane.shape[2] + rows
+        parts.positive.add_to(flat, begins + bins.of_positive(parts.positive.offset), times=times)
+        parts.negative.add_to(flat, begins + bins.of_negative(parts.negative.offset), step=-1, times=times)
+        np.add.at(flat, begins + bins.zero, times * parts.zero_count)
+        np.add.at(self._total, rows, times * parts.count)
+        if times > 0:
             sums, minimum, maximum, observed = self._by_pane.reshape(4, -1)
             np.add.at(sums, at, parts.sum)
             np.minimum.at(minimum, at, parts.minimum)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ABSENT", "ADDRESS", "DOUBLE", "NUMBER", "function", "is_available"]
+__all__ = ["ABSENT", "ADDRESS", "DOUBLE", "NUMBER", "address", "function", "is_available"]
 
 NUMBER: Final = ctypes.c_int64
 DOUBLE: Final = ctypes.c_double
@@ -30,6 +30,7 @@ ABSENT: Final = "kc-otel was installed without a C compiler, or KC_OTEL_MACHINE_
 
 _log: Final = logging.getLogger(__name__)
 _FOLDER: Final = Path(__file__).parent
+_NO_BYTES: Final = ctypes.c_char * 0
 _LEVELS: Final = ("0", "1", "3", "4")
 
 
@@ -52,6 +53,14 @@ def _library() -> Path | None:
 def is_available() -> bool:
     """Whether there is machine code for this processor."""
     return _library() is not None
+
+
+def address(array: Any) -> Any:
+    """What is handed over as ADDRESS of a contiguous array of numbers: `array.ctypes.data` in a third of its time."""
+    try:
+        return _NO_BYTES.from_buffer(array)
+    except TypeError:  # it may not be written
+        return array.ctypes.data
 
 
 def function(name: str, *arguments: Any, result: Any = None, long: bool = False) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel import machine_code
+from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram import MAX_BUCKETS, Buckets, ExponentialHistogram
 
 __all__ = ["MOST", "HistogramColumns", "SideColumns", "merged"]
@@ -78,8 +80,8 @@ class SideColumns:
         if not size.any():
             return cls.empty(size.size)
         rows = np.arange(len(counts)) if rows is None else rows
-        flat = _ranges(begin + rows * counts.shape[1], size)
-        return cls(np.where(size > 0, first + begin, 0), size, _packed(counts.reshape(-1)[flat]))
+        found = _gathered(counts.reshape(-1), begin + rows * counts.shape[1], size)
+        return cls(np.where(size > 0, first + begin, 0), size, _packed(found))
 
     @cached_property
     def begins(self) -> Numbers:
@@ -96,9 +98,8 @@ class SideColumns:
 
     def taken(self, which: Numbers) -> SideColumns:
         """Some of them, in this order."""
-        return SideColumns(
-            self.offset[which], self.size[which], self.counts[_ranges(self.begins[which], self.size[which])]
-        )
+        size = self.size[which]
+        return SideColumns(self.offset[which], size, _gathered(self.counts, self.begins[which], size))
 
     def added_up(self, owner: Numbers, size: int) -> SideColumns:
         """What the histograms of each owner have together.
@@ -110,24 +111,42 @@ class SideColumns:
         first, end = self.span
         width = max(end - first, 1)
         total = np.zeros(size * width, np.int64)
-        place = owner * width - first + self.offset - self.begins
-        ends = self.begins + self.size
-        here = 0
-        while here < owner.size:
-            till = max(int(ends.searchsorted(self.begins[here] + _BLOCK)), here + 1)
-            begin, stop = int(self.begins[here]), int(ends[till - 1])
-            at = np.repeat(place[here:till], self.size[here:till]) + np.arange(begin, stop)
-            np.add.at(total, at, self.counts[begin:stop].astype(np.int64))
-            here = till
+        self.add_to(total, owner * width - first + self.offset)
         counts = total.reshape(size, width)
         used = counts > 0
         begins = used.argmax(axis=1)
         after = width - used[:, ::-1].argmax(axis=1)
         return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
-    def numbers(self, plus: Numbers | int = 0) -> Numbers:
-        """Number of each bucket, and `plus` of its histogram [sum of size]."""
-        return _ranges(self.offset + plus, self.size)
+    def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1, times: int = 1) -> None:
+        """Add all counts where they belong.
+
+        Args:
+            total: What is added to, in place; one of its numbers may get counts of many histograms.
+            begins: Where in it the first bucket of each belongs [n].
+            step: 1 if buckets follow upwards from there, -1 if downwards.
+            times: How often each count is added; -1 takes it away.
+
+        Raises:
+            IndexError: If a bucket belongs outside of it.
+        """
+        if not self.counts.size:
+            return
+        if machine_code.is_available():
+            arrays = [np.ascontiguousarray(each, np.int64) for each in (begins, self.size)]
+            counts = np.ascontiguousarray(self.counts)
+            add = _add_to_numbers if total.dtype == np.int64 else _add_to_doubles
+            of = address(counts), counts.itemsize, *map(address, arrays), self.size.size
+            if add(*of, step, times, address(total), total.size) < 0:
+                raise IndexError(f"a bucket is outside of {total.size}")
+            return
+        ends, here = self.begins + self.size, 0
+        while here < self.size.size:
+            till = max(int(ends.searchsorted(self.begins[here] + _BLOCK)), here + 1)
+            sizes, first, stop = self.size[here:till], int(self.begins[here]), int(ends[till - 1])
+            at = begins[here:till].repeat(sizes) + step * _ranges(np.zeros_like(sizes), sizes)
+            np.add.at(total, at, times * self.counts[first:stop].astype(total.dtype))
+            here = till
 
     def buckets(self, number: int) -> Buckets:
         """Those of one histogram."""
@@ -319,6 +338,12 @@ _CELLS: Final = 2**21
 """Buckets that are added up at once, of all rows together: 16 MB."""
 _BLOCK: Final = 2**18
 """Buckets whose places are listed at a time."""
+_PLACES: Final = (ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER)
+_gather: Final = function(
+    "kc_gather", ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER, result=NUMBER
+)
+_add_to_doubles: Final = function("kc_add_to_doubles", *_PLACES, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
+_add_to_numbers: Final = function("kc_add_to_numbers", *_PLACES, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
 _PLAIN: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
@@ -326,6 +351,18 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
     """The same counts in as few bytes as the largest needs; none is negative."""
     most = int(counts.max(initial=0))
     return counts.astype(next(kind for kind, largest in _LARGEST if most <= largest), copy=False)
+
+
+def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:
+    """Parts of the counts, one after the other."""
+    if not machine_code.is_available():
+        return counts[_ranges(begins, sizes)]
+    begins, sizes = (np.ascontiguousarray(each, np.int64) for each in (begins, sizes))
+    counts, found = np.ascontiguousarray(counts), np.empty(int(sizes.sum()), counts.dtype)
+    places = address(begins), address(sizes), sizes.size
+    if _gather(address(counts), counts.size, counts.itemsize, *places, address(found), found.size) < 0:
+        raise IndexError(f"a part is outside of {counts.size}")
+    return found
 
 
 def _ranges(begins: Numbers, sizes: Numbers) -> Numbers:

@@ -237,11 +237,8 @@ def _rows(
     size = places.size * bins.size
     at = row * bins.size
     flat: Floats = np.bincount(at + bins.zero, parts.zero_count, size).astype(np.float64, copy=False)
-    if parts.positive.counts.size:
-        flat += np.bincount(parts.positive.numbers(bins.of_positive(at)), parts.positive.counts, size)
-    if parts.negative.counts.size:
-        of = at.repeat(parts.negative.size) + bins.of_negative(parts.negative.numbers())
-        flat += np.bincount(of, parts.negative.counts, size)
+    parts.positive.add_to(flat, at + bins.of_positive(parts.positive.offset))
+    parts.negative.add_to(flat, at + bins.of_negative(parts.negative.offset), step=-1)
     count = flat.reshape(places.size, bins.size)
     shared, total = bins.edges(scale, threshold), count.sum(axis=1)
     if not np.isfinite(shared).all() or not total.all():

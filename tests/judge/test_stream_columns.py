@@ -261,7 +261,10 @@ def shifted(point: Any, by: int) -> None:
 TAMPERED: dict[str, Any] = {
     "moved": moved,
     "fewer": lambda point: less(point.positive.bucket_counts, 1),
-    "fewer, counted": lambda point: (less(point.positive.bucket_counts, 1), setattr(point, "count", point.count - 1)),
+    "fewer, counted": lambda point: (
+        less(point.positive.bucket_counts, 1),
+        setattr(point, "count", max(point.count - 1, 0)),
+    ),
     "more": lambda point: setattr(point, "count", point.count + 1),
     "zeros": lambda point: (
         setattr(point, "zero_count", point.zero_count + 2),

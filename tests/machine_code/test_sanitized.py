@@ -96,6 +96,7 @@ for turn in range(int(sys.argv[2])):
         if columns is not None:
             evaluator.ingest_metrics(columns, now)
             folded += int(columns.taken.sum())
+    evaluator.evaluate(now)
     evaluator.settle()
 for vocab in (1, 2, 255, 257, 4095, 4097, 9001):
     z = rng.normal(0.0, 3.0, (4, vocab)).astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.column_message import WireColumns
-from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
+from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 
 __all__ = ["CLOSED", "LIMITS", "NONE", "ROW", "SIDE", "SLOT", "SPAN", "Known", "used_ends"]
 
@@ -123,9 +123,8 @@ class Known:
         Returns:
             How many slots are in use.
         """
-        places = (array.ctypes.data for array in (outcomes, heard, gaps))
-        points = wire.points.ctypes.data
-        slots: int = _fold(self._address, wire.body, points, rows_of.ctypes.data, *part, used, now, message, *places)
+        of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
+        slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))
         return slots
 
 
@@ -143,10 +142,10 @@ def used_ends(cells: Array, rows: NDArray[np.int64], begins: NDArray[np.int64], 
     """
     found = np.empty((rows.size, 2), np.int64)
     _used_ends(
-        cells.ctypes.data,
+        address(cells),
         cells.shape[1],
-        *(array.ctypes.data for array in (rows, begins, ends)),
+        *(address(array) for array in (rows, begins, ends)),
         rows.size,
-        found.ctypes.data,
+        address(found),
     )
     return found
