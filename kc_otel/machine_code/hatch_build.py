@@ -55,7 +55,7 @@ def made_of(library: Path) -> str:
 def compiler() -> list[str] | None:
     """The C compiler, as the environment or Python's own build names it; None where there is none."""
     for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
-        if command and shutil.which(shlex.split(command)[0]):
+        if command and command.strip() and shutil.which(shlex.split(command)[0]):
             return shlex.split(command)
     return None
 
@@ -93,21 +93,40 @@ def build(into: Path, cc: Sequence[str], level: int, more: Sequence[str] = ()) -
 def build_all(into: Path, cc: Sequence[str] | None) -> str:
     """Make the libraries of all levels that a processor like this one may have; returns why there is none, or nothing.
 
-    Compilers that do not know one of the higher levels do without. What is there and was made of the same is left.
+    What is there and was made of the same is left, and what is there of an older version goes.
     """
-    if made_of(into / "level1.so") == digest():
-        return ""
-    for path in into.glob("level*.so"):
-        path.unlink()
-    levels = list(LEVELS) if platform.machine().lower() in {"x86_64", "amd64"} else [1]
     try:
+        if made_of(into / "level1.so") == digest():
+            return ""
         if cc is None:
             raise FileNotFoundError("no C compiler")
-        for level in levels:
-            build(into, cc, level)
+        made, why = _built(into, cc), ""
     except (OSError, subprocess.CalledProcessError) as error:
-        return "" if (into / "level1.so").exists() else f"{error}\n{getattr(error, 'stderr', '')}"
-    return ""
+        made, why = set(), f"{error}\n{getattr(error, 'stderr', '')}"
+    for path in into.glob("level*.so"):
+        try:
+            if path.name not in made:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            why += f"\n{error}: an older one stays"
+    return why
+
+
+def _built(into: Path, cc: Sequence[str]) -> set[str]:
+    """Names of the libraries that were made: compilers that do not know one of the higher levels do without.
+
+    The first level is made last: where it is there the others were tried.
+    """
+    made = set()
+    for level in sorted(LEVELS, reverse=True) if platform.machine().lower() in {"x86_64", "amd64"} else (1,):
+        try:
+            build(into, cc, level)
+        except subprocess.CalledProcessError:
+            if level == 1:
+                raise
+        else:
+            made.add(f"level{level}.so")
+    return made
 
 
 try:
@@ -125,5 +144,5 @@ else:
                 self.app.display_warning(f"kc-otel gets no machine code, and will be slower: {missing}")
                 return
             system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["artifacts"].append("/kc_otel/machine_code/*.so")
+            build_data["artifacts"].append("/kc_otel/machine_code/level*.so")
             build_data.update(pure_python=False, tag=f"py3-none-{system}")

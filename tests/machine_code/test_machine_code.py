@@ -140,6 +140,24 @@ def test_a_compiler_that_knows_no_higher_level_does_without(tmp_path: Path) -> N
     assert (tmp_path / "level1.so").stat().st_mtime_ns == before
 
 
+def test_what_cannot_be_written_is_said(tmp_path: Path, monkeypatch) -> None:
+    """An installation goes on where the folder is read-only, with an older library in it."""
+    (tmp_path / "level1.so").write_bytes(b"of before")
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert "level1.so': an older one stays" in hatch_build.build_all(tmp_path, None)
+
+
+@pytest.mark.parametrize("said", [" ", "no-such-compiler", "true -x"])
+def test_the_environment_names_the_compiler(said: str, monkeypatch) -> None:
+    """With its options; what is none is passed over for the usual ones."""
+    monkeypatch.setenv("CC", said)
+    assert hatch_build.compiler() == (["true", "-x"] if said == "true -x" else COMPILER)
+
+
 def test_a_library_of_another_system_is_no_library(tmp_path: Path, monkeypatch, caplog) -> None:
     """What cannot be loaded is said once, and everything is done in Python."""
     (tmp_path / "level1.so").write_bytes(b"\x7fELF of somebody")

@@ -10,10 +10,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "numbers of the wire are read as they lie there, little end first"
-#endif
-
 typedef uint8_t byte;
 
 /* A part of the body; `begin` is -1 where it is longer than what it is in. */
@@ -122,7 +118,9 @@ static inline i64 varints(const byte *body, Part packed) {
         }
         open += (i64)(counts * ones >> 56);
     }
+    i64 before = open;
     for (; at < packed.end; at++) open += body[at] >> 7;
+    perhaps_long |= open - before > 5; /* of such a number, seven bytes that follow the last four are here, or fewer */
     if (perhaps_long && has_long_number(body, packed)) return -1;
     return packed.end - packed.begin - open;
 }
@@ -242,7 +240,7 @@ static bool read_points(Walk *walk, Part data, Metric *metric) {
         byte tag = body[at++];
         if (tag == 0x10 && metric->temporality == 0) {
             metric->temporality = varint(body, &at, data.end);
-            if (at < 0) return false;
+            if (at < 0 || metric->temporality > 127) return false;
             continue;
         }
         if (tag != 0x0A || walk->found == walk->most_points) return false;

@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 
+#if (defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__) || UINTPTR_MAX < UINT64_MAX
+#error "numbers of the wire are read as they lie there, little end first, and NumPy's indices as eight bytes"
+#endif
+
 typedef int64_t i64;
 
 typedef struct {

@@ -142,10 +142,10 @@ def _by_machine_code(
     rows, vocab = at[0].size, left.shape[-1]
     out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
     wanted = np.full(rows, -1) if tokens is None else tokens
-    kinds = {np.uint16 if side.bfloat16 else side.data.dtype.type for side in (left, right)}
     arrays = left.data, right.data
     whole = all(one.flags.c_contiguous and one.flags.aligned and one.dtype.isnative for one in arrays)
-    if rows and whole and kinds in ({np.float32}, {np.uint16}):
+    plain = not (left.bfloat16 or right.bfloat16) and all(one.dtype == np.float32 for one in arrays)
+    if rows and whole and (plain or (left.bfloat16 and right.bfloat16)):
         flat = np.ravel_multi_index(at, left.shape[:-1])
         measure_rows(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
     else:

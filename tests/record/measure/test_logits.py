@@ -257,3 +257,13 @@ def test_memory_of_any_kind_is_read_by_the_code_that_is_there() -> None:
     for sides in (shifted, read_only, [side.astype(">f4") for side in (train, inference)]):
         assert compared("code", *sides).values.tolist() == expected.tolist()
         assert compared("code", *(side[:1] for side in sides)).values.tolist() == expected[:1].tolist()
+
+
+@CODE
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_whole_numbers_are_numbers(dtype) -> None:
+    """16 bits of an array are no bfloat16, as they are of a tensor; also beside one that has them."""
+    train, inference = (np.random.default_rng(seed).integers(0, 9, (3, 200)).astype(dtype) for seed in (1, 2))
+    expected = reference(train, inference)
+    for left in (train, torch.from_numpy(train.astype(np.float32)).bfloat16()):
+        np.testing.assert_allclose(compared("code", left, inference).values, expected, rtol=2e-4, atol=3e-6)
