@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -175,7 +176,9 @@ class PaneColumns:
 
     def window(self, grid: int, now: float) -> WindowContent:
         """What all rows hold in the window that ends now."""
-        return WindowContent([*self.held(grid, self._grids[grid].window(now))])
+        self.settle()
+        parts = map(self._panes[grid].get, self._grids[grid].window(now), repeat(()))
+        return WindowContent([*chain.from_iterable(parts)])
 
     def numbers(self, grid: int) -> list[int]:
         """Panes in which anything is held, ascending."""

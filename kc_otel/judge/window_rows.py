@@ -255,7 +255,8 @@ class WindowRows:
         flat, begins = self._counts.reshape(-1), rows * bins.size
         parts.positive.add_to(flat, begins + bins.of_positive(parts.positive.offset), times=times)
         parts.negative.add_to(flat, begins + bins.of_negative(parts.negative.offset), step=-1, times=times)
-        np.add.at(flat, begins + bins.zero, times * parts.zero_count)
+        if parts.zero_count.any():
+            np.add.at(flat, begins + bins.zero, times * parts.zero_count)
         np.add.at(self._total, rows, times * parts.count)
         if times > 0:
             sums, minimum, maximum, observed = self._by_pane.reshape(4, -1)
@@ -268,12 +269,18 @@ class WindowRows:
 
     def _following(self, one: PaneContent) -> PaneContent:
         """The same of rows that follow, by their numbers here."""
-        known = np.minimum(one.rows, self._row_of.size - 1)
-        rows = np.where(known == one.rows, self._row_of[known], -1)
+        if one.rows.size and one.rows[-1] < self._row_of.size:
+            rows = self._row_of[one.rows]
+        else:
+            known = np.minimum(one.rows, self._row_of.size - 1)
+            rows = np.where(known == one.rows, self._row_of[known], -1)
         follows = rows >= 0
-        follows[follows] = self._follows[rows[follows]]
         if follows.all():
-            return one._replace(rows=rows)
+            follows = self._follows[rows]
+        else:
+            follows[follows] = self._follows[rows[follows]]
+        if follows.all():
+            return PaneContent(one.pane, rows, one.columns)
         which = np.flatnonzero(follows)
         return PaneContent(one.pane, rows[which], one.columns.taken(which))
 

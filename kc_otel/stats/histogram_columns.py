@@ -50,6 +50,11 @@ class SideColumns:
         return cls(offset, size, _packed(counts))
 
     @classmethod
+    def packed(cls, offset: Numbers, size: Numbers, counts: NDArray[np.integer], largest: int) -> SideColumns:
+        """These columns, with counts copied in as few bytes as a number like the largest of them needs."""
+        return cls(offset, size, counts.astype(_kind(largest)))
+
+    @classmethod
     def empty(cls, number: int) -> SideColumns:
         """Those of histograms that have none."""
         return cls(np.zeros(number, np.int64), np.zeros(number, np.int64), np.zeros(0, _TYPES[0]))
@@ -349,8 +354,12 @@ _PLAIN: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
     """The same counts in as few bytes as the largest needs; none is negative."""
-    most = int(counts.max(initial=0))
-    return counts.astype(next(kind for kind, largest in _LARGEST if most <= largest), copy=False)
+    return counts.astype(_kind(int(counts.max(initial=0))), copy=False)
+
+
+def _kind(largest: int) -> type[np.integer]:
+    """The smallest type that holds a number."""
+    return next(kind for kind, most in _LARGEST if largest <= most)
 
 
 def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:

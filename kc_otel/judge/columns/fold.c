@@ -314,6 +314,28 @@ void kc_used_ends(const i64 *counts, i64 width, const i64 *rows, const i64 *begi
     }
 }
 
+/* What is used of one sign's buckets of some slots [n]: number of the first bucket and how many there are, offset [n] and
+   size [n], and the counts of all of them, one after the other. Returns how many counts, and the largest one. */
+i64 kc_used_parts(const Slot *slots, const i64 *buckets, const i64 *which, i64 n, i64 side, i64 *offset, i64 *size,
+                  i64 *counts, i64 *largest) {
+    i64 total = 0, most = 0;
+    for (i64 number = 0; number < n; number++) {
+        const Slot *slot = &slots[which[number]];
+        const i64 *of = buckets + which[number] * SPAN;
+        i64 low = -1, high = -1;
+        if (side == UP ? slot->has_positive : slot->has_negative) used(of, 0, SPAN, &low, &high);
+        offset[number] = low < 0 ? 0 : low + (side == UP ? slot->positive_base : slot->negative_base);
+        size[number] = low < 0 ? 0 : high + 1 - low;
+        for (i64 bucket = 0; bucket < size[number]; bucket++) {
+            counts[total + bucket] = of[low + bucket];
+            most |= of[low + bucket]; /* as many digits as the largest */
+        }
+        total += size[number];
+    }
+    *largest = most;
+    return total;
+}
+
 void kc_sizes_of_fold(i64 *sizes) {
     sizes[0] = sizeof(Row);
     sizes[1] = sizeof(Slot);

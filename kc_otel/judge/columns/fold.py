@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from kc_otel.judge.column_message import WireColumns
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
+from kc_otel.stats.histogram_columns import SideColumns
 
-__all__ = ["CLOSED", "LIMITS", "NONE", "ROW", "SIDE", "SLOT", "SPAN", "Known", "used_ends"]
+__all__ = ["CLOSED", "LIMITS", "NONE", "ROW", "SIDE", "SLOT", "SPAN", "Known", "used_ends", "used_parts"]
 
 Array = NDArray[Any]
 
@@ -59,6 +60,9 @@ _POWERS: Final = _powers()
 _OF_A_MESSAGE: Final = (ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER)
 _fold: Final = function(
     "kc_fold", ADDRESS, *_OF_A_MESSAGE, NUMBER, DOUBLE, NUMBER, ADDRESS, ADDRESS, ADDRESS, result=NUMBER
+)
+_used_parts: Final = function(
+    "kc_used_parts", *(ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER), *(ADDRESS, ADDRESS, ADDRESS, ADDRESS), result=NUMBER
 )
 _used_ends: Final = function("kc_used_ends", ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, NUMBER, ADDRESS)
 
@@ -126,6 +130,22 @@ class Known:
         of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
         slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))
         return slots
+
+
+def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int) -> SideColumns:
+    """What is used of one sign's buckets of some slots.
+
+    Args:
+        slots: SLOT [s].
+        buckets: Of this sign, int64 [s, SPAN].
+        which: Which slots, int64 [n].
+        side: 0 for the positive buckets, 1 for the negative ones.
+    """
+    size = which.size
+    counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
+    into = address(found), address(found[size:]), address(counts), address(found[2 * size :])
+    total = _used_parts(slots.ctypes.data, address(buckets), address(which), size, side, *into)
+    return SideColumns.packed(found[:size], found[size:-1], counts[:total], int(found[-1]))
 
 
 def used_ends(cells: Array, rows: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:

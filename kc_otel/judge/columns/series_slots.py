@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_ends
+from kc_otel.judge.columns.fold import CLOSED, NONE, SLOT, SPAN, used_parts
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.series import SeriesKey
-from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
+from kc_otel.stats.histogram_columns import HistogramColumns
 
 __all__ = ["SeriesSlots"]
 
@@ -99,13 +99,7 @@ class SeriesSlots:
         self.of[series] = NONE
         for number, which, keys in self._by_contract(series):
             of = every if which.size == used else every[which]
-            sides = []
-            for side, name in zip(self.buckets, ("positive", "negative"), strict=True):
-                if not (has := of[f"has_{name}"]).any():
-                    sides.append(SideColumns.empty(which.size))
-                    continue
-                ends = used_ends(side, which, np.zeros_like(which), SPAN * has)
-                sides.append(SideColumns.cut(side, of[f"{name}_base"], ends[:, 0], ends[:, 1], which))
+            sides = (used_parts(self.slots, buckets, which, side) for side, buckets in enumerate(self.buckets))
             columns = HistogramColumns(
                 of["scale"].copy(),
                 of["zero_threshold"].copy(),

@@ -29,8 +29,8 @@ from kc_otel.offline.replay.traffic_entries import TrafficEntry
 
 __all__ = ["replay"]
 
-_TOGETHER: Final = 64
-"""Evaluations that are judged together."""
+_TOGETHER: Final = 6400
+"""Cells that are judged together, of as many evaluations: what their windows hold is remembered until then."""
 _MOST_ITEMS: Final = 60_000
 """Points of a message that is read so; larger ones are read by protobuf."""
 
@@ -117,7 +117,7 @@ class _Run:
         verdicts = self._evaluator.evaluate(now, later=True)[contract.name].verdicts
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
         self._waiting.append((now, verdicts, invalid))
-        if len(self._waiting) >= _TOGETHER:
+        if len(self._waiting) * max(len(verdicts), 1) >= _TOGETHER:
             self._escalate_all()
 
     def _escalate_all(self) -> None:

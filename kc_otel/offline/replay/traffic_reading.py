@@ -42,6 +42,8 @@ __all__ = ["TrafficFileError", "evaluations_recorded", "read_recordings", "recor
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _LENGTH: Final = struct.Struct(">I")
+_BUFFER: Final = 256 * 1024
+"""Bytes that are read at once: a message has some ten thousand."""
 _BROKEN: Final = (OSError, EOFError, ValueError, zlib.error)
 """What reading a damaged file raises; ValueError is pyarrow's."""
 _SAID: Final = 300
@@ -103,7 +105,7 @@ def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
 
 def _entries_of(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
     try:
-        with path.open("rb") as raw, _plain(path, raw) as file:
+        with path.open("rb", buffering=_BUFFER) as raw, _plain(path, raw) as file:
             first = file.read(1)
             if first and first[0] <= MOST_BYTES >> 24:
                 yield from _of(_frames(path, first, file, damage), damage)

@@ -126,7 +126,7 @@ def timelines(taken: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPa
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(steps, st.integers(0, 2**32), st.sampled_from([1, 3, 64]))
+@given(steps, st.integers(0, 2**32), st.sampled_from([1, 60, 6400]))
 def test_what_is_judged_together_is_what_each_says_by_itself(
     monkeypatch: pytest.MonkeyPatch, taken: Any, seed: int, together: int
 ) -> None:
