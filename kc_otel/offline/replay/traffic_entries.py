@@ -39,6 +39,7 @@ __all__ = [
     "is_sealed",
     "ours",
     "sealed_frame",
+    "sealed_parts",
     "unsealed",
 ]
 
@@ -138,9 +139,14 @@ def sealed_frame(message: bytes, at: float, what: str = RECEIVED) -> bytes:
         at: When it arrived, or was judged, Unix seconds.
         what: RECEIVED or EVALUATED.
     """
+    return b"".join(sealed_parts(message, at, what))
+
+
+def sealed_parts(message: bytes, at: float, what: str = RECEIVED) -> tuple[bytes, bytes, bytes]:
+    """The same as length, message and mark, of which no copy is made."""
     # Concatenated messages are one message: a protobuf parser appends to what it has.
     mark = _mark(what, at, _checksum(message, at))
-    return b"".join((struct.pack(">I", len(message) + len(mark)), message, mark))
+    return struct.pack(">I", len(message) + len(mark)), message, mark
 
 
 def is_sealed(message: bytes) -> bool:

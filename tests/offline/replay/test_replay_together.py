@@ -139,7 +139,7 @@ def test_what_is_judged_together_is_what_each_says_by_itself(
 def test_a_day_in_short_has_every_kind_of_alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """What such recordings are compared by: alerts that fire and resolve, routes, webhooks."""
     day = [("usual", 0.005, 10.0, 20), ("silence", 0.1, 10.0, 12), ("usual", 0.005, 10.0, 20)]
-    one, other = timelines([*day, ("usual", 0.3, 10.0, 12), ("usual", 0.005, 10.0, 60)], 1, 64, monkeypatch)
+    one, other = timelines([*day, ("usual", 0.3, 10.0, 12), ("usual", 0.005, 10.0, 60)], 1, 6400, monkeypatch)
     assert one == other
     assert {alert.on for alert in one.alerts} == {"fail", "no-data", "inconclusive"}
     assert any(alert.end is not None for alert in one.alerts if alert.on == "fail")
