@@ -19,6 +19,8 @@ _MOST_KERNELS: Final = 256
 _MOST_EXAMPLES: Final = 20
 _MOST_FIELDS: Final = 32
 _LONGEST: Final = 200
+_MOST_ATTRIBUTES: Final = 128
+"""Of a span; OpenTelemetry's SDKs send as many."""
 _IDENTITY: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
 
 
@@ -112,7 +114,7 @@ def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
             for span in scope_spans.spans:
                 if span.name != COMPARE:
                     continue
-                attributes = {pair.key: value for pair in span.attributes if (value := _value(pair.value)) is not None}
+                attributes = _attributes(span)
                 contract, worst = attributes.get("kc.contract"), attributes.get(_WORST)
                 if not isinstance(contract, str) or (only is not None and contract not in only):
                     continue
@@ -127,6 +129,12 @@ def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
                     )
                     found.append((contract, example))
     return found
+
+
+def _attributes(span: Any) -> dict[str, Scalar | list[Scalar]]:
+    """What a span says of itself, as far as it is short."""
+    short = (pair for pair in span.attributes[:_MOST_ATTRIBUTES] if len(pair.key) <= _LONGEST)
+    return {pair.key: value for pair in short if (value := _value(pair.value)) is not None}
 
 
 def _value(value: Any) -> Scalar | list[Scalar] | None:

@@ -283,6 +283,7 @@ def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 def wrong(browser: Any) -> list[Any]:
     """What axe-core finds on the page that is open; the test is skipped where axe-core cannot be had."""
+    browser.wait("document.getAnimations().every(one => one.playState === 'finished')")  # half there, all is pale
     try:
         return violations(browser)
     except AxeUnavailableError as error:

@@ -20,6 +20,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
+from kc_otel import machine_code
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay.traffic_reading import evaluations_recorded, read_recordings
@@ -262,6 +263,7 @@ def growing(request: Any, reports: int) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 def test_much_traffic_is_read_as_columns_and_says_the_same(
     make_core: Callable[..., Core],
     open_file: Callable,

@@ -16,6 +16,7 @@ from tests.benchmarks.bench_replay import contract, requests
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 def test_columns_change_nothing_of_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten minutes of it."""
     path = tmp_path / "day.otlp"

@@ -46,7 +46,8 @@ class LocalShard:
 
     def _begun(self) -> Shard:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(machine_code, "is_available", lambda: self._columns)
+            if not self._columns:
+                patch.setattr(machine_code, "is_available", lambda: False)
             return Shard([POLICY], self._folder, Limits(), Sync.NEVER)
 
     def lose(self) -> None:

@@ -1,0 +1,193 @@
+"""Requests that were each enough to end or to block an earlier evaluator, made against a real one, one after the other.
+
+Beside them `/healthz` is asked all the time and an honest sender reports a kernel that breaks its limit; in the end the
+verdict is there, the process has stayed small, and what was refused is counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.internal.encoder import _VarintBytes
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.benchmarks.bench_overload import message
+from tests.integration.conftest import CONTRACT, Evaluator
+
+pytestmark = pytest.mark.slow
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+QUICK = 3.0
+"""Seconds in which a port answers, on a machine that has much else to do; they were 12 to 46."""
+SMALL = 400 * 2**20
+"""Bytes that the process may have at any time; they were 1 to 1.5 GB."""
+
+
+def wrapped(content: bytes, *fields: int) -> bytes:
+    """A protobuf message within others, from inside out."""
+    for number in fields:
+        content = bytes((number << 3 | 2,)) + _VarintBytes(len(content)) + content
+    return content
+
+
+class Beside:
+    """What an honest sender and a health check see meanwhile, on a thread."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator, self._stopped = evaluator, threading.Event()
+        self.began, self.total, self.slowest, self.ticks = time.time_ns(), 0, 0.0, set[float]()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.1):
+            begin = time.monotonic()
+            httpx.get(f"{self._evaluator.api}/healthz", timeout=60).raise_for_status()
+            self.slowest = max(self.slowest, time.monotonic() - begin)
+            self.total += 200
+            body = message(["honest"], self.began, self.total)
+            httpx.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF, timeout=60)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Evaluator, Beside]]:
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    (folder / "policy.yaml").write_text(CONTRACT)
+    evaluator = Evaluator(folder / "policy.yaml", folder / "state.sqlite", {}, "--no-webhooks")
+    beside = Beside(evaluator)
+    yield evaluator, beside
+    beside.stop()
+    evaluator.stop()
+
+
+@pytest.fixture
+def survives(attacked: tuple[Evaluator, Beside]) -> Iterator[Evaluator]:
+    """The evaluator, which afterwards is quick, small, judges, and has found the honest sender's kernel at fault."""
+    evaluator, beside = attacked
+    beside.slowest = 0.0
+    yield evaluator
+    judged = evaluator.get("/api/v1/health")["evaluated_at"]
+    evaluator.wait("/api/v1/health", lambda said: said["evaluated_at"] > judged)
+    assert beside.slowest < QUICK
+    [highest] = [
+        line for line in Path(f"/proc/{evaluator.process.pid}/status").read_text().splitlines() if "VmHWM" in line
+    ]
+    assert int(highest.split()[1]) * 1024 < SMALL, highest
+    evaluator.wait("/api/v1/cells", lambda said: any(cell["verdict"]["status"] == "FAIL" for cell in said["cells"]))
+
+
+def post(evaluator: Evaluator, body: bytes, path: str = "/v1/metrics", **headers: str) -> int:
+    return httpx.post(evaluator.http + path, content=body, headers={**PROTOBUF, **headers}, timeout=120).status_code
+
+
+def refused(call: Callable[[], object]) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as found:
+        call()
+    return found.value.code()
+
+
+def test_eight_million_empty_points(survives: Evaluator) -> None:
+    """Sixteen kilobytes of gzip, over both transports: refused before they are parsed."""
+    bomb = gzip.compress(wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1))
+    assert len(bomb) < 17_000
+    assert post(survives, bomb, **{"content-encoding": "gzip"}) == 413
+    plain = wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1)
+    with grpc.insecure_channel(survives.grpc, compression=grpc.Compression.Gzip) as channel:
+        export = channel.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")
+        assert refused(lambda: export(plain, timeout=60)) in {
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.INVALID_ARGUMENT,
+        }
+
+
+def test_json_of_millions_of_empty_resources(survives: Evaluator) -> None:
+    """The same in JSON."""
+    body = gzip.compress(b'{"resourceMetrics":[' + b"{}," * 5_600_000 + b"{}]}")
+    code = post(survives, body, **{"content-encoding": "gzip", "content-type": "application/json"})
+    assert code in {400, 413}
+
+
+def test_two_sums_that_overflow_together(survives: Evaluator) -> None:
+    """402 bytes ended the process for good: the next evaluation added the two up."""
+    request = ExportMetricsServiceRequest()
+    data = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
+    data.exponential_histogram.aggregation_temporality = 1
+    for number in range(2):
+        point = data.exponential_histogram.data_points.add(
+            start_time_unix_nano=time.time_ns() - 10**9 + number, time_unix_nano=time.time_ns() + number
+        )
+        for key, value in (("contract", "policy"), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", "b")):
+            point.attributes.add(key=f"kc.{key}").value.string_value = value
+        point.count, point.sum, point.scale = 1, 1.7e308, 0
+        point.positive.offset = 1023
+        point.positive.bucket_counts.append(1)
+    answer = httpx.post(
+        f"{survives.http}/v1/metrics", content=request.SerializeToString(), headers=PROTOBUF, timeout=60
+    )
+    assert answer.status_code == 200
+    assert ExportMetricsServiceResponse.FromString(answer.content).partial_success.rejected_data_points == 2
+
+
+def test_kernel_versions_of_a_megabyte(survives: Evaluator) -> None:
+    """Three hundred of them: each is told that its name is too long, and none is remembered."""
+    for number in range(300):
+        body = message([f"{number:x>1048576}"], time.time_ns() - 10**9, 100)
+        answer = httpx.post(f"{survives.http}/v1/metrics", content=body, headers=PROTOBUF, timeout=60)
+        assert ExportMetricsServiceResponse.FromString(answer.content).partial_success.rejected_data_points == 1
+    assert survives.get("/api/v1/health")["streams"] < 10
+
+
+def test_spans_with_keys_of_fifteen_megabytes(survives: Evaluator) -> None:
+    """Twenty of them, each the worst batch so far: what is kept of one is short."""
+    for number in range(20):
+        request = ExportTraceServiceRequest()
+        span = (
+            request.resource_spans.add()
+            .scope_spans.add()
+            .spans.add(
+                name="kc.compare",
+                trace_id=bytes(16),
+                span_id=number.to_bytes(8, "big"),
+                end_time_unix_nano=time.time_ns(),
+            )
+        )
+        span.attributes.add(key="kc.contract").value.string_value = "policy"
+        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = 10.0 + number
+        span.attributes.add(key=f"{number:k>15000000}").value.string_value = "v"
+        assert post(survives, request.SerializeToString(), "/v1/traces") == 200
+
+
+def test_calls_that_send_no_message(survives: Evaluator) -> None:
+    """More of them than there are places, and they stay; who sends a megabyte is taken."""
+    waits = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        waits.wait(60)
+        return
+        yield
+
+    path = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+    with grpc.insecure_channel(survives.grpc) as silent, grpc.insecure_channel(survives.grpc) as honest:
+        calls = [silent.stream_unary(path).future(nothing(), timeout=60) for _ in range(64)]
+        time.sleep(1.0)
+        body = message([f"long{number}" for number in range(4000)], time.time_ns() - 10**9, 100)
+        assert len(body) > 500_000
+        honest.unary_unary(path)(body, timeout=30)
+        for call in calls:
+            call.cancel()
+        waits.set()
