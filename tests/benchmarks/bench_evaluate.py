@@ -1,8 +1,9 @@
 """What an evaluation costs: `python tests/benchmarks/bench_evaluate.py` prints the time of a tick and of ingestion.
 
-2000 series (10 quantities x 100 slices x 2 kernel pairs) of 80 buckets each. An evaluation judges 2000 cells; what it
-costs must not depend on how many tokens the windows hold, so it is run with a thousand times as many, too. Times are
-CPU time of this process; ingestion includes parsing the protobuf message.
+10,000 series (10 quantities x 500 slices x 2 kernel pairs) of 80 buckets each. An evaluation judges 10,000 cells; what
+it costs must not depend on how many tokens the windows hold, so it is run with a thousand times as many, too. Times are
+CPU time of this process; ingestion includes parsing the protobuf message. Memory is that of another process, which has
+taken twelve of the messages and evaluated after each.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import sqlite3
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,13 +150,41 @@ def run(scale: int, rounds: int, slices: int) -> None:
     print(f"  {'ingest':40s} {len(fleet.keys) / middle['ingest']:8,.0f} points/s")
 
 
+def resident(slices: int, folder: str) -> tuple[float, float]:
+    """MiB that this process has before and after it took and judged messages, in the order of their names."""
+
+    def now() -> float:
+        status = Path("/proc/self/status").read_text().partition("VmRSS:")[2]
+        return int(status.split()[0]) / 1024
+
+    evaluator, before = Evaluator([contract(slices)]), now()
+    evaluator.use_columns()
+    for path in sorted(Path(folder).iterdir()):
+        take(evaluator, path.read_bytes(), float(path.name))
+        tuple(*(one.verdicts for one in evaluator.evaluate(float(path.name)).values()))
+    return before, now()
+
+
+def memory(slices: int) -> None:
+    """Print what ten thousand cells take."""
+    judged = contract(slices)
+    fleet = Fleet(["all", *judged.slices], [("a" * 12, "b" * 12), ("a" * 12, "c" * 12)], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        for at in np.arange(12) * 30.0 + START:
+            Path(folder, str(at)).write_bytes(fleet.request(float(at)).SerializeToString())
+        with get_context("spawn").Pool(1) as pool:
+            before, after = pool.apply(resident, (slices, folder))
+    print(f"resident memory: {before:.0f} MiB before the first message, {after:.0f} after twelve")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=13)
-    parser.add_argument("--slices", type=int, default=100)
+    parser.add_argument("--slices", type=int, default=500)
     arguments = parser.parse_args()
     for scale in (1, 1000):
         run(scale, arguments.rounds, arguments.slices)
+    memory(arguments.slices)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def run(hours: float, every: float, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--hours", type=float, default=24.0)
     hours = parser.parse_args().hours
     print(f"{len(METRICS) * SLICES} cells, judged every {TICK:g} s, {hours:g} h")
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 12h, long_window: 24h, min_samples: 500, heartbeat: 12h}
 escalation:
-  - {on: fail, severity: critical, do: [{webhook: pager}]}
+  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
 """
 RECENT = (
     CONTRACT.replace("name: policy", "name: recent")
@@ -193,7 +193,11 @@ def test_kill_9_loses_nothing_that_was_acknowledged(
         time.sleep(0.1)
     for contract in ("policy", "recent"):
         _nothing_is_missing(evaluator, contract, sent)
+    table = evaluator.get("/api/v1/decisions")
     evaluator.stop()
+    routed = [(route["contract"], route["avoid"]) for route in table["routes"]]
+    assert len(routed) == len(set(routed)) == 8, "one for each contract and kernel"
+    assert table["version"] == 1 + len({route["since"] for route in table["routes"]}), "no decision was taken again"
     assert len(set(pager.ids)) == 8, "one for each contract and kernel"
     alerts = Counter(alert["fingerprint"] for body in _once(pager) for alert in body["alerts"])
     assert set(alerts.values()) == {1}

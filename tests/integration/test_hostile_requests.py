@@ -7,9 +7,12 @@ verdict is there, the process has stayed small, and what was refused is counted.
 from __future__ import annotations
 
 import gzip
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -191,3 +194,25 @@ def test_calls_that_send_no_message(survives: Evaluator) -> None:
         for call in calls:
             call.cancel()
         waits.set()
+
+
+@pytest.mark.parametrize("port", ["http", "grpc", "api"])
+def test_a_thousand_connections_that_say_little(survives: Evaluator, port: str) -> None:
+    """Nothing, half a request line, headers without an end, a body that does not come: who speaks is answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"needs 4,096 open files; ulimit -n is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    host, _, number = getattr(survives, port).removeprefix("http://").partition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    stages = [b"", b"POST /v1/met", b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\n", preface, preface + bytes(9)]
+    stages.append(b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 900000\r\n\r\nx")
+    with ExitStack() as stack:
+        for which in range(1000):
+            silent = stack.enter_context(socket.create_connection((host, int(number)), timeout=30))
+            silent.sendall(stages[which % len(stages)])
+        body = message([f"long{number}" for number in range(4000)], time.time_ns() - 10**9, 100)
+        assert post(survives, body) == 200
+        with grpc.insecure_channel(survives.grpc) as honest:
+            honest.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")(body, timeout=30)
+        assert survives.get("/api/v1/health")["streams"] > 0

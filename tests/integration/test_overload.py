@@ -20,6 +20,7 @@ def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> N
     assert len(found.waits) >= 3
     assert found.pending > 0
     assert found.memory < 400 * 2**20
+    assert max(found.health) < 5.0
     assert found.flooded[0] == 0, "every connection was answered"
     assert set(found.flooded) <= {200, 503}
     taken = found.requests["http accepted"] + found.requests.get("http partial", 0)
@@ -44,4 +45,5 @@ def test_long_exports_at_once_all_get_through(tmp_path: Path) -> None:
         told[said.split()[0]] += number
     assert counted == told, "every answer is counted"
     assert found.points["accepted"] + found.points.get("late", 0) >= 20 * 12_000
+    assert max(found.health) < 5.0
     assert found.memory < 640 * 2**20

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -81,6 +82,12 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
         send(0.2, lambda: time.monotonic() > broken)
         send(0.005, lambda: any(body["status"] == "resolved" for body in pager.bodies))
     events = evaluator.get("/api/v1/events", limit=1000)["events"]
+    said = dict(
+        line.rsplit(" ", 1) for line in httpx.get(f"{evaluator.api}/metrics").text.splitlines() if line[0] != "#"
+    )
+    for name in ("log_size_bytes", "tick_duration_seconds", "disk_free_bytes", "last_evaluation_seconds"):
+        assert float(said[f"kc_evaluator_{name}"]) > 0.0, "it observes itself also where it records"
+    assert "kc_evaluator_log_lag_bytes" in said
     evaluator.stop()
 
     happened = sorted(

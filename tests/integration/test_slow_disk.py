@@ -1,4 +1,4 @@
-"""A disk that takes its time holds nobody up but those whose requests wait for it."""
+"""A disk under the log that takes its time holds nobody up but those whose requests wait for it."""
 
 from __future__ import annotations
 
