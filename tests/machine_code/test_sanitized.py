@@ -128,7 +128,12 @@ def test_damaged_messages_and_odd_logits_touch_nothing_else(tmp_path: Path) -> N
     if cc is None or not (library := sanitizer(cc)):
         pytest.skip("needs a C compiler with AddressSanitizer")
     hatch_build.build(tmp_path, cc, 1, SANITIZED)
-    said = {"LD_PRELOAD": library, "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0"}
+    said = {
+        "LD_PRELOAD": library,
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "KC_OTEL_MACHINE_CODE": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, tmp_path, "6"], capture_output=True, text=True, check=False,
         env={**os.environ, **said}, cwd=Path(__file__).parents[2],
