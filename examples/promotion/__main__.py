@@ -141,15 +141,12 @@ class Life:
         self.terminal.moment(f"ada forces int8 into the canary, and her reason is kept: {why}", "bold yellow")
         self.proxy.deploy(self.stack.enter_context(self._process("int8")))
 
-    def _without_int8(self) -> bool:
-        """Whether hundreds of requests in a row were served by others: those on their way go on to where they went."""
-        if self._share_of("int8"):
-            self.proxy.served.clear()
-        return self.proxy.served.total() > 300
+    def _served_in_a_row(self, version: str, share: float) -> bool:
+        """Whether of hundreds of requests in a row a version served all (1) or none (0).
 
-    def _mended_only(self) -> bool:
-        """Whether hundreds of requests in a row were served by what became full: routers hear of it a moment later."""
-        if self._share_of("int8-mended") < 1.0:
+        Those on their way when a route changes go on to where they went.
+        """
+        if self._share_of(version) != share:
             self.proxy.served.clear()
         return self.proxy.served.total() > 300
 
@@ -166,7 +163,7 @@ class Life:
         if not failed <= {"tables", "all"} or "tables" not in failed:
             raise StoryError(f"it failed on {sorted(failed)}, not on tables")
         self.proxy.served.clear()
-        self._traffic(self._without_int8, "int8 still serves requests")
+        self._traffic(lambda: self._served_in_a_row("int8", 0.0), "int8 still serves requests")
         self.terminal.moment(f"{self.proxy.served.total()} requests later: bf16 serves all of them", "bold green")
 
     def _the_mended_version(self) -> None:
@@ -193,7 +190,7 @@ class Life:
         )  # fmt: skip
         self._cli("promote", self.contract.name, name, "--approve", "full", "--by", "ada")
         self._traffic(lambda: self._where("int8-mended")["stage"] == "full", "it did not become full")
-        self._traffic(self._mended_only, "it does not serve everything")
+        self._traffic(lambda: self._served_in_a_row("int8-mended", 1.0), "it does not serve everything")
         self.terminal.moment("full: int8-mended serves every request", "bold green")
 
     def _evidence_of(self, version: str) -> None:

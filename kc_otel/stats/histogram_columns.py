@@ -69,23 +69,19 @@ class SideColumns:
         )
 
     @classmethod
-    def cut(
-        cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers, rows: Numbers | None = None
-    ) -> SideColumns:
-        """Parts of the rows of a matrix [m, B].
+    def cut(cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers) -> SideColumns:
+        """Parts of the rows of a matrix [n, B].
 
         Args:
             counts: Observations.
             first: Number of the bucket in which each row begins [n].
             begin: Where the part of each row begins [n].
             end: Where it ends [n].
-            rows: Which rows are meant [n]; by default each once, in their order.
         """
         size = end - begin
         if not size.any():
             return cls.empty(size.size)
-        rows = np.arange(len(counts)) if rows is None else rows
-        found = _gathered(counts.reshape(-1), begin + rows * counts.shape[1], size)
+        found = _gathered(counts.reshape(-1), begin + np.arange(len(counts)) * counts.shape[1], size)
         return cls(np.where(size > 0, first + begin, 0), size, _packed(found))
 
     @cached_property

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kc_otel import machine_code
+from kc_otel.judge.columns import fold
 from kc_otel.judge.columns.fold import LIMITS, ROW, SLOT
 from kc_otel.judge.otlp.wire_columns import METRIC, POINT
 from kc_otel.machine_code import ADDRESS, function, hatch_build
@@ -90,13 +91,15 @@ def test_each_level_says_what_python_says(level: int) -> None:
 
 
 def test_records_are_as_large_in_c() -> None:
-    """Fields are all of eight bytes: one that is missing on either side is noticed by the size."""
+    """Fields are all of eight bytes: one that is missing on either side is noticed by its size; limits are alike."""
     if not machine_code.is_available():
         pytest.skip("needs a C compiler")
-    for name, records in (("kc_sizes_of_wire", (POINT, METRIC)), ("kc_sizes_of_fold", (ROW, SLOT, LIMITS))):
-        sizes = np.zeros(len(records), np.int64)
+    wire = [POINT.itemsize, METRIC.itemsize]
+    folded = [ROW.itemsize, SLOT.itemsize, LIMITS.itemsize, fold.SIDE, fold.SPAN, fold._LEAST_SCALE, fold._MOST_SCALE]
+    for name, expected in (("kc_sizes_of_wire", wire), ("kc_sizes_of_fold", folded)):
+        sizes = np.zeros(len(expected), np.int64)
         function(name, ADDRESS)(sizes.ctypes.data)
-        assert sizes.tolist() == [record.itemsize for record in records]
+        assert sizes.tolist() == expected
 
 
 @pytest.mark.parametrize(("said", "there"), [("0", False), ("off", False), ("1", True)])

@@ -340,4 +340,8 @@ void kc_sizes_of_fold(i64 *sizes) {
     sizes[0] = sizeof(Row);
     sizes[1] = sizeof(Slot);
     sizes[2] = sizeof(Limits);
+    sizes[3] = SIDE;
+    sizes[4] = SPAN;
+    sizes[5] = LEAST_SCALE;
+    sizes[6] = MOST_SCALE;
 }

@@ -57,12 +57,13 @@ _POWERS: Final = _powers()
 """Powers of the ratio of a bucket's edges, by scale from -2 on [23, SIDE + 1]."""
 
 
-_OF_A_MESSAGE: Final = (ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER)
 _fold: Final = function(
-    "kc_fold", ADDRESS, *_OF_A_MESSAGE, NUMBER, DOUBLE, NUMBER, ADDRESS, ADDRESS, ADDRESS, result=NUMBER
+    "kc_fold",
+    *(ADDRESS, ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER, NUMBER, DOUBLE, NUMBER, ADDRESS, ADDRESS, ADDRESS),
+    result=NUMBER,
 )
 _used_parts: Final = function(
-    "kc_used_parts", *(ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER), *(ADDRESS, ADDRESS, ADDRESS, ADDRESS), result=NUMBER
+    "kc_used_parts", *(ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS), result=NUMBER
 )
 _used_ends: Final = function("kc_used_ends", ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, NUMBER, ADDRESS)
 

@@ -287,40 +287,24 @@ static bool read_metric(Walk *walk, Part part, Part resource, Part scope) {
     return true;
 }
 
-static bool read_scope(Walk *walk, Part part, Part resource) {
+/* What a resource or, within one, a scope has: what it is about, and at least one scope or metric. */
+static bool read_level(Walk *walk, Part part, const Part *resource) {
     const byte *body = walk->body;
-    Part scope = {part.begin, part.begin};
-    i64 at = part.begin, metrics = 0;
+    Part about = {part.begin, part.begin};
+    i64 at = part.begin, found = 0;
     walk->items++;
     while (at < part.end) {
         byte tag = body[at];
         Part inner = part_at(body, at + 1, part.end);
         if (inner.begin < 0) return false;
         at = inner.end;
-        if (tag == 0x0A && !metrics && scope.end == scope.begin) scope = inner;
+        if (tag == 0x0A && !found && about.end == about.begin) about = inner;
         else if (tag == 0x1A && is_ascii(body, inner)) continue; /* schema */
-        else if (tag != 0x12 || !read_metric(walk, inner, resource, scope)) return false;
-        else metrics++;
+        else if (tag != 0x12) return false;
+        else if (!(resource ? read_metric(walk, inner, *resource, about) : read_level(walk, inner, &about))) return false;
+        else found++;
     }
-    return metrics > 0;
-}
-
-static bool read_resource(Walk *walk, Part part) {
-    const byte *body = walk->body;
-    Part resource = {part.begin, part.begin};
-    i64 at = part.begin, scopes = 0;
-    walk->items++;
-    while (at < part.end) {
-        byte tag = body[at];
-        Part inner = part_at(body, at + 1, part.end);
-        if (inner.begin < 0) return false;
-        at = inner.end;
-        if (tag == 0x0A && !scopes && resource.end == resource.begin) resource = inner;
-        else if (tag == 0x1A && is_ascii(body, inner)) continue; /* schema */
-        else if (tag != 0x12 || !read_scope(walk, inner, resource)) return false;
-        else scopes++;
-    }
-    return scopes > 0;
+    return found > 0;
 }
 
 /* A message's points and metrics, of each at most so many; `found` gets how many there are. Returns how many items it
@@ -332,7 +316,7 @@ i64 kc_scan(const byte *body, i64 size, Point *points, i64 most_points, Metric *
     while (at < size) {
         if (body[at] != 0x0A) return -1;
         Part part = part_at(body, at + 1, size);
-        if (part.begin < 0 || !read_resource(&walk, part)) return -1;
+        if (part.begin < 0 || !read_level(&walk, part, NULL)) return -1;
         at = part.end;
     }
     found[0] = walk.found;
