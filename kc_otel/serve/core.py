@@ -45,6 +45,8 @@ from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
+from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_disk import StateDisk
 from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
@@ -85,7 +87,7 @@ class Core:
     def __init__(
         self,
         contracts: Sequence[Contract],
-        connection: sqlite3.Connection,
+        connection: StateConnection,
         *,
         external_url: str,
         now: float,
@@ -105,7 +107,7 @@ class Core:
         self.announce = announce
         self.log: WriteAheadLog | None = None
         self.forget: Callable[[int], None] = lambda _position: None
-        """Told up to which position of the write-ahead log all is in the state."""
+        """Told up to which position of the write-ahead log all is in the state, on disk."""
         self.shards: tuple[ShardSeen, ...] = ()
         """How its shards are; empty where streams are here."""
         self.resize: Callable[[int], Awaitable[None]] | None = None
@@ -114,6 +116,7 @@ class Core:
         self.tick_seconds = 0.0
         self._refusals: set[str] = set()
         self._connection = connection
+        self.disk = StateDisk(connection)
         self._forgetful = frozenset(forgetful)
         self._timing = timing
         self._renewed_at = now
@@ -124,6 +127,7 @@ class Core:
             self.position = self.saved_position = self._evaluator_store.position
             self.merged = self._evaluator_store.merged
             self.settled = dict(self.merged)
+            self._committed = self.position, self.settled
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
@@ -191,13 +195,49 @@ class Core:
         """Logs are not ours; they are accepted, so that a Collector's pipeline does not retry, and dropped."""
         return ExportResult()
 
+    async def on_disk(self) -> None:
+        """Wait until all that was decided is on the disk. Before it is, nobody outside is to act on it.
+
+        Raises:
+            StateError: If the disk does not take it.
+        """
+        await self.disk.synced()
+
+    async def evaluate(self, now: float) -> None:
+        """Evaluate every cell, and wait until what follows is on the disk.
+
+        Raises:
+            StateError: If the state cannot be written.
+        """
+        self.tick(now)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for the disk; then let go of what was kept elsewhere until it was on it.
+
+        Raises:
+            StateError: If the disk does not take it.
+        """
+        position, merged = self._committed
+        await self.on_disk()
+        self.saved_position, self.settled = position, merged
+        self.forget(position)
+
     def tick(self, now: float) -> None:
-        """Evaluate every cell, and carry out what follows.
+        """Evaluate every cell, and carry out what follows. It is written when this returns, but not on the disk.
 
         Raises:
             StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
         """
         started = time.perf_counter()
+        try:
+            announcements = self._evaluate(now)
+        finally:
+            self.tick_seconds = time.perf_counter() - started
+        self.announce_all(announcements)
+
+    def _evaluate(self, now: float) -> list[Announcement]:
+        """One transaction of a tick. Returns what is to be announced."""
         evaluations = self.evaluator.evaluate(now)
         renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
         announcements: list[Announcement] = []
@@ -213,14 +253,13 @@ class Core:
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
             self._evaluator_store.save_position(self.position)
-            if self.merged != self.settled:
+            committed = self.position, dict(self.merged)
+            if committed[1] != self._committed[1]:
                 self._evaluator_store.save_merged(self.merged)
-            unit.on_commit(lambda: self._adopt(state, now))
-            unit.on_commit(self._saved)
+            unit.on_commit(lambda: self._adopt(state, now, committed))
         if renews:
             self._renewed_at = now
-        self.tick_seconds = time.perf_counter() - started
-        self.announce_all(announcements)
+        return announcements
 
     @contextmanager
     def _alone(self, contract: str, stage: str, where: str, unit: UnitOfWork) -> Iterator[None]:
@@ -358,12 +397,8 @@ class Core:
             _log.info("%s", one.message, extra={"attributes": one.attributes})
             self.announce(one)
 
-    def _saved(self) -> None:
-        self.saved_position, self.settled = self.position, dict(self.merged)
-        self.forget(self.position)
-
-    def _adopt(self, state: EscalationState, now: float) -> None:
-        self.escalation, self.evaluated_at = state, now
+    def _adopt(self, state: EscalationState, now: float, committed: tuple[int, dict[str, int]]) -> None:
+        self.escalation, self.evaluated_at, self._committed = state, now, committed
 
     def _write(
         self, contract: Contract, before: EscalationState, escalation: Escalation, now: float

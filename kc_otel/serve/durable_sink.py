@@ -134,6 +134,7 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
         if due:
             due = False
             core.tick(time.time())
+    await core.settle()
 
 
 def recover(core: Takes, log: WriteAheadLog) -> int:

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -158,14 +157,13 @@ async def _serve(
     make = partial(
         Core, contracts, external_url="", worst=config.worst, dry_run=dry_run, forgetful=forgetful, timing=timing
     )
-    if (begun := await _begin(config, stop, make)) is None:
+    if (core := await _begin(config, stop, make)) is None:
         return
-    connection, core = begun
     file = StatePlace(config.state)
     api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
     api_port = api_socket.getsockname()[1]
     core.external_url = config.external_url or f"{_scheme(tls)}://{config.host}:{api_port}"
-    dispatcher = Dispatcher(core.outbox, endpoints)
+    dispatcher = Dispatcher(core.outbox, endpoints, on_disk=core.on_disk)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
@@ -192,7 +190,7 @@ async def _serve(
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(connection.close)
+        stack.push_async_callback(core.disk.close)
         stack.callback(speaker.shutdown)
         sink = await stack.enter_async_context(sink_of(core, config, limits))
         grpc = await start_grpc(
@@ -233,10 +231,8 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _begin(
-    config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]
-) -> tuple[sqlite3.Connection, Core] | None:
-    """The state file, held, and a core on what is in it; None when it was told to stop first."""
+async def _begin(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
+    """A core on what is in the state file, which it holds; None when it was told to stop first."""
     try:
         return await _on_state(config, stop, make)
     except DamagedStateError as error:
@@ -248,19 +244,17 @@ async def _begin(
     if begun is not None:
         said = f"the state was damaged and is set aside as {aside.name}: routes, pins, silences and promotions are gone"
         _log.error("%s", said)
-        for name in begun[1].contracts:
-            begun[1].amend(name, "state-lost", {"message": said}, time.time())
+        for name in begun.contracts:
+            begun.amend(name, "state-lost", {"message": said}, time.time())
     return begun
 
 
-async def _on_state(
-    config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]
-) -> tuple[sqlite3.Connection, Core] | None:
+async def _on_state(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
     connection = await active(config.state, stop, standby=config.standby)
     if connection is None:
         return None
     try:
-        return connection, make(connection, now=time.time())
+        return make(connection, now=time.time())
     except BaseException:
         connection.close()
         raise
@@ -328,7 +322,7 @@ async def _tick_forever(
     following = loop.time()
     while True:
         file.check()  # a file that is no longer there ends the process: somebody else may be acting
-        before, began = core.decisions.version, loop.time()
+        before = core.decisions.version
         faults = core.evaluator.faults
         try:
             await tick()
@@ -344,8 +338,8 @@ async def _tick_forever(
             faults.report("", "telling others", {"metrics or webhooks": error})
         if core.decisions.version != before:
             await decided.notify()
-        # However long a tick takes, as much time is left to those who send and ask.
-        following = max(following + config.tick, 2 * loop.time() - began)
+        # However long an evaluation takes, as much time is left to those who send and ask; the disk takes none of it.
+        following = max(following + config.tick, loop.time() + core.tick_seconds)
         await asyncio.sleep(following - loop.time())
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateHeldError, open_state
 
 __all__ = ["active"]
@@ -26,7 +26,7 @@ _log: Final = logging.getLogger(__name__)
 _EVERY: Final = 0.5
 
 
-async def active(path: Path | None, stop: asyncio.Event, *, standby: bool) -> sqlite3.Connection | None:
+async def active(path: Path | None, stop: asyncio.Event, *, standby: bool) -> StateConnection | None:
     """The state file, open and held; with `standby`, as soon as nobody else holds it.
 
     Args:

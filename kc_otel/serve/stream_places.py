@@ -103,6 +103,6 @@ def tick_of(core: Core, config: ServeConfig, sink: TelemetrySink) -> Callable[[]
         return partial(tick_on_record, core, core.log)
 
     async def tick() -> None:
-        core.tick(time.time())
+        await core.evaluate(time.time())
 
     return tick

@@ -70,6 +70,10 @@ class TenantView(Core):
         """Nothing is put in force here: what others decided would be lost."""
         raise TypeError("a tenant's view puts nothing in force; use whole()")
 
+    async def on_disk(self) -> None:
+        """Wait until all that was decided is on the disk."""
+        await self._core.on_disk()
+
     @property
     def evaluated_at(self) -> float | None:  # type: ignore[override]
         """Unix time of the last evaluation."""

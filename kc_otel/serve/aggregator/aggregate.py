@@ -157,6 +157,7 @@ async def _aggregate(config: AggregatorConfig) -> None:
         connection = open_state(config.state)
         stack.callback(connection.close)
         store = AggregatorStore(connection, time.time_ns())
+        stack.push_async_callback(store.disk.close)
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=httpx.Timeout(15.0, connect=5.0)))
         forwarder, sink = Forwarder(store, config.to, headers, client), AggregatorSink(store)
         most = connections_per_port()

@@ -33,7 +33,7 @@ class AggregatorSink:
     looped: bool = field(default=False, init=False)
     """What this aggregator sent has come back to it."""
 
-    def metrics(self, request: Any) -> ExportResult:
+    async def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest.
 
         Raises:
@@ -45,13 +45,14 @@ class AggregatorSink:
         merged = self.store.host.merged(request, time.time_ns())
         try:
             self.store.keep(merged, merged.rest.SerializeToString())
+            await self.store.disk.synced()
         except StateError as error:
             raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
         self.requests += 1
         self.points.update(merged.counts)
         return merged.result
 
-    def traces(self, request: Any) -> ExportResult:
+    async def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest, to be passed on as it is.
 
         Raises:
@@ -60,6 +61,7 @@ class AggregatorSink:
         self._room()
         try:
             self.store.keep_as_it_is("/v1/traces", request.SerializeToString())
+            await self.store.disk.synced()
         except StateError as error:
             raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
         return ExportResult()

@@ -6,12 +6,13 @@ sent until somebody takes it, and again whenever it grows: the newest contains t
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from kc_otel.serve.aggregator.host_streams import HostStreams, Merged, Total, as_request
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram
+from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_disk import StateDisk
 from kc_otel.serve.store.state_file import DamagedStateError, reading_state
 from kc_otel.serve.store.stream_codec import check_stream, decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
@@ -44,14 +45,16 @@ class AggregatorStore:
     Attributes:
         instance: Names this aggregator for good; the streams that it sends are its own.
         host: Streams and sums.
+        disk: Waits until what was written is on it.
 
     Raises:
         DamagedStateError: If the file holds what no aggregator has written.
         StateError: If it cannot be written.
     """
 
-    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
+    def __init__(self, connection: StateConnection, now: int) -> None:
         self._connection = connection
+        self.disk = StateDisk(connection)
         with unit_of_work(connection), reading_state(connection):
             if connection.execute(_OTHERS).fetchone():
                 raise DamagedStateError("the state file is of something else")

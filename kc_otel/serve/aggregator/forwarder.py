@@ -114,6 +114,7 @@ class Forwarder:
         body = body_of(items)
         try:
             content = await asyncio.to_thread(gzip.compress, body, 1)
+            await self._store.disk.synced()  # a sum that a crash takes back would grow again to what it was
             answer = await self._client.post(self._to + path, content=content, headers=self._headers)
         except httpx.HTTPError as error:
             return self._later(f"{type(error).__name__}: {error}")

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.documented import PROBLEM, DocumentedApi
 from kc_otel.serve.api.entity_tags import EntityTags
+from kc_otel.serve.api.orders_on_disk import OrdersOnDisk
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.own_site import BoundedBodies
 from kc_otel.serve.api.people_input import refusals
@@ -76,6 +77,7 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     async def failed(_: Request, error: Exception) -> Response:
         return _problem("the evaluator has failed", f"{type(error).__name__}; its log says at what", 500)
 
+    api.add_middleware(OrdersOnDisk, on_disk=core.on_disk)
     api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
     api.add_middleware(BoundedBodies)

@@ -108,7 +108,7 @@ class SilenceRequest(_Signed):
 
 
 class SilenceList(_View):
-    """SilenceList in force."""
+    """Silences in force."""
 
     silences: list[Silence]
 

@@ -63,7 +63,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.get("/silences", tags=["people"])
     async def silences() -> SilenceList:
-        """SilenceList in force, oldest first."""
+        """Silences in force, oldest first."""
         now = time.time()
         return SilenceList(silences=[one for one in core.people.silences if now < one.until])
 

@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import os
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,7 @@ from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.shards.shard_health import ShardHealth
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram
-from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.store.state_file import StateError, open_state
 from kc_otel.serve.store.stream_codec import decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from kc_otel.serve.store.write_ahead_log import WriteAheadLog
@@ -205,6 +206,10 @@ class Shard:
             self._store.save(evaluator, unit)
             self._store.save_position(self.position)
             self._write_batch(batch)
+        try:
+            self._connection.settle()
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(f"the state cannot be forced to the disk: {error}") from error
         self._batch, self._saved = batch, self.position
         mark_sent(evaluator, self._points)
         seen = (one.last_seen for name in evaluator.facts for one in evaluator.kernels(name))

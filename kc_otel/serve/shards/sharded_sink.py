@@ -211,7 +211,7 @@ class ShardedSink(ColumnSink):
         core.shards = tuple(
             ShardSeen(one.line.number, one.health, one.answered, one.line.waiting, one.trouble) for one in self._shards
         )
-        core.tick(now)
+        await core.evaluate(now)
         return bool(told) or any(one.trouble for one in self._shards)
 
     def _told(self, one: _Shard, now: float) -> ShardBatch | None:

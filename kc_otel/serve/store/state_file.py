@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from kc_otel.serve.store.state_connection import StateConnection
+
 __all__ = [
     "DamagedStateError",
     "StateError",
@@ -89,11 +91,8 @@ class StatePlace:
             raise StateError(msg)
 
 
-def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Connection:
+def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnection:
     """Open or create the state file and take its lock; None gives a database in memory.
-
-    Write-ahead logging makes a commit survive the process being killed at any instant, and a write-ahead log that is
-    synchronised with every commit makes it survive the machine losing power.
 
     Args:
         path: The file.
@@ -110,13 +109,10 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> sqlite3.Con
             path.parent.mkdir(parents=True, exist_ok=True)
             if _was_emptied(path):
                 raise _damaged(target, "it is empty, and beside it is the log of one that was not")
-        connection = sqlite3.connect(target, isolation_level=None, timeout=patience, check_same_thread=False)
-    except (sqlite3.Error, OSError) as error:
+        connection = StateConnection(target, patience)
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise _unusable(target, error) from None
     try:
-        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("COMMIT")
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -176,7 +172,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _unusable(target: str, error: Exception) -> StateError:
-    if "locked" in str(error):
+    if isinstance(error, BlockingIOError) or "locked" in str(error):
         return StateHeldError(
             f"{target}: another evaluator is using this state file; stop it, give --state another file, or start with "
             "--standby to take over when it ends"

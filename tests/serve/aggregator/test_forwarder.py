@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -14,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.forwarder import Forwarder
+from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, ns
 
 OTLP = {"content-type": "application/x-protobuf"}
@@ -22,7 +22,7 @@ OTLP = {"content-type": "application/x-protobuf"}
 @pytest.fixture
 def store() -> Iterator[AggregatorStore]:
     """One sum that is due, and four deltas that are passed on."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = open_state(None)
     store = AggregatorStore(connection, ns(NOW - 5))
     for number in range(5):
         request = Sender(cumulative=number == 0, instance=str(number)).request(NOW, [0.1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -18,7 +18,8 @@ from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.aggregator.aggregator_sink import AggregatorSink
 from kc_otel.serve.aggregator.aggregator_store import AggregatorStore
 from kc_otel.serve.aggregator.host_streams import as_mark, as_request
-from kc_otel.serve.store.state_file import DamagedStateError, StateError
+from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_file import DamagedStateError, StateError, open_state
 from tests.judge.conftest import NOW, Sender, make_contract, merge, ns
 from tests.tools.verdicts import verdicts_of
 
@@ -26,13 +27,13 @@ SERIES = SeriesId("policy", "kc.drift.tv_token", "all", "aaaaaaaaaaaa", "bbbbbbb
 RESOURCE = {"service.instance.id": "host"}
 
 
-def opened(connection: sqlite3.Connection, at: float = NOW - 5) -> AggregatorStore:
+def opened(connection: StateConnection, at: float = NOW - 5) -> AggregatorStore:
     return AggregatorStore(connection, ns(at))
 
 
 @pytest.fixture
-def connection() -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+def connection() -> Iterator[StateConnection]:
+    with closing(open_state(None)) as connection:
         yield connection
 
 
@@ -77,7 +78,7 @@ def test_verdicts_are_those_of_every_process_by_itself(steps: list, seed: int, d
 
     Counts and statuses are equal, and numbers to the rounding of a sum: the sum of sums is taken in another order.
     """
-    rng, connection = np.random.default_rng(seed), sqlite3.connect(":memory:", isolation_level=None)
+    rng, connection = np.random.default_rng(seed), open_state(None)
     contract = make_contract(observability={"window": "5m", "long_window": "1h", "min_samples": 20})
     apart, together = Evaluator([contract]), Evaluator([contract])
     store = opened(connection)
@@ -104,7 +105,7 @@ def test_verdicts_are_those_of_every_process_by_itself(steps: list, seed: int, d
 @given(STEPS, st.lists(st.booleans(), min_size=12, max_size=12), st.integers(0, 10_000))
 def test_nothing_is_lost_or_counted_twice_while_the_evaluator_is_away(steps: list, away: list[bool], seed: int) -> None:
     """Buckets come to the same, also where the evaluator took a message and its answer got lost."""
-    rng, connection = np.random.default_rng(seed), sqlite3.connect(":memory:", isolation_level=None)
+    rng, connection = np.random.default_rng(seed), open_state(None)
     apart, together = Evaluator([make_contract()]), Evaluator([make_contract()])
     store = opened(connection)
     senders = [Sender(instance=str(number)) for number in range(3)]
@@ -128,7 +129,7 @@ def test_nothing_is_lost_or_counted_twice_while_the_evaluator_is_away(steps: lis
     assert merged.sum == pytest.approx(alone.sum, rel=1e-9, abs=1e-15)
 
 
-def test_what_is_not_drift_is_passed_on_as_it_came(connection: sqlite3.Connection) -> None:
+def test_what_is_not_drift_is_passed_on_as_it_came(connection: StateConnection) -> None:
     """Counters, gauges, deltas and the metrics of others wait in the state, under their own resource."""
     store, drift = opened(connection), Sender()
     other, delta = Sender(metric="gen_ai.server.time_to_first_token"), Sender(cumulative=False, instance="delta")
@@ -147,7 +148,7 @@ def parts(request: ExportMetricsServiceRequest) -> list[ExportMetricsServiceRequ
     return [ExportMetricsServiceRequest(resource_metrics=[each]) for each in request.resource_metrics]
 
 
-def test_what_processes_sent_before_the_aggregator_began_is_not_counted_again(connection: sqlite3.Connection) -> None:
+def test_what_processes_sent_before_the_aggregator_began_is_not_counted_again(connection: StateConnection) -> None:
     """They sent it elsewhere; from then on they count. One that began with it counts in full."""
     store = opened(connection, NOW)
     old, new = Sender(instance="old", start=NOW - 600), Sender(instance="new", start=NOW - 5)
@@ -160,7 +161,7 @@ def test_what_processes_sent_before_the_aggregator_began_is_not_counted_again(co
     assert total.histogram.count == 13
 
 
-def test_what_is_long_gone_is_forgotten_and_what_was_not_taken_is_not(connection: sqlite3.Connection) -> None:
+def test_what_is_long_gone_is_forgotten_and_what_was_not_taken_is_not(connection: StateConnection) -> None:
     """A day after its last word; a process that comes back and is as old begins anew, and nothing counts twice."""
     store, sender = opened(connection), Sender()
     take(store, sender.request(NOW, [0.1] * 10), NOW)
@@ -176,7 +177,7 @@ def test_what_is_long_gone_is_forgotten_and_what_was_not_taken_is_not(connection
     assert total.histogram.count == 0
 
 
-def test_a_sender_is_told_what_is_not_taken(connection: sqlite3.Connection) -> None:
+def test_a_sender_is_told_what_is_not_taken(connection: StateConnection) -> None:
     """Points of the future, points that cannot be, and more streams than there may be."""
     store = opened(connection)
     store.host._most = 1
@@ -190,7 +191,7 @@ def test_a_sender_is_told_what_is_not_taken(connection: sqlite3.Connection) -> N
 
 
 def test_what_cannot_be_written_is_not_acknowledged_and_not_remembered(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+    connection: StateConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender is asked to come again, and then it counts, once."""
     store, sender = opened(connection, 0), Sender(start=NOW)
@@ -199,7 +200,7 @@ def test_what_cannot_be_written_is_not_acknowledged_and_not_remembered(
     monkeypatch.setattr("kc_otel.serve.aggregator.aggregate.time.time_ns", lambda: ns(NOW + 1))
     connection.execute("PRAGMA query_only=ON")
     with pytest.raises(Exception, match="cannot be kept on disk at the moment") as raised:
-        sink.metrics(request)
+        asyncio.run(sink.metrics(request))
     assert isinstance(raised.value.__context__, StateError)
     connection.execute("PRAGMA query_only=OFF")
     take(store, request, NOW + 2)
@@ -207,7 +208,7 @@ def test_what_cannot_be_written_is_not_acknowledged_and_not_remembered(
     assert total.histogram.count == 7
 
 
-def test_a_clock_that_went_back_after_the_aggregator_began_loses_nothing(connection: sqlite3.Connection) -> None:
+def test_a_clock_that_went_back_after_the_aggregator_began_loses_nothing(connection: StateConnection) -> None:
     """It began an hour ahead; a process that begins at the right time is counted from its beginning."""
     store = opened(connection, NOW + 3600)
     take(store, Sender(start=NOW - 5).request(NOW, [0.1] * 10), NOW)
@@ -215,9 +216,7 @@ def test_a_clock_that_went_back_after_the_aggregator_began_loses_nothing(connect
     assert total.histogram.count == 10
 
 
-def test_its_own_words_that_come_back_are_not_taken(
-    connection: sqlite3.Connection, another: sqlite3.Connection
-) -> None:
+def test_its_own_words_that_come_back_are_not_taken(connection: StateConnection, another: StateConnection) -> None:
     """By way of another aggregator: that one adds sums up, and passes on the mark, which says whose words they are."""
     first, second = opened(connection), opened(another)
     sink = AggregatorSink(first)
@@ -225,13 +224,13 @@ def test_its_own_words_that_come_back_are_not_taken(
     ((_, path, body),) = second.to_pass_on()
     assert path == "/v1/metrics"
     with pytest.raises(ThrottledError, match="comes back to it"):
-        sink.metrics(ExportMetricsServiceRequest.FromString(body))
+        asyncio.run(sink.metrics(ExportMetricsServiceRequest.FromString(body)))
     assert sink.looped
     evaluator = Evaluator([make_contract()])
     assert evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(body), NOW).rejected == 0
 
 
-def test_a_state_file_of_something_else_is_left_alone(connection: sqlite3.Connection) -> None:
+def test_a_state_file_of_something_else_is_left_alone(connection: StateConnection) -> None:
     """Such as an evaluator's, whose state it would write into."""
     connection.execute("CREATE TABLE routes (name TEXT)")
     with pytest.raises(DamagedStateError):

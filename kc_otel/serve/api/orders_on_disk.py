@@ -1,0 +1,56 @@
+"""What people order is on the disk before they are told that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from fastapi.responses import JSONResponse
+
+from kc_otel.serve.api.documented import PROBLEM
+from kc_otel.serve.api.views import ProblemDetails
+from kc_otel.serve.store.state_file import StateError
+
+__all__ = ["OrdersOnDisk"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class OrdersOnDisk:
+    """Holds back what is answered to an order until the disk has it.
+
+    Args:
+        app: Carries orders out.
+        on_disk: Waits for the disk.
+    """
+
+    def __init__(
+        self, app: Callable[[Message, Receive, Send], Awaitable[None]], on_disk: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._app, self._on_disk = app, on_disk
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or scope["method"] in _READING:
+            await self._app(scope, receive, send)
+            return
+        failed = False
+
+        async def held(message: Message) -> None:
+            nonlocal failed
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                try:
+                    await self._on_disk()
+                except StateError as error:
+                    failed = True
+                    detail = f"what was ordered holds, and may be forgotten when the machine goes down: {error}"
+                    body = ProblemDetails(title="state cannot be written", detail=detail, status=503)
+                    await JSONResponse(body.model_dump(), 503, media_type=PROBLEM)(scope, receive, send)
+            if not failed:
+                await send(message)
+
+        await self._app(scope, receive, held)

@@ -1,0 +1,28 @@
+"""A disk that takes its time, and what it would have after a loss of power: `slow_disk.c` put before libc."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kc_otel.machine_code.hatch_build import compiler
+
+__all__ = ["slow_disk"]
+
+
+def slow_disk(folder: Path, **environ: str) -> dict[str, str]:
+    """The environment of a process on such a disk.
+
+    Args:
+        folder: Where what is compiled is put.
+        environ: See `slow_disk.c`.
+    """
+    cc = compiler()
+    if cc is None:
+        pytest.skip("needs a C compiler")
+    made = folder / "slow_disk.so"
+    source = Path(__file__).with_suffix(".c")
+    subprocess.run([*cc, "-shared", "-fPIC", "-O1", str(source), "-o", str(made), "-ldl", "-lpthread"], check=True)
+    return {"LD_PRELOAD": str(made), **environ}
