@@ -216,3 +216,50 @@ def test_a_thousand_connections_that_say_little(survives: Evaluator, port: str) 
         with grpc.insecure_channel(survives.grpc) as honest:
             honest.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")(body, timeout=30)
         assert survives.get("/api/v1/health")["streams"] > 0
+
+
+DRIPS = {
+    "request line": b"POST /v1/met",
+    "headers": b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx-name: ",
+    "body": b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/x-protobuf\r\n"
+    b"content-length: 900000\r\n\r\n",
+    "order": b"POST /api/v1/silences HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    b"content-length: 9000\r\n\r\n",
+    "preface": b"PRI * HT",
+    "settings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 3, 0, 4, 0, 0, 0, 0, 0)),
+    "frame": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) + bytes((0, 60, 0, 1, 4, 0, 0, 0, 1)),
+}
+"""How far a request has come when its bytes begin to drip."""
+GONE = 55.0
+"""Seconds after which such a connection is no more: headers have 10, a body 30, and its rest 10 after the answer."""
+
+
+def test_bytes_that_drip_keep_a_connection_for_no_longer_than_silence(survives: Evaluator) -> None:
+    """A slow loris on every port, two bytes a second, wherever a request may be: who sends is not thereby in time."""
+    ports = {"http": survives.http, "api": survives.api, "grpc": survives.grpc}
+    left: dict[tuple[str, str], socket.socket] = {}
+    with ExitStack() as stack:
+        for name, address in ports.items():
+            host, number = address.rpartition("/")[2].split(":")
+            for what, begin in DRIPS.items():
+                left[name, what] = stack.enter_context(socket.create_connection((host, int(number)), timeout=30))
+                left[name, what].sendall(begin)
+                left[name, what].setblocking(False)
+        end = time.monotonic() + GONE
+        while left and time.monotonic() < end:
+            time.sleep(0.5)
+            left = {of: one for of, one in left.items() if dripped(one)}
+    assert not left
+
+
+def dripped(connection: socket.socket) -> bool:
+    """Send a byte more; whether the connection is still there."""
+    try:
+        connection.send(b"a")
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

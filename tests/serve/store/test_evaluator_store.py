@@ -213,11 +213,12 @@ def test_windows_of_another_length_keep_their_content(
     assert third.distribution(series, 600, now + 280).total == 20
 
 
-def test_another_schema_version_is_refused(connection: sqlite3.Connection) -> None:
-    """State of another program version is not guessed at."""
+@pytest.mark.parametrize("version", [1, 4, 99])
+def test_another_schema_version_is_refused(connection: sqlite3.Connection, version: int) -> None:
+    """State of an older or a newer program is not guessed at."""
     EvaluatorStore(connection)
-    connection.execute("UPDATE evaluator_meta SET value = '99'")
-    with pytest.raises(StateError, match="schema version 99, this program reads 5; use the program that wrote it"):
+    connection.execute("UPDATE evaluator_meta SET value = ?", (str(version),))
+    with pytest.raises(StateError, match=f"version {version}, this program reads 5; use the program that wrote it"):
         EvaluatorStore(connection)
 
 

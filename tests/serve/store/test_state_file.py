@@ -104,6 +104,45 @@ def test_damage_is_said_at_the_start_or_does_no_harm(
     assert 50 < len(said) < 150
 
 
+@pytest.mark.slow
+def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_else(
+    tmp_path: Path, make_core: Callable[..., Core], going_on: Callable
+) -> None:
+    """What an evaluator that was killed has left in `-wal` counts as far as it is whole, wherever it is damaged."""
+    path = tmp_path / "killed" / "state.sqlite"
+    log = path.with_name("state.sqlite-wal")
+    commits: list[int] = []
+    with closing(open_state(path)) as connection:
+        core = make_core(connection, now=time.time())
+        for position, sigma in enumerate((0.3, 0.4, 0.4), 1):
+            core.metrics(going_on(sigma))
+            core.position = position
+            core.tick(time.time())
+            commits.append(log.stat().st_size)
+        left = path.read_bytes(), log.read_bytes()
+    chance, found, said = random.Random(5), list[int](), 0
+    for number in range(120):
+        again = tmp_path / str(number) / "state.sqlite"
+        again.parent.mkdir()
+        again.write_bytes(left[0])
+        hurt = bytearray(left[1])
+        at = chance.randrange(len(hurt))
+        hurt[at : at + 20] = chance.randbytes(len(hurt[at : at + 20]))
+        if chance.random() < 0.3:
+            del hurt[at:]
+        again.with_name("state.sqlite-wal").write_bytes(hurt)
+        try:
+            with closing(open_state(again)) as connection:
+                core = make_core(connection, now=time.time())
+                core.tick(time.time())
+                found.append(core.saved_position)
+                assert core.saved_position == sum(commit <= at for commit in commits)
+        except DamagedStateError:
+            said += 1
+    assert set(found) == {0, 1, 2}
+    assert said < 20
+
+
 @pytest.mark.parametrize("table", ["evaluator_streams", "evaluator_panes"])
 def test_buckets_where_nothing_can_be_are_damage(
     state: bytes, table: str, tmp_path: Path, make_core: Callable[..., Core]
