@@ -16,7 +16,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from kc_otel.judge.otlp.request_errors import ThrottledError
@@ -54,6 +54,21 @@ class _Line:
         self.bytes = 0
 
 
+class _Turn(AbstractAsyncContextManager[None]):
+    """One turn; a generator would take three times as long, with every request."""
+
+    __slots__ = ("_sender", "_size", "_turns")
+
+    def __init__(self, turns: FairTurns, sender: Hashable, size: int) -> None:
+        self._turns, self._sender, self._size = turns, sender, size
+
+    async def __aenter__(self) -> None:
+        await self._turns.begin(self._sender, self._size)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns.end(self._size)
+
+
 class FairTurns:
     """Turns to decode, keep and apply a request. Use it from one event loop, for all of its ports.
 
@@ -78,8 +93,7 @@ class FairTurns:
         """Bytes that wait."""
         return self._waiting
 
-    @asynccontextmanager
-    async def turn(self, sender: Hashable, size: int) -> AsyncIterator[None]:
+    def turn(self, sender: Hashable, size: int) -> AbstractAsyncContextManager[None]:
         """Wait for a turn, and have it.
 
         Args:
@@ -89,15 +103,7 @@ class FairTurns:
         Raises:
             ThrottledError: If more waits than may, and this, or what was to come last, is refused for it.
         """
-        size += _OVERHEAD
-        if self._taken and (self._lines or self._taken + size > self._room()):
-            await self._wait(sender, size)
-        else:
-            self._begin(sender, max(self._clock, self._due.get(sender, 0.0)), size)
-        try:
-            yield
-        finally:
-            self._end(size)
+        return _Turn(self, sender, size + _OVERHEAD)
 
     @asynccontextmanager
     async def place(self, size: int) -> AsyncIterator[None]:
@@ -136,6 +142,21 @@ class FairTurns:
         """So much work was done for who had its turn by another thread than this."""
         self._seconds += seconds
 
+    async def begin(self, sender: Hashable, size: int) -> None:
+        """Wait for a turn of so many bytes; see `turn`."""
+        if self._taken and (self._lines or self._taken + size > self._room()):
+            await self._wait(sender, size)
+        else:
+            self._begin(sender, max(self._clock, self._due.get(sender, 0.0)), size)
+
+    def end(self, size: int) -> None:
+        """Let the next have theirs."""
+        self._taken -= size
+        self._done += size
+        if time.monotonic() > self._next_look:
+            self._look()
+        self._begin_next()
+
     async def _wait(self, sender: Hashable, size: int) -> None:
         while self._waiting + size > self._most:
             self._refuse_last(sender, size)
@@ -156,7 +177,7 @@ class FairTurns:
                 line.waiting.remove(one)
                 self._gone(line, size)
             elif not come.cancelled() and come.exception() is None:  # its turn had come
-                self._end(size)
+                self.end(size)
             raise
 
     def _refuse_last(self, sender: Hashable, size: int) -> None:
@@ -190,11 +211,7 @@ class FairTurns:
             self._due = {one: until for one, until in self._due.items() if until > self._clock}
             self._remembered = max(_SENDERS, 2 * len(self._due))
 
-    def _end(self, size: int) -> None:
-        self._taken -= size
-        self._done += size
-        if time.monotonic() > self._next_look:
-            self._look()
+    def _begin_next(self) -> None:
         begun = 0
         while self._next and begun < _AT_ONCE:
             due, number, sender = self._next[0]

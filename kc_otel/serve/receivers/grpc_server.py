@@ -23,6 +23,7 @@ from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, Intern
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import SIGNALS
 from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.serve.access.access_file import Caller
 from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.listening import listen
@@ -254,24 +255,27 @@ class _Receiver:
             raise
 
     async def _taken(self, call: Call) -> tuple[Any, str]:
-        sender, signal = self._senders.known(call.authorization), call.signal
-        async with self._message(call) as body:
-            assert signal is not None  # else there is no message of it
+        sender = self._senders.known(call.authorization)
+        if call.is_there:
+            return await self._of(call, await call.message(), sender)
+        async with self._arriving(call) as body:
+            return await self._of(call, body, sender)
 
-            async def decode(plain: bytes) -> Any:
-                reader = self._sink if self._senders.anybody else None
-                found = await decoded(reader, plain, signal, self._limits, self._turns.elsewhere)
-                return self._senders.admit(sender, found)
+    async def _of(self, call: Call, body: bytes, sender: Caller) -> tuple[Any, str]:
+        signal = call.signal
+        assert signal is not None  # else there is no message of it
 
-            turns, peer = self._turns, call.stream.peer
-            return await in_turns(turns, peer, body, call.encoding, decode, self._sink, signal, self._limits, "grpc")
+        async def decode(plain: bytes) -> Any:
+            reader = self._sink if self._senders.anybody else None
+            found = await decoded(reader, plain, signal, self._limits, self._turns.elsewhere)
+            return self._senders.admit(sender, found)
+
+        turns, peer = self._turns, call.stream.peer
+        return await in_turns(turns, peer, body, call.encoding, decode, self._sink, signal, self._limits, "grpc")
 
     @asynccontextmanager
-    async def _message(self, call: Call) -> AsyncIterator[bytes]:
+    async def _arriving(self, call: Call) -> AsyncIterator[bytes]:
         """A call's message. One that is longer than what is sent unasked has room first, and is asked for then."""
-        if call.is_there:
-            yield await call.message()
-            return
         peer = call.stream.peer
         async with AsyncExitStack() as held:
             async with self._places.taken(peer):

@@ -159,6 +159,8 @@ def parts_of(request: Any, signal: Signal, most: int = _POINTS) -> Iterator[Any]
 
 def _points_one_by_one(request: Any, signal: Signal) -> int:
     if isinstance(request, ColumnMessage):
+        if request.plain:
+            return 0
         if request.request is not None:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0)))
