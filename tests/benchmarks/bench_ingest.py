@@ -1,8 +1,9 @@
 """What receiving costs: `python tests/benchmarks/bench_ingest.py` prints points per second of one core, end to end.
 
-`kc-otel serve` as a process, pinned to one core, with its log and its state on disk, and 10 senders on the other cores,
-on connections that stay open; each waits for its answer, so that by the clock few of them leave a server idle. A message has 200 cumulative exponential points of 80 buckets and 8 attributes, some
-80 kB; every report adds to each bucket. Of each way to send there are two numbers: points by CPU time of the server's
+`kc-otel serve` as a process, pinned to one core, with its log and its state on disk, and 10 senders (`SENDERS=24` for
+others) on the other cores, on connections that stay open; each waits for its answer, so that by the clock few of them
+leave a server idle. A message has 200 cumulative exponential points of 80 buckets and 8 attributes, some 80 kB; every
+report adds to each bucket. Of each way to send there are two numbers: points by CPU time of the server's
 process, user and system, threads and ticks included, after warming up, so that senders and other programs do not count;
 and points by the clock on the wall, which say the same on a machine that does nothing else. Beside each, in the same
 run: a receiver that reads the same bodies and does nothing, and the server without machine code, point by point.
@@ -35,8 +36,7 @@ from kc_otel.judge.otlp.wire_columns import read_columns
 from tests.benchmarks.bench_evaluate import Fleet, contract
 from tests.tools.servers import free_address, running
 
-SENDERS = 10
-"""At a time; --senders says otherwise."""
+SENDERS = int(os.environ.get("SENDERS", "10"))
 POINTS = 200
 TICK = "a tick: judging 200 cells"
 CORES = sorted(os.sched_getaffinity(0))
@@ -216,9 +216,7 @@ def alone(count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reports", type=int, default=100)
-    parser.add_argument("--senders", type=int, default=SENDERS)
-    said = parser.parse_args()
-    count, globals()["SENDERS"] = said.reports, said.senders
+    count = parser.parse_args().reports
     print(f"messages of {len(next(reports(1))[0]):,} bytes, {POINTS} points; points per second of one core")
     alone(max(count // 5, 10))
     os.sched_setaffinity(0, set(CORES[1:] or CORES))
