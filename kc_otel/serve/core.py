@@ -195,6 +195,11 @@ class Core:
         """Logs are not ours; they are accepted, so that a Collector's pipeline does not retry, and dropped."""
         return ExportResult()
 
+    @property
+    def sync_seconds(self) -> float | None:
+        """How long the disk took for the state at last, seconds; None where it was not asked."""
+        return self.disk.seconds
+
     async def on_disk(self) -> None:
         """Wait until all that was decided is on the disk. Before it is, nobody outside is to act on it.
 

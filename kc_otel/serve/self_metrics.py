@@ -92,6 +92,8 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
     ]
     metrics["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
+    synced = core.sync_seconds
+    metrics["kc.evaluator.sync.duration"] = [] if synced is None else [({}, synced)]
     evaluated = core.evaluated_at
     metrics["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
     log = core.log

@@ -85,7 +85,13 @@ def test_a_replay_of_the_same_contract_decides_what_the_evaluator_decided(
     said = dict(
         line.rsplit(" ", 1) for line in httpx.get(f"{evaluator.api}/metrics").text.splitlines() if line[0] != "#"
     )
-    for name in ("log_size_bytes", "tick_duration_seconds", "disk_free_bytes", "last_evaluation_seconds"):
+    for name in (
+        "log_size_bytes",
+        "tick_duration_seconds",
+        "sync_duration_seconds",
+        "disk_free_bytes",
+        "last_evaluation_seconds",
+    ):
         assert float(said[f"kc_evaluator_{name}"]) > 0.0, "it observes itself also where it records"
     assert "kc_evaluator_log_lag_bytes" in said
     evaluator.stop()

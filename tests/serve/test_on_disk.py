@@ -42,10 +42,11 @@ class Disk:
         self.takes = threading.Event()
         self.error: OSError | None = None
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
         assert self.takes.wait(20)
         if self.error is not None:
             raise self.error
+        return True
 
 
 @pytest.fixture
@@ -137,12 +138,22 @@ def test_a_log_lets_go_of_what_the_disk_has(core: Core, disk: Disk) -> None:
         disk.takes.set()
         await evaluating
         assert (forgot, core.saved_position) == ([7], 7)
+        [(_, took)] = read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"]
+        assert STILL <= took < 20
         core.position, disk.error = 9, OSError(errno.EIO, "Input/output error")
         with pytest.raises(StateError, match="Input/output error"):
             await core.evaluate(time.time())
         assert (forgot, core.saved_position) == ([7], 7)
 
     asyncio.run(evaluate())
+
+
+def test_without_a_state_file_nothing_waits(make_core: Callable[..., Core]) -> None:
+    """And no metric says how long."""
+    core = make_core()
+    core.tick(time.time())
+    asyncio.run(core.on_disk())
+    assert read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"] == []
 
 
 def test_a_webhook_is_sent_once_the_disk_has_what_it_says(

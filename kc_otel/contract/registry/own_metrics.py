@@ -214,6 +214,10 @@ _METRICS: Final = (
         "Time that the last evaluation of every cell took.",
     ),
     Metric(
+        "kc.evaluator.sync.duration", "s", Instrument.GAUGE, (),
+        "Time that the disk took for the state file at last; webhooks, new decisions and the answers to orders wait.",
+    ),
+    Metric(
         "kc.evaluator.log.size", "By", Instrument.GAUGE, (),
         "Bytes on disk of the log of what was received, with what `serve --record` keeps of it.",
     ),

@@ -137,9 +137,10 @@ def _evaluator() -> Iterator[Any]:
     ]
     about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
     yield graph_panel(40, "Time to an answer", about, ranks, "s").span(12)
-    yield _gauge(41, "Requests that wait", "kc.evaluator.waiting", (), "bytes", _EVALUATOR).span(12)
+    yield _gauge(41, "Requests that wait", "kc.evaluator.waiting", (), "bytes", _EVALUATOR).span(8)
     free = f"Empty without a state file. {_EVALUATOR}"
-    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(12)
+    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(8)
+    yield _gauge(43, "The disk takes for the state", "kc.evaluator.sync.duration", (), "s", free, "max").span(8)
     shards = "Empty where streams are in the evaluator's process."
     behind, streams = "kc.evaluator.shard.lag", "kc.evaluator.shard.streams"
     of = ("kc.shard",)

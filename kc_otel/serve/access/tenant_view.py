@@ -70,6 +70,11 @@ class TenantView(Core):
         """Nothing is put in force here: what others decided would be lost."""
         raise TypeError("a tenant's view puts nothing in force; use whole()")
 
+    @property
+    def sync_seconds(self) -> float | None:
+        """How long the disk took for the state at last, seconds."""
+        return self._core.sync_seconds
+
     async def on_disk(self) -> None:
         """Wait until all that was decided is on the disk."""
         await self._core.on_disk()

@@ -75,24 +75,27 @@ class StateConnection(sqlite3.Connection):
             return self._path is not None and _log_of(self._path).stat().st_size > _LARGE
         return False
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
         """Return when all that was committed is on the disk.
+
+        Returns:
+            Whether there is one.
 
         Raises:
             OSError: If the disk does not take it. What it then has nobody knows: the next call writes all of it again.
             sqlite3.Error: If that cannot be written.
         """
         if self._path is None:
-            return
+            return False
         if self._doubtful:
             if not self.checkpoint():
                 raise OSError(errno.EBUSY, "another process reads the state file")
             self._doubtful = False
-            return
+            return True
         try:
             file = os.open(_log_of(self._path), os.O_RDONLY)
         except FileNotFoundError:  # nothing was ever written
-            return
+            return True
         try:
             os.fdatasync(file)
         except OSError:
@@ -100,6 +103,7 @@ class StateConnection(sqlite3.Connection):
             raise
         finally:
             os.close(file)
+        return True
 
     def checkpoint(self) -> bool:
         """Copy what is in `-wal` into the file, and return when that is on the disk. Others read and write meanwhile.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateError
@@ -16,10 +17,14 @@ class StateDisk:
 
     Args:
         connection: The state file.
+
+    Attributes:
+        seconds: How long the last sync took, a checkpoint not counted; None before the first, and in memory.
     """
 
     def __init__(self, connection: StateConnection) -> None:
         self._connection = connection
+        self.seconds: float | None = None
         self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
 
@@ -47,7 +52,9 @@ class StateDisk:
     async def _sync(self) -> None:
         connection, changes = self._connection, self._connection.total_changes
         try:
-            await asyncio.to_thread(connection.sync)
+            began = time.monotonic()
+            if await asyncio.to_thread(connection.sync):
+                self.seconds = time.monotonic() - began
             self._synced = changes
             if connection.is_long:
                 changes = connection.total_changes
