@@ -150,11 +150,12 @@ HEALTH: dict[str, tuple[Expected, ...]] = {
     "22 Streams": (grouped((), known(lambda moment: moment.series)), _allowed),
     "23 Duration of an evaluation": (grouped((), known(lambda moment: moment.tick_seconds), max),),
     "35 Failures to judge": (rates(_CONTRACT, failures),),
-    # The evaluators that are played have no log.
+    # The evaluators that are played have no log, and no state on a disk.
     "37 Log of what was received": (lambda _: {}, lambda _: {}),
     "40 Time to an answer": (answered(0.5), answered(0.99)),
     "41 Requests that wait": (grouped((), known(lambda _: 0.0)),),
     "42 Left on the disk": (lambda _: {},),
+    "43 The disk takes for the state": (lambda _: {},),
     "38 Shards: bytes behind": (lambda _: {},),
     "39 Shards: streams": (lambda _: {},),
     "24 Webhooks waiting, by endpoint": (grouped(("kc_endpoint",), waiting),),
