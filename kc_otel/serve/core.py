@@ -214,6 +214,7 @@ class Core:
         Raises:
             StateError: If the state cannot be written.
         """
+        await self.disk.room()
         self.tick(now)
         await self.settle()
 

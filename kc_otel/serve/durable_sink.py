@@ -118,6 +118,7 @@ async def tick_on_record(core: Core, log: WriteAheadLog) -> None:
     Raises:
         StateError: If the state cannot be written.
     """
+    await core.disk.room()
     now, due = time.time(), True
 
     def tick(position: int) -> None:

@@ -163,7 +163,7 @@ async def _serve(
     api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
     api_port = api_socket.getsockname()[1]
     core.external_url = config.external_url or f"{_scheme(tls)}://{config.host}:{api_port}"
-    dispatcher = Dispatcher(core.outbox, endpoints, on_disk=core.on_disk)
+    dispatcher = Dispatcher(core.outbox, endpoints, disk=core.disk)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()

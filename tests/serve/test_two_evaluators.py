@@ -85,6 +85,25 @@ def test_a_state_file_that_is_moved_away_is_noticed(tmp_path: Path, how: str) ->
     StatePlace(None).check()
 
 
+def test_a_new_file_may_be_begun_where_another_was_that_is_still_held(tmp_path: Path) -> None:
+    """What lies beside it is of the one that was moved away, and is not taken for its own."""
+    path = tmp_path / "state.sqlite"
+    holds = "import sys; from pathlib import Path; from kc_otel.serve.store.state_file import open_state\n"
+    holds += "held = open_state(Path(sys.argv[1])); held.execute('CREATE TABLE a (b)'); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        path.rename(tmp_path / "moved.sqlite")
+        connection = open_state(path)
+        connection.execute("CREATE TABLE c (d)")
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("c",)]
+        connection.close()
+        holder.communicate("end\n")
+        assert holder.returncode == 0
+
+
 @pytest.mark.slow
 def test_there_is_one_holder_however_many_wait_and_however_they_end(tmp_path: Path) -> None:
     """Four processes take turns, some are killed while they hold it: no two turns overlap, and none is lost."""

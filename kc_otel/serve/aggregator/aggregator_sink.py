@@ -42,10 +42,10 @@ class AggregatorSink:
         if comes_from(request, self.store.instance):
             self.looped = True
         self._room()
+        await self.store.disk.room()
         merged = self.store.host.merged(request, time.time_ns())
         try:
-            self.store.keep(merged, merged.rest.SerializeToString())
-            await self.store.disk.synced()
+            await self._on_disk(self.store.keep(merged, merged.rest.SerializeToString()))
         except StateError as error:
             raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
         self.requests += 1
@@ -59,9 +59,9 @@ class AggregatorSink:
             ThrottledError: If it cannot be kept at the moment.
         """
         self._room()
+        await self.store.disk.room()
         try:
-            self.store.keep_as_it_is("/v1/traces", request.SerializeToString())
-            await self.store.disk.synced()
+            await self._on_disk(self.store.keep_as_it_is("/v1/traces", request.SerializeToString()))
         except StateError as error:
             raise _FullError(f"cannot be kept on disk at the moment: {error}") from None
         return ExportResult()
@@ -69,6 +69,15 @@ class AggregatorSink:
     def logs(self, _request: Any) -> ExportResult:
         """Logs are not ours; they are accepted, so that nobody retries, and dropped."""
         return ExportResult()
+
+    async def _on_disk(self, row: tuple[int, int] | None) -> None:
+        """Wait for the disk; what is passed on as it is, a row, goes where that fails: its sender sends it again."""
+        try:
+            await self.store.disk.synced()
+        except StateError:
+            if row is not None:
+                self.store.passed([row])
+            raise
 
     def _room(self) -> None:
         if self.looped:

@@ -80,8 +80,11 @@ class AggregatorStore:
             self.due = {key for (key,) in connection.execute("SELECT key FROM host_total WHERE due")}
             (self.waiting,) = connection.execute("SELECT COALESCE(SUM(LENGTH(body)), 0) FROM passed_on").fetchone()
 
-    def keep(self, merged: Merged, rest: bytes) -> None:
+    def keep(self, merged: Merged, rest: bytes) -> tuple[int, int] | None:
         """Write what a metrics request came to, then remember it.
+
+        Returns:
+            (number, bytes) of what of it is passed on as it is; None for nothing.
 
         Raises:
             StateError: If it cannot be written; then it is not remembered either.
@@ -98,18 +101,23 @@ class AggregatorStore:
                     for key, each in merged.totals.items()
                 ],
             )
-            self._pass_on("/v1/metrics", rest)
+            row = self._pass_on("/v1/metrics", rest)
             unit.on_commit(lambda: self._adopt(merged, len(rest)))
+        return row
 
-    def keep_as_it_is(self, path: str, body: bytes) -> None:
+    def keep_as_it_is(self, path: str, body: bytes) -> tuple[int, int] | None:
         """Write a request that is passed on.
+
+        Returns:
+            Its number and bytes; None for nothing.
 
         Raises:
             StateError: If it cannot be written.
         """
         with unit_of_work(self._connection):
-            self._pass_on(path, body)
+            row = self._pass_on(path, body)
         self.waiting += len(body)
+        return row
 
     def sent(self, totals: Mapping[str, Total]) -> None:
         """Somebody took these sums; those that grew meanwhile are due again."""
@@ -142,9 +150,11 @@ class AggregatorStore:
             self._connection.executemany("DELETE FROM host_total WHERE key = ?", [(key,) for key in totals])
             unit.on_commit(lambda: self.host.forget(streams, totals))
 
-    def _pass_on(self, path: str, body: bytes) -> None:
-        if body:
-            self._connection.execute("INSERT INTO passed_on (path, body) VALUES (?, ?)", (path, body))
+    def _pass_on(self, path: str, body: bytes) -> tuple[int, int] | None:
+        if not body:
+            return None
+        number = self._connection.execute("INSERT INTO passed_on (path, body) VALUES (?, ?)", (path, body)).lastrowid
+        return int(number or 0), len(body)
 
     def _adopt(self, merged: Merged, passed: int) -> None:
         self.host.adopt(merged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -45,9 +46,10 @@ class OrdersOnDisk:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 try:
                     await self._on_disk()
-                except StateError as error:
+                except (StateError, asyncio.CancelledError) as error:
                     failed = True
-                    detail = f"what was ordered holds, and may be forgotten when the machine goes down: {error}"
+                    why = str(error) or "the evaluator stops"
+                    detail = f"what was ordered holds, and may be forgotten when the machine goes down: {why}"
                     body = ProblemDetails(title="state cannot be written", detail=detail, status=503)
                     await JSONResponse(body.model_dump(), 503, media_type=PROBLEM)(scope, receive, send)
             if not failed:

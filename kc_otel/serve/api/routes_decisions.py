@@ -44,8 +44,8 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         known = not tag or core.decisions.tag == tag
         if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204)
-        await core.on_disk()  # a version that a crash takes back would be given to another table
         table = core.decisions
+        await core.on_disk()  # a version that a crash takes back would be given to another table
         return Response(
             to_json(table),
             media_type="application/json",

@@ -1,14 +1,15 @@
 """A connection to the state file that never waits for the disk, and what makes its commits last.
 
 A commit is in the file `-wal` when it returns: it outlives the process, however that ends. It outlives the machine when
-`sync` has returned, which is called on a thread. Nothing else of SQLite waits for a disk but the checkpoint that copies
-what is in `-wal` into the file: it has a connection of its own, because a connection that waits is one that nobody can
-read from.
+`sync` has returned, on a thread. SQLite itself would wait for a disk in two places more. One is the checkpoint, which
+copies what is in `-wal` into the file: it has a connection of its own, because a connection that waits is one that
+nobody can read from. The other is the first commit into a `-wal` that is begun anew over what was there, lest what
+follows is on the disk before the new beginning is, and is taken for a part of the old. So it is never begun over what
+was there: a third connection that holds a snapshot keeps SQLite from it, and once all is copied the file is emptied.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import sqlite3
@@ -22,17 +23,18 @@ __all__ = ["StateConnection"]
 
 _LARGE: Final = 16 * 1024 * 1024
 """Bytes of `-wal` after which they are copied into the file."""
+_MOST: Final = 8 * _LARGE
 _ASKED: Final = 0.02
 _LOCK_BESIDE: Final = sys.platform != "linux"
 """Where flock is of another kind than the locks of SQLite, the file itself has it: it cannot be moved away from it."""
 
 
 class StateConnection(sqlite3.Connection):
-    """A connection to the state file, which it holds, for one thread; `sync` and `checkpoint` may be on another.
+    """A connection to the state file, which it holds, for one thread; `sync` and `checkpoint` may be on others.
 
     Args:
         database: Path of the file, or `:memory:`.
-        timeout: How long to wait for another that holds it, seconds.
+        patience: How long to wait for another that holds it, seconds.
         kwargs: What sqlite3.connect takes besides.
 
     Raises:
@@ -41,28 +43,41 @@ class StateConnection(sqlite3.Connection):
         sqlite3.Error: If it cannot be opened, or is none.
     """
 
-    def __init__(self, database: str, timeout: float = 0.0, **kwargs: Any) -> None:
-        self._path = None if database == ":memory:" else Path(database)
-        self._lock = None if self._path is None else _held(self._path, time.monotonic() + timeout)
-        self._other: sqlite3.Connection | None = None
+    def __init__(self, database: str, patience: float = 0.0, **kwargs: Any) -> None:
+        self._path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
+        self._lock = None if self._path is None else _held(self._path, time.monotonic() + patience)
+        self._others: list[sqlite3.Connection] = []
         self._doubtful = False
         try:
-            super().__init__(database, isolation_level=None, timeout=timeout, check_same_thread=False, **kwargs)
+            super().__init__(
+                database if self._path is None else str(self._path),
+                isolation_level=None,
+                timeout=patience,
+                check_same_thread=False,
+                **kwargs,
+            )
             self.execute("PRAGMA journal_mode=WAL")
             self.execute("PRAGMA synchronous=NORMAL")
             self.execute("PRAGMA wal_autocheckpoint=0")
+            self.execute("PRAGMA busy_timeout=0")  # from now on nobody else writes, and who reads is not waited for
             if self._path is not None:
-                self._other = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
-                self._other.execute("PRAGMA synchronous=NORMAL")
+                for _ in range(2):
+                    self._others.append(
+                        sqlite3.connect(self._path, isolation_level=None, timeout=0.0, check_same_thread=False)
+                    )
+                self._others[1].execute("PRAGMA synchronous=NORMAL")
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Copy what is in `-wal` into the file, and let go of it."""
-        if self._other is not None:
-            self._other.close()
-        with suppress(sqlite3.ProgrammingError):  # it was never opened
+        for other in self._others:
+            other.close()
+        self._others.clear()
+        with suppress(sqlite3.Error):  # it was never opened, is closed already, or is none
+            self.execute("PRAGMA synchronous=NORMAL")
+        with suppress(sqlite3.ProgrammingError):
             super().close()
         if self._lock is not None:  # the last: closing a file lets go of every lock on it that the process has
             os.close(self._lock)
@@ -71,90 +86,143 @@ class StateConnection(sqlite3.Connection):
     @property
     def is_long(self) -> bool:
         """Whether there is so much in `-wal` that it should be copied."""
-        with suppress(OSError):
-            return self._path is not None and _log_of(self._path).stat().st_size > _LARGE
-        return False
+        return self._log_size() > _LARGE
+
+    @property
+    def is_far_too_long(self) -> bool:
+        """Whether there is so much in it that it has to be emptied, whoever waits for the disk then."""
+        return self._log_size() > _MOST
 
     def sync(self) -> bool:
         """Return when all that was committed is on the disk.
 
+        What a disk has of what it did not take nobody knows, and the next sync would succeed without it. So after a
+        failure all of `-wal` is written again first; what is committed meanwhile comes after it.
+
         Returns:
-            Whether there is one.
+            Whether there is a disk.
 
         Raises:
-            OSError: If the disk does not take it. What it then has nobody knows: the next call writes all of it again.
-            sqlite3.Error: If that cannot be written.
+            OSError: If it does not take it.
         """
         if self._path is None:
             return False
-        if self._doubtful:
-            if not self.checkpoint():
-                raise OSError(errno.EBUSY, "another process reads the state file")
-            self._doubtful = False
-            return True
         try:
-            file = os.open(_log_of(self._path), os.O_RDONLY)
-        except FileNotFoundError:  # nothing was ever written
-            return True
+            file = os.open(_log_of(self._path), os.O_RDWR)
+        except FileNotFoundError:
+            if self._others and self.total_changes:
+                raise
+            return True  # nothing was ever written
         try:
-            os.fdatasync(file)
-        except OSError:
+            if self._doubtful:
+                _write_again(file)
             self._doubtful = True
-            raise
+            os.fdatasync(file)
+            self._doubtful = False
         finally:
             os.close(file)
         return True
 
+    def hold(self) -> None:
+        """Have a snapshot of what is there now: SQLite does not begin `-wal` anew over it, and so need not wait.
+
+        Raises:
+            sqlite3.Error: If it cannot be written. SQLite may wait then.
+        """
+        if not self._others:
+            return
+        snapshot = self._others[0]
+        try:
+            # A snapshot holds `-wal` only if there is something in it that is in no other place.
+            (version,) = self.execute("PRAGMA user_version").fetchone()
+            self.execute(f"PRAGMA user_version={version}")
+            if snapshot.in_transaction:
+                snapshot.execute("COMMIT")
+            self.execute("PRAGMA synchronous=NORMAL")
+            snapshot.execute("BEGIN")
+            snapshot.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            self.execute("PRAGMA synchronous=OFF")
+        except sqlite3.Error:
+            if not snapshot.in_transaction:
+                self.execute("PRAGMA synchronous=NORMAL")
+            raise
+
     def checkpoint(self) -> bool:
-        """Copy what is in `-wal` into the file, and return when that is on the disk. Others read and write meanwhile.
+        """Copy what is in `-wal` up to the snapshot into the file, and return when that is on the disk.
 
         Returns:
             Whether all of it was copied that was there at the beginning.
 
         Raises:
-            sqlite3.Error: If it cannot be written.
+            sqlite3.Error: If the disk does not take it.
         """
-        if self._other is None:
-            return False
-        busy, there, copied = self._other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        try:
+            busy, there, copied = self._others[1].execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error:
+            self._doubtful = True  # it syncs `-wal` first
+            raise
         return not busy and there == copied
 
     def begin_anew(self) -> None:
-        """Empty `-wal`: its content is in the file, and nothing has been written since `checkpoint`.
+        """Empty `-wal`: all of it is in the file, on the disk; for what has been written since, this waits.
 
-        SQLite would wait for the disk at the first write after it, lest what follows is on the disk before the head of
-        `-wal` is, and is taken for what was there before. A file that has been emptied has nothing of before.
+        No `sync` may be under way, which could write again what is gone. Where another process reads `-wal` it stays.
+
+        Raises:
+            sqlite3.Error: If it cannot be written. SQLite may wait for the disk then.
         """
-        (version,) = self.execute("PRAGMA user_version").fetchone()
-        self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self.execute("PRAGMA synchronous=OFF")
-        self.execute(f"PRAGMA user_version={version}")
+        self._others[0].execute("COMMIT")
         self.execute("PRAGMA synchronous=NORMAL")
+        (stays, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not stays:  # what was emptied has nothing of before that could be taken for a part of what follows
+            self.execute("PRAGMA synchronous=OFF")
+        self.hold()
+
+    def _log_size(self) -> int:
+        with suppress(OSError):
+            return 0 if self._path is None else _log_of(self._path).stat().st_size
+        return 0
 
     def settle(self) -> None:
-        """Do all of it, where nobody else waits."""
+        """Do all of it, where nobody else waits.
+
+        Raises:
+            OSError: If the disk does not take it.
+            sqlite3.Error: The same.
+        """
         self.sync()
-        if self.is_long and self.checkpoint():
-            self.begin_anew()
+        if self.is_long:
+            self.hold()
+            if self.checkpoint():
+                self.begin_anew()
+
+
+def _write_again(file: int) -> None:
+    """Let the system take all of a file for new."""
+    at = 0
+    while part := os.pread(file, 1024 * 1024, at):
+        at += os.pwrite(file, part, at)
 
 
 def _held(path: Path, until: float) -> int:
     """The file's lock, as a file that is open."""
     of = path.with_name(f"{path.name}-lock") if _LOCK_BESIDE else path
     file = os.open(of, os.O_RDWR | os.O_CREAT, 0o644)
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(file)
-                raise
-            time.sleep(_ASKED)
-        except BaseException:
-            os.close(file)
-            raise
-        else:
-            return file
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_ASKED)
+        if not path.exists() or not path.stat().st_size:  # what is beside it is of one that was moved away
+            path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _log_of(path: Path) -> Path:

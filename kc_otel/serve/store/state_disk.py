@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateError
 
 __all__ = ["StateDisk"]
+
+_log: Final = logging.getLogger(__name__)
 
 
 class StateDisk:
@@ -19,14 +25,18 @@ class StateDisk:
         connection: The state file.
 
     Attributes:
-        seconds: How long the last sync took, a checkpoint not counted; None before the first, and in memory.
+        seconds: How long the last sync took; None before the first, and in memory.
     """
 
     def __init__(self, connection: StateConnection) -> None:
         self._connection = connection
         self.seconds: float | None = None
-        self._synced = 0
+        self._synced = -1  # what was there before may not be
         self._syncing: asyncio.Task[None] | None = None
+        self._emptying: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._closed = False
+        self._threads = ThreadPoolExecutor(2, "kc-otel-state")  # others' work keeps no disk waiting
 
     async def synced(self) -> None:
         """Wait until all that has been committed is on the disk; those who wait at the same time wait for one sync.
@@ -34,32 +44,62 @@ class StateDisk:
         Raises:
             StateError: If the disk does not take it.
         """
-        committed = self._connection.total_changes
-        while self._synced < committed:
+        committed = self._connection.total_changes if not self._closed else -1
+        while self._synced < committed and not self._closed:  # which writes everything
             if self._syncing is None:
-                self._syncing = asyncio.create_task(self._sync())
+                self._syncing = _begun(self._sync())
             try:
                 await asyncio.shield(self._syncing)
-            except (sqlite3.Error, OSError) as error:
+            except OSError as error:
                 raise StateError(f"the state cannot be forced to the disk: {error}") from error
+
+    async def room(self) -> None:
+        """Wait while SQLite's log is copied: whoever writes much or often asks before, or it would never be emptied."""
+        while self._emptying is not None:
+            await asyncio.wait([self._emptying])
 
     async def close(self) -> None:
         """Close the file, once nothing is under way."""
-        if self._syncing is not None:
-            await asyncio.gather(self._syncing, return_exceptions=True)
+        under_way = [task for task in (self._syncing, self._emptying) if task is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        self._closed = True
         self._connection.close()
+        self._threads.shutdown(wait=False)
 
     async def _sync(self) -> None:
-        connection, changes = self._connection, self._connection.total_changes
         try:
-            began = time.monotonic()
-            if await asyncio.to_thread(connection.sync):
+            changes, began = self._connection.total_changes, time.monotonic()
+            if await asyncio.get_running_loop().run_in_executor(self._threads, self._connection.sync):
                 self.seconds = time.monotonic() - began
             self._synced = changes
-            if connection.is_long:
-                changes = connection.total_changes
-                copied = await asyncio.to_thread(connection.checkpoint)
-                if copied and connection.total_changes == changes:
-                    connection.begin_anew()
+            if self._emptying is None and self._connection.is_long:
+                self._emptying = _begun(self._empty())
         finally:
             self._syncing = None
+
+    async def _empty(self) -> None:
+        """Copy what is in the log into the file, and empty it if nothing has come since."""
+        connection = self._connection
+        try:
+            connection.hold()
+            changes = connection.total_changes
+            copied = await asyncio.get_running_loop().run_in_executor(self._threads, connection.checkpoint)
+            while self._syncing is not None:
+                await asyncio.wait([self._syncing])
+            if copied and (connection.total_changes == changes or connection.is_far_too_long):
+                connection.begin_anew()
+            self._trouble = ""
+        except sqlite3.Error as error:  # what was committed is in the log, and stays there
+            if self._trouble != str(error):
+                _log.error("the state file's log cannot be copied into it, and grows: %s", error)
+            self._trouble = str(error)
+        finally:
+            self._emptying = None
+
+
+def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose failure is known, also where nobody waits for it any more."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

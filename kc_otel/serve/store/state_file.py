@@ -113,8 +113,7 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise _unusable(target, error) from None
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("COMMIT")
+        connection.hold()
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()

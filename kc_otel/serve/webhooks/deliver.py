@@ -13,7 +13,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -21,6 +21,7 @@ from typing import Final
 
 import httpx
 
+from kc_otel.serve.store.state_disk import StateDisk
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.addresses import AddressError, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
@@ -50,7 +51,7 @@ class Dispatcher:
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
         steady: Seconds of a clock that nobody sets.
-        on_disk: Waits until what was written is on the disk: nothing is sent that a crash could take back.
+        disk: What the outbox is on: nothing is sent that a crash could take back.
         timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
     """
@@ -63,7 +64,7 @@ class Dispatcher:
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
-        on_disk: Callable[[], Awaitable[None]] | None = None,
+        disk: StateDisk | None = None,
         timeout: float = 20.0,
         poll: float = 1.0,
     ) -> None:
@@ -72,7 +73,7 @@ class Dispatcher:
         self._outbox = outbox
         self._endpoints = dict(endpoints)
         self._client_factory = client_factory
-        self._clock, self._steady, self._on_disk = clock, steady, on_disk
+        self._clock, self._steady, self._disk = clock, steady, disk
         self._ahead = clock() - steady()
         self._timeout = timeout
         self._poll = poll
@@ -144,8 +145,8 @@ class Dispatcher:
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
-            if self._on_disk is not None:
-                await self._on_disk()
+            if self._disk is not None:
+                await self._disk.synced()
             await self._deliver(endpoint, message)
         except StateError as error:
             _log.warning("webhook %s waits: %s", message.id, error)
@@ -165,6 +166,8 @@ class Dispatcher:
             return
         for request in requests[message.answered :]:
             status, retry_after, error = await self._post(endpoint, request)
+            if self._disk is not None:
+                await self._disk.room()
             if status is not None and 200 <= status < 300:
                 state = self._outbox.accepted(message.id, len(requests))
                 if state is not DeliveryState.WAITING:

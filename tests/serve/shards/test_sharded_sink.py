@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.shards import shard_line
 from kc_otel.serve.shards.shard import Shard
 from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
+from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateError, open_state
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
@@ -467,3 +470,22 @@ def test_a_shard_that_begins_again_without_its_folder_takes_nothing(
         assert at == clock.now
 
     asyncio.run(run())
+
+
+def test_what_a_shard_says_is_on_its_disk(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Any
+) -> None:
+    """The judge counts what it is told, and the shard forgets it: a batch that is not on the disk is not told."""
+    clock.now, bodies = seconds[0]
+    shard = Shard([POLICY], tmp_path / "shard", Limits(), Sync.NEVER)
+    with closing(shard):
+        asyncio.run(shard.take([(body, clock.now) for body in bodies]))
+
+        def failing(_connection: StateConnection) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StateConnection, "sync", failing)
+            with pytest.raises(StateError, match="cannot be forced to the disk"):
+                shard.report(0, clock.now)
+        assert shard.report(0, clock.now).batch.counted
