@@ -113,14 +113,16 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise _unusable(target, error) from None
     try:
-        connection.hold()
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise _damaged(target, found.splitlines()[-1])
+        connection.hold()  # the first that is written: what is damaged stays as it is
     except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         raise _unusable(target, error) from None
-    if found != "ok":
+    except DamagedStateError:
         connection.close()
-        raise _damaged(target, found.splitlines()[-1])
+        raise
     return connection
 
 
