@@ -10,11 +10,14 @@ was there: a third connection that holds a snapshot keeps SQLite from it, and on
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,7 @@ __all__ = ["StateConnection"]
 _LARGE: Final = 16 * 1024 * 1024
 """Bytes of `-wal` after which they are copied into the file."""
 _MOST: Final = 8 * _LARGE
+_PART: Final = 1024 * 1024
 _ASKED: Final = 0.02
 _LOCK_BESIDE: Final = sys.platform != "linux"
 """Where flock is of another kind than the locks of SQLite, the file itself has it: it cannot be moved away from it."""
@@ -37,6 +41,10 @@ class StateConnection(sqlite3.Connection):
         patience: How long to wait for another that holds it, seconds.
         kwargs: What sqlite3.connect takes besides.
 
+    Attributes:
+        failed: Times that the disk did not take something.
+        mended: How many of them there were when all was last written again, and that was synced.
+
     Raises:
         BlockingIOError: If another holds it.
         OSError: If it cannot be opened.
@@ -47,7 +55,7 @@ class StateConnection(sqlite3.Connection):
         self._path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
         self._lock = None if self._path is None else _held(self._path, time.monotonic() + patience)
         self._others: list[sqlite3.Connection] = []
-        self._doubtful = False
+        self.failed, self.mended, self._is_copied = 1, 0, True  # what was there before may not be on the disk
         try:
             super().__init__(
                 database if self._path is None else str(self._path),
@@ -56,19 +64,24 @@ class StateConnection(sqlite3.Connection):
                 check_same_thread=False,
                 **kwargs,
             )
-            self.execute("PRAGMA journal_mode=WAL")
-            self.execute("PRAGMA synchronous=NORMAL")
-            self.execute("PRAGMA wal_autocheckpoint=0")
-            self.execute("PRAGMA busy_timeout=0")  # from now on nobody else writes, and who reads is not waited for
-            if self._path is not None:
-                for _ in range(2):
-                    self._others.append(
-                        sqlite3.connect(self._path, isolation_level=None, timeout=0.0, check_same_thread=False)
-                    )
-                self._others[1].execute("PRAGMA synchronous=NORMAL")
+            self._set_up()
         except BaseException:
             self.close()
             raise
+
+    def _set_up(self) -> None:
+        (mode,) = self.execute("PRAGMA journal_mode=WAL").fetchone()
+        if self._path is not None and mode != "wal":
+            raise OSError(errno.ENOTSUP, "SQLite has no write-ahead log there")
+        self.execute("PRAGMA synchronous=NORMAL")
+        self.execute("PRAGMA wal_autocheckpoint=0")
+        self.execute("PRAGMA busy_timeout=0")  # from now on nobody else writes, and who reads is not waited for
+        if self._path is not None:
+            for _ in range(2):
+                self._others.append(
+                    sqlite3.connect(self._path, isolation_level=None, timeout=0.0, check_same_thread=False)
+                )
+            self._others[1].execute("PRAGMA synchronous=NORMAL")
 
     def close(self) -> None:
         """Copy what is in `-wal` into the file, and let go of it."""
@@ -76,12 +89,19 @@ class StateConnection(sqlite3.Connection):
             other.close()
         self._others.clear()
         with suppress(sqlite3.Error):  # it was never opened, is closed already, or is none
+            if self.in_transaction:
+                self.execute("ROLLBACK")
             self.execute("PRAGMA synchronous=NORMAL")
         with suppress(sqlite3.ProgrammingError):
             super().close()
         if self._lock is not None:  # the last: closing a file lets go of every lock on it that the process has
             os.close(self._lock)
             self._lock = None
+
+    @property
+    def changes(self) -> int:
+        """Rows that were changed so far; `total_changes` is a number of 32 bits."""
+        return int(self.execute("SELECT total_changes()").fetchone()[0])
 
     @property
     def is_long(self) -> bool:
@@ -94,34 +114,44 @@ class StateConnection(sqlite3.Connection):
         return self._log_size() > _MOST
 
     def sync(self) -> bool:
-        """Return when all that was committed is on the disk.
-
-        What a disk has of what it did not take nobody knows, and the next sync would succeed without it. So after a
-        failure all of `-wal` is written again first; what is committed meanwhile comes after it.
+        """Return when all that was committed is on the disk, if that took what it was given before.
 
         Returns:
             Whether there is a disk.
 
         Raises:
-            OSError: If it does not take it.
+            OSError: If it does not take it; `failed` counts that.
         """
         if self._path is None:
             return False
+        file = os.open(_log_of(self._path), os.O_RDONLY)
         try:
-            file = os.open(_log_of(self._path), os.O_RDWR)
-        except FileNotFoundError:
-            if self._others and self.total_changes:
-                raise
-            return True  # nothing was ever written
-        try:
-            if self._doubtful:
-                _write_again(file)
-            self._doubtful = True
             os.fdatasync(file)
-            self._doubtful = False
+        except OSError:
+            self.failed += 1
+            raise
         finally:
             os.close(file)
         return True
+
+    def write_again(self) -> Iterator[None]:
+        """Let the system take all of `-wal` for new, in parts, between which there may be commits.
+
+        What a disk has of what it did not take nobody knows, and the next sync would succeed without it. It is for the
+        thread that commits: what is behind the end that SQLite knows of it writes over.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        if self._path is None:
+            return
+        file, at = os.open(_log_of(self._path), os.O_RDWR), 0
+        try:
+            while written := _write_again(file, at):
+                at += written
+                yield
+        finally:
+            os.close(file)
 
     def hold(self) -> None:
         """Have a snapshot of what is there now: SQLite does not begin `-wal` anew over it, and so need not wait.
@@ -136,9 +166,9 @@ class StateConnection(sqlite3.Connection):
             # A snapshot holds `-wal` only if there is something in it that is in no other place.
             (version,) = self.execute("PRAGMA user_version").fetchone()
             self.execute(f"PRAGMA user_version={version}")
+            self.execute("PRAGMA synchronous=NORMAL")
             if snapshot.in_transaction:
                 snapshot.execute("COMMIT")
-            self.execute("PRAGMA synchronous=NORMAL")
             snapshot.execute("BEGIN")
             snapshot.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self.execute("PRAGMA synchronous=OFF")
@@ -154,12 +184,22 @@ class StateConnection(sqlite3.Connection):
             Whether all of it was copied that was there at the beginning.
 
         Raises:
-            sqlite3.Error: If the disk does not take it.
+            OSError: If the disk does not take it.
+            sqlite3.Error: The same.
         """
+        if self._lock is None:
+            return False
         try:
+            if not self._is_copied and not _LOCK_BESIDE:
+                at = 0
+                while written := _write_again(self._lock, at):  # closing another descriptor would unlock the file
+                    at += written
+                os.fdatasync(self._lock)
+            self._is_copied = False
             busy, there, copied = self._others[1].execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        except sqlite3.Error:
-            self._doubtful = True  # it syncs `-wal` first
+            self._is_copied = True
+        except (sqlite3.Error, OSError):
+            self.failed += 1  # it syncs `-wal` first
             raise
         return not busy and there == copied
 
@@ -171,9 +211,13 @@ class StateConnection(sqlite3.Connection):
         Raises:
             sqlite3.Error: If it cannot be written. SQLite may wait for the disk then.
         """
-        self._others[0].execute("COMMIT")
         self.execute("PRAGMA synchronous=NORMAL")
-        (stays, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._others[0].execute("COMMIT")
+        try:
+            (stays, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error:
+            self.failed += 1
+            raise
         if not stays:  # what was emptied has nothing of before that could be taken for a part of what follows
             self.execute("PRAGMA synchronous=OFF")
         self.hold()
@@ -190,18 +234,20 @@ class StateConnection(sqlite3.Connection):
             OSError: If the disk does not take it.
             sqlite3.Error: The same.
         """
+        failed = self.failed
+        if failed != self.mended:
+            deque(self.write_again(), 0)
         self.sync()
+        self.mended = failed
         if self.is_long:
             self.hold()
             if self.checkpoint():
                 self.begin_anew()
 
 
-def _write_again(file: int) -> None:
-    """Let the system take all of a file for new."""
-    at = 0
-    while part := os.pread(file, 1024 * 1024, at):
-        at += os.pwrite(file, part, at)
+def _write_again(file: int, at: int) -> int:
+    """Write a part of a file as it is; returns how many bytes that were."""
+    return os.pwrite(file, part, at) if (part := os.pread(file, _PART, at)) else 0
 
 
 def _held(path: Path, until: float) -> int:

@@ -35,7 +35,8 @@ class StateDisk:
         self._syncing: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._closed = False
+        self._closing = self._closed = False
+        self._unsaid: Exception | None = None
         self._threads = ThreadPoolExecutor(2, "kc-otel-state")  # others' work keeps no disk waiting
 
     async def synced(self) -> None:
@@ -44,14 +45,16 @@ class StateDisk:
         Raises:
             StateError: If the disk does not take it.
         """
-        committed = self._connection.total_changes if not self._closed else -1
-        while self._synced < committed and not self._closed:  # which writes everything
+        committed = self._connection.changes if not self._closed else self._synced
+        while self._synced < committed and not self._closed:
             if self._syncing is None:
                 self._syncing = _begun(self._sync())
             try:
                 await asyncio.shield(self._syncing)
-            except OSError as error:
+            except (OSError, sqlite3.Error) as error:
                 raise StateError(f"the state cannot be forced to the disk: {error}") from error
+        if self._closed and self._unsaid is not None:
+            raise StateError(f"the state could not be forced to the disk: {self._unsaid}")
 
     async def room(self) -> None:
         """Wait while SQLite's log is copied: whoever writes much or often asks before, or it would never be emptied."""
@@ -59,21 +62,30 @@ class StateDisk:
             await asyncio.wait([self._emptying])
 
     async def close(self) -> None:
-        """Close the file, once nothing is under way."""
-        under_way = [task for task in (self._syncing, self._emptying) if task is not None]
-        if under_way:
+        """Close the file, once nothing is under way. What is not on the disk yet is waited for."""
+        self._closing = True
+        while under_way := [task for task in (self._syncing, self._emptying) if task is not None]:
             await asyncio.wait(under_way)
-        self._closed = True
+        self._closed = True  # from here on nobody else has a turn
+        try:
+            self._connection.settle()
+        except (OSError, sqlite3.Error) as error:
+            self._unsaid = error
         self._connection.close()
         self._threads.shutdown(wait=False)
 
     async def _sync(self) -> None:
+        connection = self._connection
         try:
-            changes, began = self._connection.total_changes, time.monotonic()
-            if await asyncio.get_running_loop().run_in_executor(self._threads, self._connection.sync):
+            failed, began = connection.failed, time.monotonic()
+            if failed != connection.mended:
+                for _ in connection.write_again():
+                    await asyncio.sleep(0)
+            changes = connection.changes
+            if await asyncio.get_running_loop().run_in_executor(self._threads, connection.sync):
                 self.seconds = time.monotonic() - began
-            self._synced = changes
-            if self._emptying is None and self._connection.is_long:
+            self._synced, connection.mended = changes, failed
+            if self._emptying is None and not self._closing and connection.is_long:
                 self._emptying = _begun(self._empty())
         finally:
             self._syncing = None
@@ -83,14 +95,14 @@ class StateDisk:
         connection = self._connection
         try:
             connection.hold()
-            changes = connection.total_changes
+            changes = connection.changes
             copied = await asyncio.get_running_loop().run_in_executor(self._threads, connection.checkpoint)
             while self._syncing is not None:
                 await asyncio.wait([self._syncing])
-            if copied and (connection.total_changes == changes or connection.is_far_too_long):
+            if (copied and connection.changes == changes) or connection.is_far_too_long:
                 connection.begin_anew()
             self._trouble = ""
-        except sqlite3.Error as error:  # what was committed is in the log, and stays there
+        except Exception as error:  # noqa: BLE001 - what was committed is in the log, and stays there
             if self._trouble != str(error):
                 _log.error("the state file's log cannot be copied into it, and grows: %s", error)
             self._trouble = str(error)

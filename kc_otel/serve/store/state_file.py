@@ -117,7 +117,8 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
         if found != "ok":
             raise _damaged(target, found.splitlines()[-1])
         connection.hold()  # the first that is written: what is damaged stays as it is
-    except (sqlite3.Error, UnicodeDecodeError) as error:
+        connection.settle()
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         connection.close()
         raise _unusable(target, error) from None
     except DamagedStateError:
