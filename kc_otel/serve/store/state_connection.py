@@ -27,8 +27,11 @@ __all__ = ["StateConnection"]
 _LARGE: Final = 16 * 1024 * 1024
 """Bytes of `-wal` after which they are copied into the file."""
 _MOST: Final = 8 * _LARGE
+"""Bytes of it after which it is emptied even if that waits for the disk."""
 _PART: Final = 1024 * 1024
+"""Bytes that are written again at a time."""
 _ASKED: Final = 0.02
+"""Seconds between two looks whether the file is free."""
 _LOCK_BESIDE: Final = sys.platform != "linux"
 """Where flock is of another kind than the locks of SQLite, the file itself has it: it cannot be moved away from it."""
 
@@ -145,11 +148,9 @@ class StateConnection(sqlite3.Connection):
         """
         if self._path is None:
             return
-        file, at = os.open(_log_of(self._path), os.O_RDWR), 0
+        file = os.open(_log_of(self._path), os.O_RDWR)
         try:
-            while written := _write_again(file, at):
-                at += written
-                yield
+            yield from _again(file)
         finally:
             os.close(file)
 
@@ -191,9 +192,7 @@ class StateConnection(sqlite3.Connection):
             return False
         try:
             if not self._is_copied and not _LOCK_BESIDE:
-                at = 0
-                while written := _write_again(self._lock, at):  # closing another descriptor would unlock the file
-                    at += written
+                deque(_again(self._lock), 0)  # closing another descriptor would unlock the file
                 os.fdatasync(self._lock)
             self._is_copied = False
             busy, there, copied = self._others[1].execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -222,11 +221,6 @@ class StateConnection(sqlite3.Connection):
             self.execute("PRAGMA synchronous=OFF")
         self.hold()
 
-    def _log_size(self) -> int:
-        with suppress(OSError):
-            return 0 if self._path is None else _log_of(self._path).stat().st_size
-        return 0
-
     def settle(self) -> None:
         """Do all of it, where nobody else waits.
 
@@ -244,10 +238,18 @@ class StateConnection(sqlite3.Connection):
             if self.checkpoint():
                 self.begin_anew()
 
+    def _log_size(self) -> int:
+        with suppress(OSError):
+            return 0 if self._path is None else _log_of(self._path).stat().st_size
+        return 0
 
-def _write_again(file: int, at: int) -> int:
-    """Write a part of a file as it is; returns how many bytes that were."""
-    return os.pwrite(file, part, at) if (part := os.pread(file, _PART, at)) else 0
+
+def _again(file: int) -> Iterator[None]:
+    """Write a file as it is, in parts."""
+    at = 0
+    while part := os.pread(file, _PART, at):
+        at += os.pwrite(file, part, at)
+        yield
 
 
 def _held(path: Path, until: float) -> int:

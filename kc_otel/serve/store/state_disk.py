@@ -35,7 +35,7 @@ class StateDisk:
         self._syncing: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._closing = self._closed = False
+        self._closed = False
         self._unsaid: Exception | None = None
         self._threads = ThreadPoolExecutor(2, "kc-otel-state")  # others' work keeps no disk waiting
 
@@ -63,7 +63,6 @@ class StateDisk:
 
     async def close(self) -> None:
         """Close the file, once nothing is under way. What is not on the disk yet is waited for."""
-        self._closing = True
         while under_way := [task for task in (self._syncing, self._emptying) if task is not None]:
             await asyncio.wait(under_way)
         self._closed = True  # from here on nobody else has a turn
@@ -85,7 +84,7 @@ class StateDisk:
             if await asyncio.get_running_loop().run_in_executor(self._threads, connection.sync):
                 self.seconds = time.monotonic() - began
             self._synced, connection.mended = changes, failed
-            if self._emptying is None and not self._closing and connection.is_long:
+            if self._emptying is None and connection.is_long:
                 self._emptying = _begun(self._empty())
         finally:
             self._syncing = None

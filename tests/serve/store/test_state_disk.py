@@ -360,6 +360,11 @@ def test_a_copy_that_fails_is_said_once_and_takes_nothing_from_who_waits_for_a_s
 ) -> None:
     """What was committed is on the disk; of what the copy tried to sync nobody knows, so it is written again."""
     monkeypatch.setattr(state_connection, "_LARGE", 10_000)
+    written, real = list[int](), os.pwrite
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        written.append(file)
+        return real(file, data, at)
 
     async def wait() -> None:
         with closing(open_state(tmp_path / "state")) as connection:
@@ -374,9 +379,11 @@ def test_a_copy_that_fails_is_said_once_and_takes_nothing_from_who_waits_for_a_s
                 assert connection.failed != connection.mended
             assert caplog.text.count("the state file's log cannot be copied into it, and grows: disk I/O error") == 1
             connection._others[1] = sound
+            monkeypatch.setattr(state_connection.os, "pwrite", pwrite)
             connection.execute("INSERT INTO written VALUES (1)")
             await disk.synced()
             await disk.room()
+            assert connection._lock in written, "what the file did not take is written again, too"
             assert (tmp_path / "state-wal").stat().st_size < 10_000
 
     asyncio.run(wait())
