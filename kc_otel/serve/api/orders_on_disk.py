@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
 
 from fastapi.responses import JSONResponse
 
 from kc_otel.serve.api.documented import PROBLEM
+from kc_otel.serve.api.own_site import READING, Application, Message, Receive, Send
 from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.store.state_file import StateError
 
 __all__ = ["OrdersOnDisk"]
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class OrdersOnDisk:
@@ -29,14 +23,12 @@ class OrdersOnDisk:
         on_disk: Waits for the disk.
     """
 
-    def __init__(
-        self, app: Callable[[Message, Receive, Send], Awaitable[None]], on_disk: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, app: Application, on_disk: Callable[[], Awaitable[None]]) -> None:
         self._app, self._on_disk = app, on_disk
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or scope["method"] in _READING:
+        if scope["type"] != "http" or scope["method"] in READING:
             await self._app(scope, receive, send)
             return
         failed = False

@@ -20,14 +20,14 @@ from kc_otel.serve.api.documented import PROBLEM
 from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.host_names import HostNames
 
-__all__ = ["BoundedBodies", "OwnSite"]
+__all__ = ["READING", "Application", "BoundedBodies", "Message", "OwnSite", "Receive", "Send"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ORDER: Final = 64 * 1024
 """Bytes of anything that people say."""
 _EVIDENCE: Final = 40 * 1024 * 1024
@@ -66,7 +66,7 @@ class OwnSite:
         host = headers.get("host", "").lower()
         if host not in self._names:
             return _problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
-        if scope["method"] in _READING:
+        if scope["method"] in READING:
             return None
         origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "none")
