@@ -108,6 +108,8 @@ class Fleet:
         )
         self._router, self._kernel, self._rng = router, GOOD, np.random.default_rng(0)
         self.drifted: list[str] = []
+        self._between = threading.Lock()
+        """A roll-out is between two batches: what one kernel computed is never said of the other."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
@@ -121,18 +123,23 @@ class Fleet:
         self.recorder.shutdown()
 
     def roll_out(self, kernel: kc_otel.Kernel) -> None:
-        self._kernel = kernel
-        self.recorder.rollout(inference=kernel)
+        with self._between:
+            self._kernel = kernel
+            self.recorder.rollout(inference=kernel)
 
     def _serve(self) -> None:
         while not self._stop.wait(1.0):
-            version = self._kernel.fingerprint
             for team in SLICES:
-                kernel = self._router.choose("fleet", {"team": team}, inference_version=version)
-                if kernel == "train-kernel" and team not in SHADOWED:
-                    continue
-                drift = DRIFT if self._kernel is BAD and team in self.drifted else CALM
-                self.recorder.compare(*logprobs(self._rng, 4, 64, drift), attributes={"team": team})
+                with self._between:
+                    self._batch(team)
+
+    def _batch(self, team: str) -> None:
+        version = self._kernel.fingerprint
+        kernel = self._router.choose("fleet", {"team": team}, inference_version=version)
+        if kernel == "train-kernel" and team not in SHADOWED:
+            return
+        drift = DRIFT if self._kernel is BAD and team in self.drifted else CALM
+        self.recorder.compare(*logprobs(self._rng, 4, 64, drift), attributes={"team": team})
 
 
 @pytest.fixture
