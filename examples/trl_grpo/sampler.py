@@ -26,7 +26,7 @@ class VllmSampler:
             str(folder),
             dtype="bfloat16",
             enforce_eager=True,
-            gpu_memory_utilization=0.3,
+            kv_cache_memory_bytes=64 << 20,
             max_model_len=256,
             logprobs_mode="processed_logprobs",
             # Cached prefixes are from the weights before.

@@ -23,13 +23,12 @@ STOP_SECONDS = 60.0
 _ON_A_CPU = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 _OPTIONS = (
-    "--dtype", "bfloat16", "--max-model-len", "1024", "--gpu-memory-utilization", "0.3", "--enforce-eager",
+    "--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--enforce-eager",
     "--disable-uvicorn-access-log",
 )  # fmt: skip
 

@@ -161,7 +161,7 @@ def test_following_waits_for_files_to_be_finished(tmp_path):
     assert found == ["log.jsonl", "rank_0.jsonl"]
 
 
-def wait_for(true, seconds=5.0):
+def wait_for(true, seconds=30.0):
     """Give a thread some time."""
     end = time.monotonic() + seconds
     while not true():

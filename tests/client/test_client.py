@@ -91,7 +91,7 @@ def routed(contract, make_transition):
     return apply(DecisionTable(), [make_transition()], contract, 100)
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

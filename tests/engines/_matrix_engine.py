@@ -37,7 +37,7 @@ def main(job):
         max_model_len=1024,
         max_num_batched_tokens=1 << 16,
         max_num_seqs=256,
-        gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=256 << 20,
         enforce_eager=True,
         enable_prefix_caching=False,
         **job["options"],

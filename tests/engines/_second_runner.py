@@ -21,7 +21,6 @@ def start() -> None:
         "TRITON_INTERPRET": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_CI_ENV": "1",
     }
     sys.path.append(str(TRITON))

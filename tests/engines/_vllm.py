@@ -59,7 +59,7 @@ def offline_engine(model, **options):
         **{
             "dtype": "bfloat16",
             "max_model_len": 1024,
-            "gpu_memory_utilization": 0.3,
+            "kv_cache_memory_bytes": 64 << 20,
             "enforce_eager": True,
             "enable_prefix_caching": False,
             **options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from importlib.util import find_spec
@@ -19,7 +20,6 @@ if find_spec("vllm") is None:
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
@@ -46,4 +46,8 @@ def tiny_model() -> Path:
     """
     from examples.tiny_model import tiny_model as made
 
-    return made(ROOT / ".cache")
+    cache = ROOT / ".cache"
+    cache.mkdir(exist_ok=True)
+    with (cache / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of pytest's processes trains it, the others wait
+        return made(cache)

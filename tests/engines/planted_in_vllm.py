@@ -16,7 +16,7 @@ from tests.engines._random_checkpoints import checkpoint
 
 LAYERS, PAGE = 4, 8
 """PAGE: tokens of the cache that are lost."""
-ENGINE = {"dtype": "float32", "max_model_len": 256, "gpu_memory_utilization": 0.2}
+ENGINE = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
 CONTRACT = Contract.model_validate(
     {
         "apiVersion": "kernel-contract/v1",

@@ -90,7 +90,7 @@ def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_mod
         str(tiny_model),
         dtype="float32",
         enforce_eager=True,
-        gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=64 << 20,
         max_model_len=256,
         logprobs_mode="processed_logprobs",
     )

@@ -22,7 +22,7 @@ metadata: {name: tiny, version: 1, owner: tests}
 kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
 statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]
 """
-ENGINE = ["dtype=bfloat16", "max_model_len=256", "gpu_memory_utilization=0.3"]
+ENGINE = ["dtype=bfloat16", "max_model_len=256", f"kv_cache_memory_bytes={64 << 20}"]
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from tests.engines.test_precision_command import CONTRACT, _loud
 
 pytestmark = pytest.mark.slow
 
-ENGINE = {"dtype": "bfloat16", "max_model_len": 64, "gpu_memory_utilization": 0.2, "skip_tokenizer_init": True}
+ENGINE = {"dtype": "bfloat16", "max_model_len": 64, "kv_cache_memory_bytes": 64 << 20, "skip_tokenizer_init": True}
 TOKENS = 12
 
 

@@ -44,7 +44,7 @@ def llm(checkpoint):
         str(checkpoint),
         dtype="bfloat16",
         enforce_eager=True,
-        gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=64 << 20,
         max_model_len=256,
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=False,

@@ -40,7 +40,7 @@ async def tell(model, instrumentor, sink):
             str(model),
             dtype="bfloat16",
             max_model_len=1024,
-            gpu_memory_utilization=0.3,
+            kv_cache_memory_bytes=64 << 20,
             enforce_eager=True,
             logprobs_mode="processed_logprobs",
             max_num_batched_tokens=1024,

@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from vllm import LLM, SamplingParams
-llm = LLM({model!r}, dtype="bfloat16", max_model_len=256, gpu_memory_utilization=0.3, enforce_eager=True)
+llm = LLM({model!r}, dtype="bfloat16", max_model_len=256, kv_cache_memory_bytes=64 << 20, enforce_eager=True)
 outputs = llm.generate(["def f", "import"], SamplingParams(max_tokens=3), use_tqdm=False)
 print("answered", len(outputs))
 """

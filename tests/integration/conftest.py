@@ -85,7 +85,7 @@ class Evaluator:
         response.raise_for_status()
         return response.json()
 
-    def wait(self, path: str, until: Callable[[Any], bool], seconds: float = 20.0) -> Any:
+    def wait(self, path: str, until: Callable[[Any], bool], seconds: float = 60.0) -> Any:
         """The first answer that will do; fails with the last answer and the log."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

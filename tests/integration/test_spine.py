@@ -61,7 +61,7 @@ def exporter_of(protocol: str, evaluator: Evaluator) -> Any:
 
 
 def feed(
-    traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 20.0, **sigma: Any
+    traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 60.0, **sigma: Any
 ) -> None:
     """Send traffic until something has happened."""
     end = time.monotonic() + seconds

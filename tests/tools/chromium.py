@@ -95,7 +95,7 @@ class Chromium:
             raise PageError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20.0) -> None:
+    def wait(self, expression: str, seconds: float = 60.0) -> None:
         """Return once an expression is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

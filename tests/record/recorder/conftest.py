@@ -135,7 +135,7 @@ def held(monkeypatch):
 
 @pytest.fixture
 def wait_until():
-    def wait(condition, seconds=5.0):
+    def wait(condition, seconds=30.0):
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.002)

@@ -73,7 +73,7 @@ def loops():
         loop.shutdown(2.0)
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -100,7 +100,7 @@ def alertmanager(alertmanager_command, tmp_path, notified):
         process.terminate()
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     """Wait for something to happen."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -40,7 +40,7 @@ def endpoints(receiver, *paths):
     }
 
 
-async def eventually(condition, seconds=10.0):
+async def eventually(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
