@@ -29,10 +29,13 @@ FIRST = (
     *("integration/test_replay_recorded.py", "integration/test_acknowledged.py", "generate/test_victoria.py"),
     *("handbook/test_paths.py", "generate/test_panel_values.py", "report/test_pytest_plugin.py"),
     *("serve/shards/test_sharded_sink.py", "generate/test_rule_values.py", "integration/test_locate_follow.py"),
-    *("engines/test_matrix.py", "engines/test_paths.py", "engines/test_vllm_plugin.py", "engines/test_vllm_server.py"),
-    *("engines/test_verl.py", "engines/test_gate_live_server.py", "engines/test_rescore_server.py"),
+    *("engines/test_matrix.py", "engines/test_verl.py", "engines/test_packed_in_vllm.py", "engines/test_paths.py"),
+    *("engines/test_vllm_server.py", "engines/test_vllm_plugin.py", "engines/test_gate_live_server.py"),
+    *("engines/test_routing_proxy.py", "engines/test_rescore_server.py"),
 )
-"""Files that take longest, longest first, those that wait between those that compute: begun last, they idle cores."""
+"""Files that take longest, longest first, those that wait between those that compute: begun last, they idle cores.
+
+The second and the third of the engines' need no model that the first one trains."""
 
 
 def pytest_collection_modifyitems(items):

@@ -26,11 +26,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
-from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, metric_of
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, grids
+from kc_otel.judge.series_table import SeriesTable
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
@@ -39,9 +39,9 @@ from kc_otel.stats.histogram_columns import HistogramColumns
 __all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState", "UnsavedPane"]
 
 STREAMS_PER_SERIES: Final = 16
+"""Processes that may report the same series before streams are refused."""
 _MOST_TAKEN: Final = 2**56
 """Observations that are taken point by point in a pane of the long window; those of all panes fit an int64."""
-"""Processes that may report the same series before streams are refused."""
 PAIRS: Final = 64
 """Kernel pairs of a metric that are judged at a time."""
 _REMEMBERED: Final = 8
@@ -122,7 +122,6 @@ class ContractState:
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
         self.streams: dict[bytes, PointStream] = {}
-        self.series: dict[SeriesKey, Series] = {}
         self.heard: dict[Pair, Heard] = {}
         self.newest: dict[str, dict[Pair, float]] = {}
         self.events: Counter[str] = Counter()
@@ -130,8 +129,6 @@ class ContractState:
         self.changed_panes: set[tuple[SeriesKey, int, int]] = set()
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
-        self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
-        self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
         self._evicted_at = 0.0
         self._silent_since = -math.inf  # nothing has been silent for longer than since then
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
@@ -139,16 +136,14 @@ class ContractState:
         self.panes = PaneColumns(self.grids, weighed=weighed)
         self.windows = tuple(WindowRows(grid, self.panes, number) for number, grid in enumerate(self.grids))
         self.version = 0
-        self._rows = 0
-        self._free_rows: list[int] = []
-        self._keys: list[SeriesKey | None] = []
-        self._free_numbers: list[int] = []
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
         self._judged = {*self.metrics.values()}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
+        self._table = SeriesTable(self.grids, self.panes, self.windows, self._judged)
+        self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
         self._heartbeat = contract.observability.heartbeat
@@ -225,7 +220,8 @@ class ContractState:
             key = SeriesKey(metric_of(key.metric), OTHER, "", "")
         series = self.series.get(key)
         if series is None:
-            series = self._create(key, empty=True)
+            series = self._table.begin(key, empty=True)
+            self.version += 1
             self.unjudged.pop(key, None)
         self._put(key, series, increment, time, now)
         self._renew(series, time, now)
@@ -339,15 +335,19 @@ class ContractState:
         if before:  # their series have had other buckets since
             self.evidence.take(before, now)
         rows, columns = self.panes.take_arrived()
-        self.evidence.take(since, now, [self._keys[row] for row in rows.tolist()], columns)
+        self.evidence.take(since, now, self._table.keys(rows), columns)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
-        return self._by_slice.get((metric, slice), {})
+        return self._table.on(metric, slice)
 
     def series_of(self, metric: str) -> Mapping[SeriesKey, Series]:
         """Series of a metric, by key."""
-        return self._by_metric.get(metric, {})
+        return self._table.of(metric)
+
+    def empty_series(self) -> Series:
+        """One that holds nothing, and is none of these."""
+        return self._table.empty()
 
     def unsaved(self) -> Iterator[UnsavedPane]:
         """What differs from what was saved, by pane."""
@@ -358,18 +358,14 @@ class ContractState:
                 yield UnsavedPane(grid, pane, [key], [] if content is None else [content])
         for (grid, pane), changed in self.panes.changed.items():
             rows = np.unique(np.concatenate(changed))
-            rows = rows[[self._keys[row] is not None for row in rows.tolist()]]
+            rows = rows[[key is not None for key in self._table.keys(rows)]]
             whole = self.panes.whole(grid, pane)
             if whole is not None:
                 at = np.flatnonzero(np.isin(whole.rows, rows))
-                yield UnsavedPane(grid, pane, self._keys_of(whole.rows[at]), whole.columns.taken(at))
+                yield UnsavedPane(grid, pane, self._table.living(whole.rows[at]), whole.columns.taken(at))
                 rows = np.setdiff1d(rows, whole.rows)
-            gone = [key for key in self._keys_of(rows) if not self.series[key].histories[grid].has_explicit]
+            gone = [key for key in self._table.living(rows) if not self.series[key].histories[grid].has_explicit]
             yield UnsavedPane(grid, pane, gone, [])
-
-    def _keys_of(self, rows: NDArray[np.int64]) -> list[SeriesKey]:
-        """The series of rows in the panes; none of one that is gone."""
-        return [key for row in rows.tolist() if (key := self._keys[row]) is not None]
 
     def saved(self) -> None:
         """All of it is saved."""
@@ -380,7 +376,7 @@ class ContractState:
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
-        series = self.series.get(key) or self._create(key, empty=False)
+        series = self.series.get(key) or self._table.begin(key, empty=False)
         series.newest = max(series.newest, newest)
         self._silent_since = -math.inf
         self.version += 1
@@ -422,8 +418,8 @@ class ContractState:
             self.changed_streams.add(name)
             self.events["streams_evicted"] += 1
         gone = [key for key, series in self.series.items() if series.newest < silent]
-        self._drop(gone)
-        alive = self._by_metric.keys() | self._judged
+        self._forget(gone)
+        alive = self._table.metrics() | self._judged
         for metric in [metric for metric in self.newest if metric not in alive and metric != metric_of(metric)]:
             del self.newest[metric]
         for metric in {key.metric for key in gone} & self.newest.keys():
@@ -512,55 +508,13 @@ class ContractState:
             self.unjudged[key] = now
         return True
 
-    def _create(self, key: SeriesKey, *, empty: bool) -> Series:
-        if not self._free_numbers:
-            self._free_numbers.append(len(self._keys))
-            self._keys.append(None)
-        number = self._free_numbers.pop()
-        self._keys[number] = key
-        series = self.series[key] = self.empty_series(number)
-        if key.metric in self._judged and key.slice != OTHER:
-            series.row = self._free_rows.pop() if self._free_rows else self._rows
-            self._rows = max(self._rows, series.row + 1)
-            for window, history in zip(self.windows, series.histories, strict=True):
-                window.begin(series.row, history, empty=empty)
-        self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
-        self._by_metric.setdefault(key.metric, {})[key] = series
-        self.version += 1
-        return series
-
-    def empty_series(self, number: int = -1) -> Series:
-        """One that holds nothing; by itself it has no number."""
-        return Series(
-            (
-                PaneHistory(self.grids[SHORT], self.panes, SHORT, number),
-                PaneHistory(self.grids[LONG], self.panes, LONG, number),
-            )
-        )
-
-    def _drop(self, gone: Sequence[SeriesKey]) -> None:
-        if gone:
-            self.panes.drop([self.series[key].number for key in gone])
+    def _forget(self, gone: Sequence[SeriesKey]) -> None:
+        self._table.end(gone)
+        self.version += len(gone)
+        self.events["series_evicted"] += len(gone)
         for key in gone:
-            series = self.series.pop(key)
-            self.version += 1
-            self._keys[series.number] = None
-            self._free_numbers.append(series.number)
-            if series.row >= 0:
-                self._free_rows.append(series.row)
-                for window in self.windows:
-                    window.end(series.row)
             self.arrived.pop(key, None)
             self.evidence.forget(key)
-            pairs = self._by_slice[key.metric, key.slice]
-            del pairs[key.pair]
-            if not pairs:
-                del self._by_slice[key.metric, key.slice]
-            alike = self._by_metric[key.metric]
-            del alike[key]
-            if not alike:
-                del self._by_metric[key.metric]
-            self.events["series_evicted"] += 1
 
 
 def _merged(parts: Iterable[Histogram]) -> list[Histogram]:
