@@ -32,7 +32,7 @@ class MemorySink:
     def of(self, external_id):
         """Completions of the request that the caller knows by this id, by index."""
         found = {}
-        for name, request in self.requests.items():
+        for name, request in list(self.requests.items()):  # others come meanwhile
             index, marked, rest = name.partition("_")
             name_, index = (rest, int(index)) if marked and index.isdigit() else (name, 0)
             if name_.rpartition("-")[0] == str(external_id):
