@@ -10,12 +10,12 @@ ENGINES ?= .venv-engines
 OLDEST ?= .venv-oldest
 # 1: the tests' tools in the versions of .ci/locked, by their hashes, instead of the newest.
 LOCKED ?=
-# Two for each core: tests of whole systems wait for windows and scrapes most of their time.
-WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# One more than there are cores: tests of whole systems wait for windows and scrapes most of their time.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 # Files in the order of tests/conftest.py, the longest first, instead of those with the most tests.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Three: each has engines of its own, of some gigabytes, and their limits are for a machine that is not full.
-PARALLEL_ENGINES = -n 3 --dist loadfile --no-loadscope-reorder
+# Two: each has engines of its own, of some gigabytes, and their limits are for a machine that is not full.
+PARALLEL_ENGINES = -n 2 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 TORCH  ?= 2.13.0
 # PyTorch's own index of CPU builds; asked only where the machine's pip configuration offers no CPU build itself.

@@ -35,7 +35,7 @@ FIRST = (
 )
 """Files that take longest, longest first, those that wait between those that compute: begun last, they idle cores.
 
-The second and the third of the engines' need no model that the first one trains."""
+The second of the engines' needs no model that the first one trains."""
 
 
 def pytest_collection_modifyitems(items):
