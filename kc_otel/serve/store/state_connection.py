@@ -57,7 +57,8 @@ class StateConnection(sqlite3.Connection):
     def __init__(self, database: str, patience: float = 0.0, **kwargs: Any) -> None:
         self._path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
         self._lock = None if self._path is None else _held(self._path, time.monotonic() + patience)
-        self._others: list[sqlite3.Connection] = []
+        self._snapshot: sqlite3.Connection | None = None
+        self._copier: sqlite3.Connection | None = None
         self.failed, self.mended, self._is_copied = 1, 0, True  # what was there before may not be on the disk
         try:
             super().__init__(
@@ -80,17 +81,16 @@ class StateConnection(sqlite3.Connection):
         self.execute("PRAGMA wal_autocheckpoint=0")
         self.execute("PRAGMA busy_timeout=0")  # from now on nobody else writes, and who reads is not waited for
         if self._path is not None:
-            for _ in range(2):
-                self._others.append(
-                    sqlite3.connect(self._path, isolation_level=None, timeout=0.0, check_same_thread=False)
-                )
-            self._others[1].execute("PRAGMA synchronous=NORMAL")
+            self._snapshot = _beside(self._path)
+            self._copier = _beside(self._path)
+            self._copier.execute("PRAGMA synchronous=NORMAL")
 
     def close(self) -> None:
         """Copy what is in `-wal` into the file, and let go of it."""
-        for other in self._others:
-            other.close()
-        self._others.clear()
+        for other in (self._snapshot, self._copier):
+            if other is not None:
+                other.close()
+        self._snapshot = self._copier = None
         with suppress(sqlite3.Error):  # it was never opened, is closed already, or is none
             if self.in_transaction:
                 self.execute("ROLLBACK")
@@ -160,9 +160,9 @@ class StateConnection(sqlite3.Connection):
         Raises:
             sqlite3.Error: If it cannot be written. SQLite may wait then.
         """
-        if not self._others:
+        snapshot = self._snapshot
+        if snapshot is None:
             return
-        snapshot = self._others[0]
         try:
             # A snapshot holds `-wal` only if there is something in it that is in no other place.
             (version,) = self.execute("PRAGMA user_version").fetchone()
@@ -188,14 +188,14 @@ class StateConnection(sqlite3.Connection):
             OSError: If the disk does not take it.
             sqlite3.Error: The same.
         """
-        if self._lock is None:
+        if self._copier is None or self._lock is None:
             return False
         try:
             if not self._is_copied and not _LOCK_BESIDE:
                 deque(_again(self._lock), 0)  # closing another descriptor would unlock the file
                 os.fdatasync(self._lock)
             self._is_copied = False
-            busy, there, copied = self._others[1].execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            busy, there, copied = self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             self._is_copied = True
         except (sqlite3.Error, OSError):
             self.failed += 1  # it syncs `-wal` first
@@ -210,8 +210,9 @@ class StateConnection(sqlite3.Connection):
         Raises:
             sqlite3.Error: If it cannot be written. SQLite may wait for the disk then.
         """
+        assert self._snapshot is not None, "there is no `-wal` in memory"
         self.execute("PRAGMA synchronous=NORMAL")
-        self._others[0].execute("COMMIT")
+        self._snapshot.execute("COMMIT")
         try:
             (stays, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error:
@@ -242,6 +243,11 @@ class StateConnection(sqlite3.Connection):
         with suppress(OSError):
             return 0 if self._path is None else _log_of(self._path).stat().st_size
         return 0
+
+
+def _beside(path: Path) -> sqlite3.Connection:
+    """Another connection to the file."""
+    return sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
 
 
 def _again(file: int) -> Iterator[None]:

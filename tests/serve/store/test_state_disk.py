@@ -370,15 +370,15 @@ def test_a_copy_that_fails_is_said_once_and_takes_nothing_from_who_waits_for_a_s
         with closing(open_state(tmp_path / "state")) as connection:
             connection.execute("CREATE TABLE written (content)")
             disk = StateDisk(connection)
-            sound = connection._others[1]
-            connection._others[1] = Broken(sound)
+            sound = connection._copier
+            connection._copier = Broken(sound)
             for _ in range(3):
                 connection.execute("INSERT INTO written VALUES (randomblob(20000))")
                 await disk.synced()
                 await disk.room()
                 assert connection.failed != connection.mended
             assert caplog.text.count("the state file's log cannot be copied into it, and grows: disk I/O error") == 1
-            connection._others[1] = sound
+            connection._copier = sound
             monkeypatch.setattr(state_connection.os, "pwrite", pwrite)
             connection.execute("INSERT INTO written VALUES (1)")
             await disk.synced()
