@@ -33,7 +33,7 @@ steps = st.lists(
 def test_the_same_is_forgotten_as_if_everything_were_looked_at_each_time(columns: bool, taken: Any) -> None:
     """Streams, series, pairs of kernels and the newest of each metric, also of late points and clocks that go back."""
     made = make_contract(observability={"window": "1m", "long_window": "5m", "min_samples": 30, "max_series": 5})
-    evaluators, now = [Evaluator([made]), Evaluator([made])], NOW
+    evaluators, now, gone = [Evaluator([made]), Evaluator([made])], NOW, 0
     (state, other) = (one.states[made.name] for one in evaluators)
     other.has_silent = lambda _now: True  # type: ignore[method-assign]
     senders = [Sender(slice=slice, inference=kernel * 12) for slice in ("all", "code") for kernel in "bcd"]
@@ -49,8 +49,11 @@ def test_the_same_is_forgotten_as_if_everything_were_looked_at_each_time(columns
             for evaluator in evaluators:
                 body = evaluator.columns_of(request.SerializeToString(), 1000) if columns else None
                 evaluator.ingest_metrics(request if body is None else body, now)
+        there = len(state.series)
         for evaluator in evaluators:
             evaluator.evaluate(now)
+        gone += there - len(state.series)
+        assert state.events["series_evicted"] == gone
         assert state.streams.keys() == other.streams.keys()
         assert state.series.keys() == other.series.keys()
         assert state.heard.keys() == other.heard.keys()
